@@ -34,7 +34,7 @@ from core.kube.resources import (
 from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION, SERVICE_ACCOUNT
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.permissions import Permission
-from nodeagent.runtime.tasks import work_in_parallel
+from nodeagent.runtime.workqueue import work_in_parallel
 from tests.nodeagent.support.transfers import TRANSFERS
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.objects import JsonDict

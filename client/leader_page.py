@@ -10,8 +10,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import LEASES, PODS
 from core.models.base import WireModel
 from core.models.names import DISPATCHER_LEASE
-from nodeagent.runtime.definitions import DefinitionReport
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
+from nodeagent.runtime.preflight import DefinitionReport
 from nodeagent.runtime.settings import ListenAddress, Settings
 
 __all__ = [

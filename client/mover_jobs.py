@@ -32,11 +32,10 @@ from exposer.pod_manifest import MoverVolume
 from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
 from exposer.pods import MaintenanceRun, build_command_job
 from exposer.storage_access import access_of
-from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.schema import missing
 from nodeagent.config.source import read_config
-from nodeagent.config.template import build_defaults, read_template
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord

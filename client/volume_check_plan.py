@@ -13,8 +13,8 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.types import Object, StorageClass, VolumeSnapshotClass
 from core.models.storage import BackupStorageLocation
-from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = ["CheckChoice", "plan_check"]
 

@@ -16,7 +16,7 @@ from core.text import one_line
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
 from nodeagent.cli.serve import set_up_serve
-from nodeagent.runtime.command_line import CommandParser
+from nodeagent.runtime.serve_flags import CommandParser
 
 __all__ = ["complete", "main"]
 

@@ -31,19 +31,16 @@ from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import API_REQUESTS, SKIPPED_OBJECTS
 from nodeagent.node.wiring import Node, build_node
-from nodeagent.runtime.clock_skew import ClockSkew
+from nodeagent.runtime.api_server import ClockSkew, LimitedTransport, Outages, RateLimit
 from nodeagent.runtime.memory import MemoryTrimmer, find_trim
-from nodeagent.runtime.outages import Outages
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.preflight import check_host_pods
-from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import AgentParts, AgentSpec, build_clock, read_spec
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.web.server import WebPages, WebServer
 

@@ -16,14 +16,14 @@ from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.config.expose_settings import build_defaults, read_cluster, read_template
 from nodeagent.config.live import LiveConfig
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
-from nodeagent.config.template import build_defaults, read_cluster, read_template
 from nodeagent.metrics.registry import Metrics
-from nodeagent.runtime.clock_skew import ClockSkew
+from nodeagent.runtime.api_server import ClockSkew
 from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions

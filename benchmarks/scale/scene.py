@@ -22,7 +22,7 @@ from benchmarks.scale.manifests import CONFIG_MAP, node_name
 from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
 from core.models.names import DISPATCHER_LEASE, MOVER_SERVICE_ACCOUNT
-from nodeagent.runtime.tasks import work_in_parallel
+from nodeagent.runtime.workqueue import work_in_parallel
 from tests.support.sockets import free_port
 
 _POLL_SECONDS: Final = 0.1

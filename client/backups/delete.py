@@ -35,7 +35,7 @@ from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.models.base import parse_time
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
-from nodeagent.config.template import read_cluster
+from nodeagent.config.expose_settings import read_cluster
 
 __all__ = [
     "DeletionError",

@@ -42,8 +42,8 @@ from core.models.storage import RepositoryKey
 from core.mover_specs import ListFiles, SendFiles
 from core.spelling import guess
 from exposer.model import Owner
-from nodeagent.runtime.access_review import missing_permissions
-from nodeagent.runtime.pod_exec import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
+from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
+from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = [
     "CopyEvents",

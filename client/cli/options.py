@@ -13,8 +13,8 @@ from client.cli.output import OutputFormat
 from core.errors import AgentError, ConfigError
 from core.kube.client import Selection
 from core.kube.resources import Resource
-from nodeagent.runtime.command_line import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.serve_flags import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = [

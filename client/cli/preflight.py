@@ -16,7 +16,7 @@ from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient
 from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, connect
-from nodeagent.runtime.definitions import judge_definitions, read_definitions
+from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
 __all__ = ["preflight"]
 

@@ -15,7 +15,6 @@ from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
 from nodeagent.config.schema import ConfigFinding
 from nodeagent.config.source import parse_config_map
-from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -23,6 +22,7 @@ from nodeagent.runtime.permissions import (
     Scope,
     agent_permissions,
 )
+from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = ["check_config_maps", "check_named", "check_user", "named_config_maps"]
 

@@ -34,8 +34,8 @@ from core.models.names import (
 )
 from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.maintenance.jobs import list_jobs
-from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission
+from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption", "remove"]
 

@@ -27,7 +27,7 @@ from core.models.queue_order import in_order
 from core.models.reasons import PendingReason
 from core.models.retention import RetentionReport
 from nodeagent.config.keys import NO_QUEUE_LENGTH
-from nodeagent.runtime.definitions import DefinitionReport
+from nodeagent.runtime.preflight import DefinitionReport
 
 __all__ = ["ActiveRow", "LeaderRow", "NodeRow", "PendingRow", "RateOf", "StatusView", "average_rate", "build_view"]
 

@@ -28,7 +28,7 @@ Source: Kubernetes v1.34, MaxRequestBodyBytes in staging/src/k8s.io/apiserver/pk
 class Request:
     """One HTTP request: `path` is absolute and unescaped, `body` is JSON text or None.
 
-    `urgent`: it bypasses the client's rate limit (`nodeagent.runtime.rate_limit`). `many`: its response may
+    `urgent`: it bypasses the client's rate limit (`nodeagent.runtime.api_server`). `many`: its response may
     be larger than one object.
     """
 

@@ -1,7 +1,7 @@
 """The attempts of a transfer: which one runs or comes next, and what interrupted those before it.
 
 They are kept in the annotation `nodeagent.io/attempts` of the custom resource, which stays InProgress. Without it the
-transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
+transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.waiting`.
 """
 
 from collections.abc import Mapping

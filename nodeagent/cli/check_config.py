@@ -8,7 +8,7 @@ import asyncio
 import os
 
 from core.errors import ConfigError
-from nodeagent.runtime.command_line import add_kubeconfig, add_namespace
+from nodeagent.runtime.serve_flags import add_kubeconfig, add_namespace
 
 __all__ = ["set_up_check_config"]
 

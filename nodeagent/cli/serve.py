@@ -10,8 +10,7 @@ import os
 from typing import Final
 
 from core.logs import set_up_logging
-from nodeagent.runtime.serve_flags import add_serve_flags, parse_settings
-from nodeagent.runtime.velero_flags import IGNORED_FLAGS
+from nodeagent.runtime.serve_flags import IGNORED_FLAGS, add_serve_flags, parse_settings
 
 __all__ = ["set_up_serve"]
 

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, StrictInt
 
 from core.models.bandwidth import BandwidthLimits
-from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import expected
+from nodeagent.config.value_types import Section, expected
 from nodeagent.config.window_keys import WindowKeys
 from nodeagent.config.windows import is_open
 

@@ -28,11 +28,11 @@ from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, r
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.parse import ParsedConfig, parse_config
 from nodeagent.config.schema import ConfigFinding, show_key
-from nodeagent.config.selectors import LabelSelector
 from nodeagent.config.source import read_config, read_config_map, read_document
+from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.connection import ClusterAccess, connect
-from nodeagent.runtime.definitions import judge_definitions, read_definitions
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
+from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
 __all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names", "check_queue_length"]
 

@@ -1,15 +1,21 @@
-"""Pure translation of the active configuration into the settings of exposers.
+"""The settings of exposers: translated from the active configuration, and inherited from the DaemonSet of the agents.
 
 Knows which key becomes which setting. Does not know which values a key accepts
-(`nodeagent.config.keys`), nor what exposers do with a setting.
+(`nodeagent.config.keys`), how a DaemonSet is read into a template (`exposer.template`), nor what exposers do with a
+setting.
 """
 
+import logging
 from dataclasses import replace
 from typing import cast
 
-from core.kube.resources import CONFIG_MAPS, SECRETS
-from core.kube.types import NodeRequirement
+from core.errors import ConfigError, ContractError
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
+from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NAMESPACES, SECRETS
+from core.kube.types import DaemonSet, NodeRequirement
 from core.models.attempts import RetryRules
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
@@ -17,15 +23,17 @@ from exposer.settings import (
     ExclusionRule,
     ExclusionRules,
     ExposeSettings,
+    MoverOptions,
     PodSettings,
     RepositoryMount,
 )
-from exposer.template import PlacementRule, PlacementRules
+from exposer.template import AgentTemplate, PlacementRule, PlacementRules
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.retries import build_retry_rules
-from nodeagent.config.selectors import LabelSelector
+from nodeagent.config.value_types import LabelSelector
+from nodeagent.runtime.settings import Settings
 
-__all__ = ["build_expose_settings", "node_requirements"]
+__all__ = ["build_defaults", "build_expose_settings", "node_requirements", "read_cluster", "read_template"]
 
 
 def build_expose_settings(
@@ -128,3 +136,61 @@ def node_requirements(selector: LabelSelector) -> list[NodeRequirement]:
     return labels + [
         cast("NodeRequirement", {key: value for key, value in one.items() if value != []}) for one in expressions
     ]
+
+
+_log = logging.getLogger(__name__)
+
+
+def build_defaults(settings: Settings, template: AgentTemplate, cluster: str = "") -> ExposeSettings:
+    """Return the expose settings that no configuration changes; `cluster` identifies the cluster in snapshots."""
+    options = MoverOptions(
+        resource_timeout=settings.resource_timeout,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        cluster=cluster,
+    )
+    return ExposeSettings(template, PodSettings(service_account=settings.mover_service_account), options)
+
+
+async def read_cluster(client: KubeClient) -> str:
+    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it cannot be read.
+
+    Raises:
+        ConfigError: the API server does not answer.
+    """
+    try:
+        namespace = await client.read(NAMESPACES, "", CLUSTER_NAMESPACE)
+    except (ForbiddenError, MalformedObjectError):
+        # The check of the permissions has logged what is missing.
+        return ""
+    except UnreachableError as e:
+        raise ConfigError(f"Namespace {CLUSTER_NAMESPACE} cannot be read: {e}") from e
+    except KubeError as e:
+        _log.warning("Namespace %s cannot be read, snapshots do not name the cluster: %s", CLUSTER_NAMESPACE, e)
+        return ""
+    return "" if namespace is None else str(namespace["metadata"].get("uid", ""))
+
+
+async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
+    """Return what mover pods inherit, and whether Velero has a DaemonSet for Windows nodes.
+
+    Raises:
+        ConfigError: there is no DaemonSet to inherit from; the message is one line.
+    """
+    found = await _read_daemonset(client, namespace, AGENT_DAEMONSET)
+    if found is None:
+        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+        raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
+    windows = await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS)
+    try:
+        # One of an earlier version of ours moves nothing.
+        return replace(AgentTemplate.parse(found), windows=windows is not None and not is_ours(windows))
+    except ContractError as e:
+        raise ConfigError(str(e)) from e
+
+
+async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> DaemonSet | None:
+    try:
+        return await client.read(DAEMON_SETS, namespace, name)
+    except KubeError as e:
+        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e

@@ -17,12 +17,16 @@ from pydantic_core.core_schema import ValidationInfo
 from core.kube.types import Quantities, ResourceRequirements
 from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, HISTORY_CONFIGMAPS, REPO_CREDENTIALS_SECRET
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
-from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
 from nodeagent.config.value_types import (
+    NUMBER_OPERATORS,
     AnnotationMap,
     LabelMap,
+    LabelSelector,
     ObjectName,
     QuantityText,
+    Requirement,
+    Section,
+    Toleration,
     expected,
     is_at_most,
     is_zero,

@@ -16,10 +16,9 @@ from core.kube.errors import KubeError
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from exposer.settings import ExposeSettings
-from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.current import ConfigWatch, CurrentConfig, PriorityClass
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import ParsedConfig
-from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
 

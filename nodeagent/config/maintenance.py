@@ -28,8 +28,16 @@ from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
 from nodeagent.config.schema import ConfigFinding, Location, show_key, sort_keys
-from nodeagent.config.selectors import Section, Toleration
-from nodeagent.config.value_types import AnnotationMap, Duration, ObjectName, QuantityText, expected, is_zero
+from nodeagent.config.value_types import (
+    AnnotationMap,
+    Duration,
+    ObjectName,
+    QuantityText,
+    Section,
+    Toleration,
+    expected,
+    is_zero,
+)
 from nodeagent.config.window_keys import WindowKeys
 from nodeagent.config.windows import Window
 

@@ -18,7 +18,6 @@ from core.models.units import parse_duration, parse_quantity
 from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.retries import RetryKeys
-from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import (
     AbsolutePath,
     DurationText,
@@ -28,6 +27,7 @@ from nodeagent.config.value_types import (
     ObjectName,
     Pattern,
     QuantityText,
+    Section,
     expected,
 )
 from nodeagent.config.window_keys import ScheduleText, TimeZoneName, WindowKeys

@@ -25,7 +25,7 @@ from core.spelling import ask, close_name
 from nodeagent.config.keys import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
-from nodeagent.config.selectors import Section
+from nodeagent.config.value_types import Section
 
 __all__ = [
     "LARGEST_PREPARE_QUEUE",

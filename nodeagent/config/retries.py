@@ -1,7 +1,7 @@
 """The key `nodeagent.io.retry`: when an interrupted transfer gets another attempt.
 
 Knows the keys, and the rules for each kind of transfer that follow from them. Does not know what an
-interruption is (`nodeagent.transfers.retries`).
+interruption is (`nodeagent.transfers.waiting`).
 """
 
 from typing import Annotated, Final, Literal, get_args
@@ -10,8 +10,7 @@ from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
 from core.models.attempts import RetryRules
 from core.models.units import parse_duration
-from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import DurationText, OptionalDurationText, QuantityText, expected, is_zero
+from nodeagent.config.value_types import DurationText, OptionalDurationText, QuantityText, Section, expected, is_zero
 
 __all__ = ["RetryKeys", "RetryOverrides", "build_retry_rules", "rules_of_kind"]
 

@@ -18,7 +18,7 @@ from core.kube.errors import NotFoundError
 from core.models.base import JsonDict
 from core.spelling import ask, close_name, hinted
 from nodeagent.config.keys import AgentConfig
-from nodeagent.config.selectors import Section
+from nodeagent.config.value_types import Section
 
 __all__ = [
     "ConfigFinding",

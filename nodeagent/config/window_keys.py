@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StrictStr
 
-from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import Duration, expected
+from nodeagent.config.value_types import Duration, Section, expected
 from nodeagent.config.windows import Window, parse_schedule, parse_time_zone
 
 __all__ = ["ScheduleText", "TimeZoneName", "WindowKeys"]

@@ -22,8 +22,7 @@ from core.models.transfers import Transfer
 from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
-from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.admission.pod_watch import PodWatch
+from nodeagent.leader.admission.pending import PendingTransfers, PodWatch
 from nodeagent.leader.admission.queue_reports import QueueView
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import Cluster, DispatchRules
@@ -37,7 +36,7 @@ from nodeagent.leader.volumes.history import HistoryKeeper
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics.table import NODE_PASSED_OVER
-from nodeagent.runtime.tasks import describe_causes
+from nodeagent.runtime.workqueue import describe_causes
 
 __all__ = ["Dispatcher"]
 

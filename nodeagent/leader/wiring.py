@@ -4,12 +4,18 @@ Knows which parts exist and which need each other. Does not decide anything.
 """
 
 import asyncio
+import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
+from core.clock import Clock
+from core.errors import AgentError
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
 from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
 from core.models.storage import BlockHash
@@ -17,7 +23,6 @@ from core.models.transfers import Transfer
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster, DispatchRules
-from nodeagent.leader.definitions import DefinitionCheck
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
@@ -27,14 +32,64 @@ from nodeagent.leader.repositories.controller import RepositoryController
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController
-from nodeagent.leader.repositories.probes import LocationProbes
-from nodeagent.leader.repositories.validation import ValidationProcess
+from nodeagent.leader.repositories.validation import LocationProbes, ValidationProcess
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY
+from nodeagent.runtime.own_pod import AgentReporter
+from nodeagent.runtime.preflight import DefinitionReport, judge_definitions, read_definitions
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["Leader", "build_leader"]
+__all__ = ["DefinitionCheck", "Leader", "build_leader"]
+
+_log = logging.getLogger(__name__)
+
+_SECONDS: Final = 300.0
+"""Between two checks."""
+
+
+class DefinitionCheck:
+    """What the definitions drop, as last read; a change is logged, and reported if it needs action."""
+
+    def __init__(self, client: KubeClient, clock: Clock, pod: AgentReporter) -> None:
+        """Read through `client`, and report on the agent's pod."""
+        self._client = client
+        self._clock = clock
+        self._pod = pod
+        self.report = DefinitionReport()
+
+    async def run(self) -> None:
+        """Check again and again, until canceled."""
+        while True:
+            await self.refresh()
+            await self._clock.sleep(_SECONDS)
+
+    async def refresh(self) -> DefinitionReport:
+        """Return what they drop now, or did when they could last be read."""
+        try:
+            report = judge_definitions(await read_definitions(self._client))
+        except AgentError as e:
+            # At start, a warning names a missing permission.
+            level = logging.DEBUG if isinstance(e, ForbiddenError) else logging.WARNING
+            _log.log(level, "could not check the custom resource definitions, will retry: %s", e)
+            return self.report
+        before, self.report = self.report, report
+        if report.message != before.message:
+            await self._announce(report)
+        return report
+
+    async def _announce(self, report: DefinitionReport) -> None:
+        if report.warning:
+            await self._pod.report("FieldsDropped", report.message, warning=True)
+        else:
+            _log.info("%s", report.message or "the custom resource definitions have all fields of this version")
+
+    async def new_block_hash(self) -> BlockHash | None:
+        """Return the hash of repositories of Velero 1.19 if the definitions are its own; None: kopia's default.
+
+        Source: github.com/velero-io/velero/pull/10576.
+        """
+        return BlockHash.HMAC_SHA256_128 if (await self.refresh()).next_velero else None
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,23 @@ from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import delete_object
 from nodeagent.metrics.table import EXPOSE_SECONDS
 from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
-from nodeagent.node.mover_loss import LostPod, count_loss, read_loss
-from nodeagent.node.slots import SlotRequest
-from nodeagent.node.steps import StepBase, Tools
+from nodeagent.node.steps import SlotRequest, StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import (
+    LostPod,
     PodState,
     add_log_end,
+    count_loss,
     explain_loss,
     pod_node,
     pod_state,
+    read_loss,
     rejection_reason,
     was_killed,
 )
-from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change
+from nodeagent.transfers.waiting import PendingRecords
 
 __all__ = ["ExposeSteps", "build_guard"]
 

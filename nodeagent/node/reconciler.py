@@ -1,9 +1,13 @@
-"""The reconciler of one node's transfers: read the current state, decide one step, carry it out.
+"""The reconciler of one node's transfers: read the current state, decide one step, carry it out; report what fails.
 
 Knows which change concerns which transfer, and which step carries out which action; every step
 may run twice. Does not know when a step is due (`nodeagent.node.lifecycle` decides), nor how it
 is done: `nodeagent.node.expose_steps`, `nodeagent.node.data_path_steps` and
-`nodeagent.transfers.cleanup` do. New transfers are the dispatcher's.
+`nodeagent.transfers.status` do. New transfers are the dispatcher's.
+
+The kubelet looks at its containers once a second (PLEG), and a pod's status follows. What a mover leaves as termination
+message is in a file of the kubelet before. Only a valid result counts there: every other end is what the kubelet
+reports.
 """
 
 import asyncio
@@ -13,25 +17,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from core.errors import AgentError
+from core.errors import AgentError, ResultError
+from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.types import Pod
 from core.logs import fields
 from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
+from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
+from exposer.pod_status import mover_status
+from exposer.workload import read_termination_message
 from nodeagent.metrics.table import SLOTS
-from nodeagent.node.attempt_steps import AttemptSteps
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
-from nodeagent.node.data_path_steps import DataPathSteps
-from nodeagent.node.durations import Durations, Measured
+from nodeagent.node.data_path_steps import AttemptSteps, DataPathSteps
 from nodeagent.node.expose_steps import ExposeSteps
-from nodeagent.node.faults import TransferFaults
 from nodeagent.node.lifecycle import (
     Action,
     CancelState,
     Case,
+    Durations,
+    Measured,
     Observation,
     ReadCurrent,
     Site,
@@ -41,19 +48,95 @@ from nodeagent.node.lifecycle import (
     decide,
     is_owned,
 )
-from nodeagent.node.mover_result import add_result
 from nodeagent.node.progress import Followed
-from nodeagent.node.slots import SlotRequest
-from nodeagent.node.steps import Tools
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.transfers.cleanup import CleanUp
+from nodeagent.node.steps import SlotRequest, Tools
+from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_state
-from nodeagent.transfers.pending import PendingRecords
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
+from nodeagent.transfers.status import CleanUp, StatusWriter
+from nodeagent.transfers.waiting import PendingRecords
 
-__all__ = ["Reconciler", "Steps", "Tools"]
+__all__ = ["Reconciler", "TransferFaults"]
 
 _log = logging.getLogger(__name__)
+
+
+class TransferFaults:
+    """Reports each fault of a transfer once: in the log, as an Event and in its status."""
+
+    def __init__(self, client: KubeClient, status: StatusWriter, events: EventLog, *, cache: TransferCache) -> None:
+        """Report through `status` and `events` on transfers of `cache`."""
+        self._client = client
+        self._status = status
+        self._events = events
+        self._cache = cache
+        self._invalid: set[str] = set()
+        self._faults = Faults(_log)
+
+    async def report_invalid(self, key: TransferKey, message: str) -> None:
+        """Report that a custom resource does not have the form of its kind, and `message` where it differs."""
+        raw = self._cache.raw(key)
+        if raw is None or raw["metadata"]["uid"] in self._invalid:
+            return
+        self._invalid.add(raw["metadata"]["uid"])
+        _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
+        await self._events.record_warning(raw, UNREADABLE, message)
+
+    async def report_failed(self, kind: NodeKind[Any], key: TransferKey, error: AgentError) -> None:
+        """Report that a step failed with `error` and will be retried."""
+        if not self._faults.report(key, "step failed, will retry", error, extra=_identity(key)):
+            return
+        raw = self._cache.raw(key)
+        if raw is not None:
+            await self._events.record_warning(raw, PendingReason.STEP_FAILED, str(error))
+        await self._write_message(kind, key, str(error))
+
+    def clear(self, key: TransferKey) -> None:
+        """Forget the last error of a transfer: its step succeeded."""
+        self._faults.forget(key)
+
+    def forget(self, key: TransferKey, uid: str) -> None:
+        """Drop what is remembered about a transfer."""
+        self._invalid.discard(uid)
+        self._faults.forget(key)
+
+    async def _write_message(self, kind: NodeKind[Any], key: TransferKey, message: str) -> None:
+        """Write into the status of a transfer why its step failed; the next step removes that."""
+        try:
+            cr = kind.parse(await self._client.get(kind.spec.resource, key[1], key[2]))
+            if not cr.phase.final and cr.status.message != message:
+                await self._status.report(kind, cr, message=message, reason=PendingReason.STEP_FAILED)
+        except AgentError as e:
+            # The permission for this write may be what is missing; the Event has the message.
+            _log.debug("status message not written: %s", e, extra=_identity(key))
+
+
+def _identity(key: TransferKey) -> dict[str, object]:
+    return fields(kind=key[0], namespace=key[1], name=key[2])
+
+
+def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str) -> Pod | None:
+    """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
+
+    Args:
+        pod: the mover pod of a transfer of `kind`.
+        kind: parses the result.
+        host_pods: the kubelet's pods directory, as the agent has it mounted; empty: it has not.
+    """
+    mover = mover_status(pod)
+    # A mover of Velero may have more to do, and a pod that is being deleted may have been interrupted.
+    if not host_pods or not mover or pod_state(pod) is not PodState.RUNNING or not is_own(pod):
+        return None
+    message = read_termination_message(host_pods, pod["metadata"]["uid"], mover["name"])
+    try:
+        kind.parse_result(message)
+    except ResultError:
+        return None
+    ended = mover | {"state": {"terminated": {"exitCode": 0, "reason": "Completed", "message": message}}}
+    statuses = [ended if each is mover else each for each in pod["status"]["containerStatuses"]]
+    return pod | {"status": pod["status"] | {"containerStatuses": statuses}}
+
 
 _WORKERS: Final = 16
 """Transfers that are reconciled at a time, so that a slow one does not delay the others."""
@@ -352,7 +435,3 @@ def _newer(pod: Pod, ended: Pod) -> Pod:
     """Return `ended` if it is the same pod, and `pod` as it was read has not ended."""
     same = pod["metadata"]["uid"] == ended["metadata"]["uid"]
     return ended if same and not has_ended(pod) else pod
-
-
-def _identity(key: TransferKey) -> dict[str, object]:
-    return fields(kind=key[0], namespace=key[1], name=key[2])

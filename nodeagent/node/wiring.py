@@ -12,8 +12,7 @@ from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
-from nodeagent.node.slots import OwnSlots, Slots
-from nodeagent.node.steps import Tools
+from nodeagent.node.steps import OwnSlots, Slots, Tools
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter

@@ -1,17 +1,34 @@
-"""Checks before the agent starts: the API server answers, permissions, resource definitions, the pods directory."""
+"""Checks before an agent or a command works: the API server, permissions, resource definitions, the pods directory.
 
+Thousands of agents that start at the same time ask for all of their rules first (SelfSubjectRulesReview), and only
+about what these do not show: not every authorizer can list its rules. Nor do rules show what an authorizer before
+RBAC denies, so commands that must not stop halfway ask about each verb.
+"""
+
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Self
+
+from msgspec import field
 
 from core.clock import Clock, Deadline
 from core.errors import ConfigError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError, MalformedObjectError, NotFoundError, NotServedError
+from core.kube.errors import (
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    MalformedObjectError,
+    NotFoundError,
+    NotServedError,
+)
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
     BACKUP_STORAGE_LOCATIONS,
+    CUSTOM_RESOURCE_DEFINITIONS,
     DATA_DOWNLOADS,
     DATA_UPLOADS,
     POD_VOLUME_BACKUPS,
@@ -21,11 +38,131 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
+from core.kube.types import Manifest, UncheckedObject
+from core.models.base import JsonDict, WireModel
+from core.models.names import helm_release, is_ours
 from exposer.workload import list_pods
-from nodeagent.runtime.access_review import missing_permissions
-from nodeagent.runtime.permissions import Permission
+from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["PREFLIGHT_NAME", "check_cluster", "check_host_pods", "check_permissions"]
+__all__ = [
+    "PREFLIGHT_NAME",
+    "DefinitionReport",
+    "check_cluster",
+    "check_host_pods",
+    "check_permissions",
+    "find_dropped",
+    "judge_definitions",
+    "missing_permissions",
+    "read_definitions",
+]
+
+_GROUP: Final = "authorization.k8s.io"
+_ACCESS_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+    "SelfSubjectAccessReview", "selfsubjectaccessreviews", _GROUP, namespaced=False
+)
+_RULES_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+    "SelfSubjectRulesReview", "selfsubjectrulesreviews", _GROUP, namespaced=False
+)
+"""Every authenticated user may create both. Source: Kubernetes, ClusterRole system:basic-user."""
+
+_NO_NAMESPACE: Final = "no.namespace"
+"""No namespace can have a name with a dot, so no RoleBinding adds rules: what is allowed in it is allowed in each."""
+
+_AT_A_TIME: Final = 8
+"""Access reviews in parallel, of a few milliseconds each; without any rules there are about ninety."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What one rule allows; `names` is empty if it holds for all objects."""
+
+    verbs: frozenset[str]
+    groups: frozenset[str]
+    resources: frozenset[str]
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, raw: JsonDict) -> Self:
+        """Parse a rule of a SelfSubjectRulesReview. Source: Kubernetes v1.34, authorization.k8s.io/v1 ResourceRule."""
+        keys = ("verbs", "apiGroups", "resources", "resourceNames")
+        return cls(*(frozenset(raw.get(key) or ()) for key in keys))
+
+    def allows(self, permission: Permission, verb: str, name: str) -> bool:
+        """Return whether the rule allows it; `name` is empty for all objects.
+
+        Source: Kubernetes v1.34, pkg/apis/rbac/v1/evaluation_helpers.go.
+        """
+        whole = {permission.path, "*"} | ({f"*/{permission.subresource}"} if permission.subresource else set())
+        return (
+            not self.verbs.isdisjoint({verb, "*"})
+            and not self.groups.isdisjoint({permission.resource.group, "*"})
+            and not self.resources.isdisjoint(whole)
+            and (not self.names or name in self.names)
+        )
+
+
+async def missing_permissions(
+    client: KubeClient, namespace: str, permissions: Iterable[Permission], *, by_rules: bool = False
+) -> dict[Permission, str]:
+    """Return the missing ones of `permissions`, each as text; `by_rules`: what the caller's rules show is not asked.
+
+    Raises:
+        KubeError: the API server does not answer.
+    """
+    places = {Scope.OWN_NAMESPACE: namespace, Scope.CLUSTER: _NO_NAMESPACE} if by_rules else {}
+    rules = {scope: await _read_rules(client, place) for scope, place in places.items()}
+    gate = asyncio.Semaphore(_AT_A_TIME)
+
+    async def lacks(permission: Permission, verb: str, name: str) -> str:
+        if any(rule.allows(permission, verb, name) for rule in rules.get(permission.scope, ())):
+            return ""
+        async with gate:
+            return "" if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
+
+    reviews: dict[Permission, list[asyncio.Task[str]]] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for permission in permissions:
+                reviews[permission] = [
+                    group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
+                    for verb in permission.verbs
+                    for name in permission.names or ("",)
+                ]
+    except ExceptionGroup as e:
+        # Not except*: Python before 3.11.4, such as Debian 12's, wraps what is raised there in a group.
+        raise e.exceptions[0] from None
+    return {
+        permission: f"{','.join(verbs)} {permission.path}{permission.only} {permission.where}"
+        for permission, tasks in reviews.items()
+        if (verbs := dict.fromkeys(verb for task in tasks if (verb := task.result())))
+    }
+
+
+async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
+    """Return the caller's rules in `namespace` as far as the API server lists them."""
+    try:
+        answer = await client.create(_RULES_REVIEWS, _build_review(_RULES_REVIEWS, {"namespace": namespace}))
+    except (ForbiddenError, InvalidError, NotFoundError):
+        return ()
+    return [_Rule.parse(raw) for raw in answer["status"].get("resourceRules") or []]
+
+
+async def _allowed(client: KubeClient, namespace: str, permission: Permission, *, verb: str, name: str) -> bool:
+    attributes = {
+        "namespace": namespace if permission.scope is Scope.OWN_NAMESPACE else "",
+        "verb": verb,
+        "group": permission.resource.group,
+        "resource": permission.resource.plural,
+        "subresource": permission.subresource,
+        "name": name,
+    }
+    answer = await client.create(_ACCESS_REVIEWS, _build_review(_ACCESS_REVIEWS, {"resourceAttributes": attributes}))
+    return bool(answer["status"].get("allowed"))
+
+
+def _build_review(kind: Resource, spec: Manifest) -> Manifest:
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}
+
 
 _log = logging.getLogger(__name__)
 
@@ -167,3 +304,122 @@ async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
         (meta.get("annotations") or {}).get(_MIRROR) or meta["uid"]: f"{meta['namespace']}/{meta['name']}"
         for meta in metas
     }
+
+
+_OF_ALL: Final = ("status.activities", "status.fallbackFull", "status.incrementalBytes")
+_RESTORE_TYPE: Final = "spec.restoreType"
+
+_FIELDS: Final[dict[Resource, tuple[str, ...]]] = {
+    DATA_UPLOADS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
+    DATA_DOWNLOADS: (_RESTORE_TYPE, "spec.csiSnapshot", "spec.snapshotSize", *_OF_ALL),
+    POD_VOLUME_BACKUPS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
+    POD_VOLUME_RESTORES: (_RESTORE_TYPE, "spec.snapshotSize", *_OF_ALL),
+}
+"""The fields that this version reads or writes, and that not all definitions have from Velero 1.17 on.
+
+Source: tests/recordings/velero-*/crds, compared with ours by a test.
+"""
+
+_BY_NAME: Final = {resource.full_name: resource for resource in _FIELDS}
+
+
+class DefinitionReport(WireModel):
+    """What the definitions of transfers drop: a section of `/status`.
+
+    `message` is empty if they have every field. `warning`: they have replaced newer ones; otherwise they are of an
+    older Velero server, which does not use the fields. `next_velero`: they are Velero's own, of 1.19 or later.
+    """
+
+    message: str = ""
+    warning: bool = False
+    next_velero: bool = False
+
+
+class _Schema(WireModel):
+    properties: dict[str, "_Schema"] = field(default_factory=dict)
+    keeps_unknown: bool = field(name="x-kubernetes-preserve-unknown-fields", default=False)
+
+    def has(self, path: Sequence[str]) -> bool:
+        if not path or self.keeps_unknown:
+            return True
+        child = self.properties.get(path[0])
+        return child is not None and child.has(path[1:])
+
+
+class _Validation(WireModel):
+    schema: _Schema = field(name="openAPIV3Schema", default_factory=_Schema)
+
+
+class _Version(WireModel):
+    name: str
+    validation: _Validation = field(name="schema", default_factory=_Validation)
+
+
+class _Spec(WireModel):
+    versions: list[_Version]
+
+
+class _Definition(WireModel):
+    spec: _Spec
+
+
+async def read_definitions(client: KubeClient) -> list[UncheckedObject]:
+    """Return the definitions of transfers, as far as they exist.
+
+    Raises:
+        KubeError: one cannot be read.
+    """
+    found = [await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _BY_NAME]
+    return [one for one in found if one is not None]
+
+
+def find_dropped(definition: UncheckedObject) -> tuple[str, ...]:
+    """Return the fields of this version that the API server drops from the objects of a definition.
+
+    Raises:
+        ContractError: the definition is invalid.
+    """
+    resource = _BY_NAME[definition["metadata"]["name"]]
+    versions = _Definition.from_wire(definition).spec.versions
+    schema = next((one.validation.schema for one in versions if one.name == resource.version), _Schema())
+    return tuple(path for path in _FIELDS[resource] if not schema.has(path.split(".")))
+
+
+def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionReport:
+    """Return what the definitions drop, and whether that needs action.
+
+    Ours were installed for a version that had fewer fields. Velero's own are of one release: where some have the fields
+    of 1.19 and others do not, these have replaced newer ones.
+
+    Raises:
+        ContractError: a definition is invalid.
+    """
+    dropped = {one["metadata"]["name"]: (one, find_dropped(one)) for one in definitions}
+    foreign = [fields for one, fields in dropped.values() if not is_ours(one)]
+    lacking = {name: one for name, (one, fields) in dropped.items() if fields}
+    warning = any(map(is_ours, lacking.values())) or (any(foreign) and not all(foreign))
+    parts = [f"definition {name} lacks {', '.join(dropped[name][1])}" for name in sorted(lacking)]
+    why = _explain_remedy(lacking.values()) if warning else "as Velero before 1.19 does, whose server uses none"
+    return DefinitionReport(
+        message=f"{'; '.join(parts)}: {why}" if parts else "",
+        warning=warning,
+        next_velero=_is_next_velero(dropped),
+    )
+
+
+def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
+    """Return who restores the fields: the command, a release of Helm, or Velero."""
+    steps = set()
+    for one in lacking:
+        if release := helm_release(one):
+            steps.add(f"upgrade the release {release} of Helm")
+        elif is_ours(one):
+            steps.add("run nodeagent install --crds-only")
+        else:
+            steps.add("apply the Velero server's again")
+    return f"the API server drops these fields; {', '.join(sorted(steps, reverse=True))}"
+
+
+def _is_next_velero(dropped: dict[str, tuple[UncheckedObject, tuple[str, ...]]]) -> bool:
+    one, fields = dropped.get(DATA_DOWNLOADS.full_name, (None, ()))
+    return one is not None and not is_ours(one) and _RESTORE_TYPE not in fields

@@ -1,14 +1,19 @@
-"""The flags of `nodeagent serve`, and the settings that they make."""
+"""The command line of the agent: the parser of its commands, the flags of `nodeagent serve`, and their settings.
+
+Source: Velero v1.18, pkg/cmd/velero/velero.go and pkg/install/daemonset.go; its Helm chart 12.1,
+templates/node-agent-daemonset.yaml; klog v2.130, klog.go.
+"""
 
 import argparse
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any, Final, NoReturn
 
+from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS, OBJECT_NAME
 from core.models.units import format_duration, parse_duration
-from nodeagent.runtime.command_line import CommandParser, add_kubeconfig, add_namespace
 from nodeagent.runtime.settings import (
     ListenAddress,
     MaintenanceSwitch,
@@ -17,9 +22,100 @@ from nodeagent.runtime.settings import (
     node_name_from,
     parse_address,
 )
-from nodeagent.runtime.velero_flags import add_velero_flags
 
-__all__ = ["add_serve_flags", "parse_serve", "parse_settings"]
+__all__ = [
+    "IGNORED_FLAGS",
+    "KUBECONFIG_HELP",
+    "KUBECONTEXT_HELP",
+    "CommandParser",
+    "add_kubeconfig",
+    "add_namespace",
+    "add_serve_flags",
+    "parse_serve",
+    "parse_settings",
+]
+
+KUBECONFIG_HELP: Final = (
+    "kubeconfig file (default: the pod's ServiceAccount; outside of a pod $KUBECONFIG, then ~/.kube/config)"
+)
+KUBECONTEXT_HELP: Final = "context of the kubeconfig (default: its current one)"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises an error where argparse would print the usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report an invalid command line.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def add_kubeconfig(group: argparse._ArgumentGroup) -> None:
+    """Add `--kubeconfig` and `--kubecontext`; the defaults are empty."""
+    group.add_argument("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP)
+    group.add_argument("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP)
+
+
+def add_namespace(group: argparse._ArgumentGroup, text: str) -> None:
+    """Add `--namespace` and `-n`, described by `text`; the default is empty."""
+    group.add_argument(
+        "--namespace",
+        "-n",
+        metavar="NAME",
+        default="",
+        help=f"{text} (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
+    )
+
+
+IGNORED_FLAGS: Final = "ignored_flags"
+"""The attribute of a parsed command line with the flags that were given, and are ignored: a list of strings."""
+
+_WITH_VALUE: Final = {
+    ("--features",): ("NAMES", "features of Velero's server"),
+    ("--colorized",): ("BOOL", "colors of Velero's command line"),
+    ("--log_backtrace_at",): ("PLACE", "klog: stack trace at a line of code"),
+    ("--log_dir",): ("PATH", "klog: directory of log files"),
+    ("--log_file",): ("PATH", "klog: log file"),
+    ("--log_file_max_size",): ("NUMBER", "klog: size of a log file"),
+    ("--stderrthreshold",): ("LEVEL", "klog: level from which lines go to standard error"),
+    ("--v", "-v"): ("NUMBER", "klog: verbosity; use --log-level"),
+    ("--vmodule",): ("PATTERNS", "klog: verbosity by file"),
+}
+
+_SWITCHES: Final = {
+    "--add_dir_header": "klog: directories in the headers of lines",
+    "--alsologtostderr": "klog: files and standard error",
+    "--logtostderr": "klog: standard error instead of files",
+    "--one_output": "klog: one file for each line",
+    "--skip_headers": "klog: lines without headers",
+    "--skip_log_headers": "klog: files without headers",
+}
+
+
+class _Ignore(argparse.Action):
+    """Remembers that the flag was given, and drops its value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - the signature is argparse's
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,  # noqa: ARG002 - as above
+        option_string: str | None = None,
+    ) -> None:
+        given: list[str] = getattr(namespace, IGNORED_FLAGS, [])
+        setattr(namespace, IGNORED_FLAGS, [*given, option_string or self.option_strings[0]])
+
+
+def add_velero_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags without effect to `parser`."""
+    group = parser.add_argument_group("accepted for DaemonSets of Velero, without effect")
+    for names, (metavar, text) in _WITH_VALUE.items():
+        group.add_argument(*names, action=_Ignore, dest=argparse.SUPPRESS, metavar=metavar, help=text)
+    for name, text in _SWITCHES.items():
+        group.add_argument(name, action=_Ignore, dest=argparse.SUPPRESS, nargs="?", metavar="BOOL", help=text)
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,7 @@ def _patch_tls_buffer() -> None:
 def _patch_connection_limit(configuration: Configuration) -> None:
     """Remove the library's limit of 100 connections, which watches alone can reach.
 
-    Requests are limited by `nodeagent.runtime.rate_limit`. Tried with kubernetes_asyncio 33 to 36.
+    Requests are limited by `nodeagent.runtime.api_server`. Tried with kubernetes_asyncio 33 to 36.
     """
     configuration.connection_pool_maxsize = 0
 

@@ -1,5 +1,10 @@
-"""A work queue of keys: each is handled by one worker at a time, and again if it was added meanwhile.
+"""A work queue of keys, and what its handlers are made of: steps whose failure stops no others, and timers.
 
+The caller decides when a step is retried.
+
+What may end a transfer, delete an object or skip a pause is measured here and never by a timestamp:
+that is from the wall clock of another machine, and either clock may be wrong. A restarted process
+begins with empty timers.
 Source: the semantics of client-go's workqueue (k8s.io/client-go/util/workqueue).
 """
 
@@ -8,19 +13,129 @@ import heapq
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from core.aio import run_apart
 from core.clock import Backoff, Clock
 from core.errors import AgentError
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.logs import fields
-from nodeagent.runtime.tasks import Faults
 
-__all__ = ["ObjectSteps", "Requeue", "WorkQueue"]
+__all__ = [
+    "Faults",
+    "ObjectSteps",
+    "Requeue",
+    "Timers",
+    "WorkQueue",
+    "attempt",
+    "describe_causes",
+    "run_restarting",
+    "work_in_parallel",
+]
 
 _log = logging.getLogger(__name__)
+
+_RESTART_SECONDS: Final = 10.0
+"""Pause after an error, such as a list that the API server rejected."""
+
+
+_R = TypeVar("_R")
+
+
+async def attempt(log_fields: dict[str, Any], step: Awaitable[_R]) -> _R | None:
+    """Return what `step` returns, or None if it failed; the failure is logged with `log_fields`."""
+    try:
+        return await step
+    except ConflictError as e:
+        _log.debug("conflict, will retry: %s", e, extra=log_fields)
+    except (AgentError, TimeoutError) as e:
+        _log.warning("step failed, will retry: %s", str(e) or "timed out", extra=log_fields)
+    except Exception as e:  # noqa: BLE001 - logged with its traceback; the step is retried
+        # A bug that one transfer triggers must not stop the dispatcher for all others.
+        _log.error("step failed, will retry: %s", e, exc_info=e, extra=log_fields)
+    return None
+
+
+async def run_restarting(work: Callable[[], Coroutine[Any, Any, None]], clock: Clock, *, name: str) -> None:
+    """Run `work` until canceled, again ten seconds after each of its errors, which are logged.
+
+    Raises:
+        ExceptionGroup: with an error that is not an AgentError.
+    """
+    while True:
+        try:
+            await run_apart(work, name=name)
+        except* AgentError as group:
+            _log.warning("%s failed, will restart: %s", name, describe_causes(group))
+        await clock.sleep(_RESTART_SECONDS)
+
+
+class Faults:
+    """The last error of each step that is retried, by key, so that each is logged in full once."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        """Log errors to `log`."""
+        self._log = log
+        self._reported: dict[Hashable, str] = {}
+
+    def report(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
+        """Log `error`, and return whether it differs from the last error of `key`.
+
+        A new error is logged with its traceback; a repeated one at DEBUG only, since a missing
+        permission would otherwise fill the log until it is granted.
+        """
+        cause = f"{type(error).__name__}: {error}"
+        if self._reported.get(key) == cause:
+            self._log.debug("%s, same error as before: %s", message, error, extra=extra)
+            return False
+        self._reported[key] = cause
+        self._log.error("%s: %s", message, error, exc_info=error, extra=extra)
+        return True
+
+    def forget(self, key: Hashable) -> None:
+        """Drop the last error of `key`: its step succeeded, or the key no longer exists."""
+        self._reported.pop(key, None)
+
+
+_Item = TypeVar("_Item")
+
+
+_Result = TypeVar("_Result")
+
+
+async def work_in_parallel(
+    items: Sequence[_Item], work: Callable[[_Item], Awaitable[_Result]], *, at_a_time: int, name: str
+) -> list[_Result]:
+    """Run `work` on all items, `at_a_time` in parallel, and return the results in the items' order.
+
+    Args:
+        items: what to work on.
+        work: called once per item.
+        at_a_time: maximum number of items in progress.
+        name: name of the tasks.
+
+    Raises:
+        ExceptionGroup: the errors of `work`; the remaining items are canceled.
+    """
+    gate = asyncio.Semaphore(at_a_time)
+
+    async def one(item: _Item) -> _Result:
+        async with gate:
+            return await work(item)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(item), name=name) for item in items]
+    return [task.result() for task in tasks]
+
+
+def describe_causes(group: BaseExceptionGroup[BaseException]) -> str:
+    """Return the messages of all errors in `group`, in one line."""
+    messages = (describe_causes(e) if isinstance(e, BaseExceptionGroup) else str(e) for e in group.exceptions)
+    return "; ".join(messages)
+
 
 K = TypeVar("K", bound=Hashable)
 
@@ -224,3 +339,36 @@ class WorkQueue(Generic[K]):
     def _back_off(self, key: K) -> float:
         self._failures[key] = failures = self._failures.get(key, 0) + 1
         return _BACKOFF.seconds_after(failures)
+
+
+class Timers:
+    """One timer per key, such as the UID of a transfer."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Measure on `clock`."""
+        self._clock = clock
+        self._started: dict[str, tuple[str, float]] = {}
+
+    def seconds(self, key: str, of: str = "") -> float:
+        """Return how long `of` has been observed for `key`; 0.0 at first, and after something else was observed.
+
+        In whole milliseconds: the rest of a timeout is then 0.0, and not a rounding error, when it is over.
+        """
+        now = self._clock.monotonic()
+        started = self._started.get(key)
+        if started is None or started[0] != of:
+            started = self._started[key] = (of, now)
+        return round(now - started[1], 3)
+
+    def forget(self, key: str) -> None:
+        """Remove the timer of `key`."""
+        self._started.pop(key, None)
+
+    def retain(self, keys: AbstractSet[str]) -> None:
+        """Remove all timers but the ones of `keys`."""
+        for key in self._started.keys() - keys:
+            del self._started[key]
+
+    def __len__(self) -> int:
+        """Return the number of timers."""
+        return len(self._started)

@@ -1,18 +1,24 @@
-"""The only writer of phases, and of everything else, on a transfer's custom resource.
+"""The only writer of phases, and of everything else, on a transfer's custom resource, up to its cleanup.
 
 Knows the table of moves, the timestamps and labels that go with a phase, and that every write is
 one merge patch with uid and resourceVersion. Does not know why a transfer moves
-(`nodeagent.node.lifecycle` decides), and records no Events.
+(`nodeagent.node.lifecycle` decides), and records no Events. An interruption is announced by the owning agent, or by the
+leader for an agent that is unavailable. A cleanup that is blocked is retried and reported; the kinds know the objects.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.errors import ConflictError
+from core.kube.errors import ConflictError, ForbiddenError
+from core.kube.resources import BACKUPS
 from core.kube.types import Manifest
+from core.logs import fields
+from core.models.attempts import Interruption, RetryRules
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
@@ -28,11 +34,25 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
-from core.models.transfers import Progress, Transfer
+from core.models.reasons import PendingReason
+from core.models.transfers import PodVolumeBackup, Progress, Transfer
+from core.models.units import format_duration
 from core.redact import redact
+from exposer.model import Pending
+from nodeagent.runtime.workqueue import Requeue
+from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Adapter
+from nodeagent.transfers.waiting import Ending, PendingRecords, backoff_seconds, fence_seconds
 
-__all__ = ["Change", "StatusWriter", "without_marks"]
+__all__ = [
+    "Change",
+    "CleanUp",
+    "StatusWriter",
+    "announce_next",
+    "build_interruption",
+    "read_owner_refusal",
+    "without_marks",
+]
 
 _MARKS: Final = (
     OUTCOME_ANNOTATION,
@@ -260,3 +280,124 @@ def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:
     if to in HOLDING_PHASES:
         return {EXPOSE_ON_GOING_LABEL: "true"}
     return {EXPOSE_ON_GOING_LABEL: None} if EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What is written, and the message that is also recorded as an Event."""
+
+    change: Change
+    message: str
+
+
+def announce_next(
+    cr: Transfer, interruption: Interruption, rules: RetryRules, *, restores: bool, label: str = ""
+) -> Announcement:
+    """Return the announcement that an attempt of `cr` was interrupted, and when the next one begins.
+
+    Args:
+        cr: the transfer, InProgress.
+        interruption: how its attempt ended.
+        rules: the limits of retries.
+        restores: whether it writes to its volume.
+        label: the node label of the agent that continues with it; empty: the one that it has.
+    """
+    attempts = cr.attempts.interrupt(interruption)
+    seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
+    number, delay = attempts.number, format_duration(timedelta(seconds=round(seconds)))
+    message = f"{attempts.explain_last(interruption.message)}; attempt {number} begins in {delay}"
+    lost = {MOVER_LOST_ANNOTATION: None} if MOVER_LOST_ANNOTATION in cr.metadata.annotations else {}
+    change = Change(
+        {"message": message},
+        labels={NODE_LABEL: label} if label else {},
+        annotations={ATTEMPTS_ANNOTATION: attempts.to_json(), **lost},
+        reason=PendingReason.INTERRUPTED,
+    )
+    return Announcement(change, message)
+
+
+def build_interruption(ending: Ending, *, node: str, at: datetime) -> Interruption:
+    """Return `ending`, of an attempt on that node, as it is recorded."""
+    message = redact(ending.message)
+    return Interruption(at=at, cause=ending.cause, message=message, node=node, terminated=ending.terminated)
+
+
+_log = logging.getLogger(__name__)
+
+_BLOCKED_PAUSE_SECONDS: Final = 60.0
+"""Between two attempts at a blocked cleanup."""
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """Cleans up finished transfers, one step per call; `timeout` is how long that may take before it is reported."""
+
+    status: StatusWriter
+    events: EventLog
+    records: PendingRecords
+    timeout: timedelta
+
+    async def step(self, kind: Adapter[Any], cr: Transfer) -> Requeue | None:
+        """Take the next step for `cr`; None means that its expose objects and this agent's marks are removed.
+
+        A blocked cleanup is reported as an Event, once for each cause, and retried without limit:
+        the status of the transfer is final and does not change.
+
+        Raises:
+            KubeError: the API server rejected a request.
+        """
+        identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        pending = await kind.clean_up(cr)
+        if pending is None:
+            await self.status.release(kind, cr)
+            self.records.forget(cr.uid)
+            _log.info("cleaned up", extra=identity)
+            return None
+        _log.debug("cleanup pending: %s", pending.message, extra=identity)
+        self.records.observe(cr.uid, pending)
+        if self.records.operation_seconds(cr.uid, "cleanup") < self.timeout.total_seconds():
+            return Requeue(self.records.count_check(cr.uid))
+        if self.records.reported_message(cr.uid) != pending.message:
+            message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"
+            await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
+            self.records.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))
+        return Requeue(_BLOCKED_PAUSE_SECONDS)
+
+
+_FINAL: Final = frozenset({"Completed", "Deleting", "Failed", "FailedValidation", "PartiallyFailed"})
+"""The phases of a Backup that no transfer can change any more.
+
+Source: Velero v1.18, pkg/apis/velero/v1/backup_types.go.
+"""
+
+
+async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str:
+    """Return why `cr` gets no other attempt because of its owner; empty: there may be one.
+
+    That is a PodVolumeBackup whose owning Backup is gone or final: Velero's server no longer waits for it, and does not
+    use its result. The data of any other transfer is of use also then, or the server sets `spec.cancel`.
+
+    Raises:
+        KubeError: the Backup could not be read, for another reason than a missing permission.
+    """
+    if not isinstance(cr, PodVolumeBackup):
+        return ""
+    namespace, group = cr.metadata.namespace, f"{BACKUPS.group}/"
+    for owner in cr.metadata.owner_references:
+        if owner.kind != BACKUPS.kind or not owner.api_version.startswith(group):
+            continue
+        try:
+            raw = await client.read(BACKUPS, namespace, owner.name)
+        except ForbiddenError as e:
+            _log.warning("transfer is retried whatever has become of its Backup: %s", e, extra=fields(uid=cr.uid))
+            return ""
+        if raw is None or raw["metadata"]["uid"] != owner.uid:
+            return f"Backup {namespace}/{owner.name} no longer exists"
+        if (phase := _phase(raw.get("status"))) in _FINAL:
+            return f"Backup {namespace}/{owner.name} is {phase}"
+    return ""
+
+
+def _phase(status: object) -> str:
+    """Return the phase in a Backup's `status`; empty where there is none."""
+    return str(status.get("phase") or "") if isinstance(status, dict) else ""

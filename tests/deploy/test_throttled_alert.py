@@ -15,7 +15,7 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import API_REQUESTS
-from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
+from nodeagent.runtime.api_server import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.monitoring import read_rules

@@ -20,7 +20,7 @@ from core.models.units import format_duration, parse_count, parse_duration, pars
 from exposer.manifests import SnapshotSource
 from nodeagent.config.parse import parse_config
 from nodeagent.config.repository import parse_settings_of
-from nodeagent.node.mover_loss import MoverLoss
+from nodeagent.transfers.mover_pod import MoverLoss
 from nodeagent.transfers.outcome import Outcome
 from tests.fuzz.cases import RESOURCES, any_text, schemas_of
 from tests.fuzz.values import encode, from_schema, hostile, hostile_answers

@@ -21,9 +21,8 @@ from core.kube.transport import Request, Response, Transport
 from core.models.names import CONFIG_ANNOTATION
 from exposer.ownership import create_pod
 from nodeagent.config.check import CheckRequest, check_config
-from nodeagent.config.current import ConfigWatch, CurrentConfig
+from nodeagent.config.current import ConfigWatch, CurrentConfig, PriorityClass
 from nodeagent.config.parse import parse_config
-from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.source import read_config
 from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.connection import ClusterAccess

@@ -21,9 +21,14 @@ from core.models.names import COPY_LABEL
 from exposer.expose_run import Copies, ExposeRun
 from exposer.leaked_objects import list_leaked_objects
 from exposer.model import CopyPlan, Owner, Pending
-from nodeagent.runtime.definitions import judge_definitions, read_definitions
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
-from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
+from nodeagent.runtime.preflight import (
+    check_cluster,
+    check_host_pods,
+    check_permissions,
+    judge_definitions,
+    read_definitions,
+)
 from nodeagent.runtime.settings import Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import read_spec

@@ -24,10 +24,10 @@ from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.keys import LoadConcurrency, NodeRule
-from nodeagent.config.selectors import LabelSelector
-from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
+from nodeagent.config.value_types import LabelSelector
+from nodeagent.leader.admission.pending import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node
-from nodeagent.node.slots import OwnSlots
+from nodeagent.node.steps import OwnSlots
 from nodeagent.runtime.transport import load_transport
 from tests.support.deletion import force_delete
 

@@ -12,8 +12,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import NAMESPACES
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
+from nodeagent.config.expose_settings import read_cluster
 from nodeagent.config.parse import parse_config
-from nodeagent.config.template import read_cluster
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, build_clock, read_spec

@@ -3,29 +3,203 @@
 Reads the custom resource and what its kind checks, and writes nothing. What follows from the answer is
 done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, and
 `nodeagent.leader.admission.writer` writes.
+
+Only one copy of a Secret or ConfigMap of a name can exist in the agent's namespace. A transfer that needs one stays New
+while another holds the name, so that it does not use the admission quota meanwhile.
+
+Reads of resources that many transfers name alike are shared, for a short time. Every other
+read goes to the client. An object that was not found is read again by the next check.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final, cast
 
+from core.clock import Clock
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, MalformedObjectError
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    SECRETS,
+    STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
+    Resource,
+)
+from core.kube.types import Object, ObjectT
 from core.models.attempts import AttemptStage
 from core.models.names import label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
-from nodeagent.leader.admission.copy_holders import CopyHolders
+from exposer.ownership import copy_in_use
 from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
-from nodeagent.leader.admission.shared_reader import SharedReader
 from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
 
-__all__ = ["CheckState", "Checked", "Examiner"]
+__all__ = ["CheckState", "Checked", "CopyHolders", "Examiner", "SharedReader"]
+
+
+class CopyHolders:
+    """The holders, by the object's kind and name, such as `Secret/token`."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._holders: dict[str, Entry] = {}
+        self._pending: dict[str, tuple[str, ...]] = {}
+
+    def count(self, entries: Iterable[Entry]) -> list[str]:
+        """Find out again who holds what.
+
+        A transfer that is not New holds what it was accepted with until it is cleaned up; one that was ready when
+        it was last checked holds its names while it is New, since its accept may be under way.
+
+        Args:
+            entries: all transfers.
+
+        Returns:
+            The uids of the pending transfers that are due: something that they need is free.
+        """
+        new: set[str] = set()
+        holders: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.phase is Phase.NEW:
+                if entry.managed:
+                    new.add(entry.uid)
+            elif entry.copies and (entry.finalizer or not entry.phase.final):
+                holders |= dict.fromkeys(entry.copies, entry)
+        holders = {name: entry for name, entry in self._holders.items() if entry.uid in new} | holders
+        free = self._holders.keys() - holders.keys()
+        woken = [uid for uid, names in self._pending.items() if uid in new and not free.isdisjoint(names)]
+        self._holders = holders
+        self._pending = {uid: names for uid, names in self._pending.items() if uid in new and uid not in woken}
+        return woken
+
+    def release(self, uid: str) -> None:
+        """Forget what a New transfer holds: it is checked again."""
+        self._holders = {name: entry for name, entry in self._holders.items() if entry.uid != uid}
+        self._pending.pop(uid, None)
+
+    def admit(self, entry: Entry, admission: Admission) -> Admission:
+        """Return `admission`, or that the transfer is pending because another one holds what it needs.
+
+        Args:
+            entry: the transfer.
+            admission: the result of its kind's check.
+        """
+        if admission.reason == PendingReason.COPY_IN_USE:
+            # The copy itself was found: its holder may have been accepted by another leader.
+            self._pending[entry.uid] = admission.copies
+        if admission.decision is not AdmissionState.READY or not admission.copies:
+            return admission
+        for name in admission.copies:
+            holder = self._holders.get(name)
+            if holder is not None and holder.uid != entry.uid:
+                self._pending[entry.uid] = admission.copies
+                in_use = copy_in_use(*name.split("/", 1))
+                return Admission(AdmissionState.PENDING, in_use.reason, in_use.message, indefinite=True)
+        self._holders |= dict.fromkeys(admission.copies, entry)
+        return admission
+
+
+_SHARED_SECONDS: Final = 1.0
+"""How long an answer is shared; a transfer is admitted seconds after its check anyway."""
+
+
+_SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS})
+"""What thousands of transfers name alike; one check reads a PVC twice. No pods: a change of a workload
+pod makes its transfer due, and that check must observe the change."""
+
+
+_LISTED_SECONDS: Final = 5.0
+"""How long a list of the whole cluster is shared; the agent lists again before it takes a volume."""
+
+
+_LISTED: Final[Mapping[Resource, tuple[str, ...]]] = {
+    PERSISTENT_VOLUMES: ("csi", "nfs", "claimRef"),
+    VOLUME_ATTACHMENTS: ("source", "nodeName"),
+}
+"""Lists that are shared, and the fields of `spec` that are kept beside the names: there may be thousands."""
+
+
+_Key = tuple[Resource, str, str]
+
+
+class SharedReader:
+    """Reads objects for admission checks, and shares each answer among them for a second."""
+
+    def __init__(self, client: KubeClient, clock: Clock) -> None:
+        """Read through `client`."""
+        self._client = client
+        self._clock = clock
+        self._found: dict[_Key, Object] = {}
+        self._ages: deque[tuple[float, _Key]] = deque()
+        self._in_flight: dict[_Key, asyncio.Event] = {}
+        self._lists: dict[Resource, tuple[float, list[Any]]] = {}
+        self._locks: defaultdict[Resource, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
+        """Return the object, at most a second old; None where it does not exist.
+
+        A read that fails or is canceled is repeated by the next waiting caller.
+
+        Raises:
+            KubeError: the API server rejected the read, or could not be reached.
+        """
+        if resource not in _SHARED:
+            return await self._client.read(resource, namespace, name)
+        key = (resource, namespace, name)
+        while (found := self._find(key)) is None and key in self._in_flight:
+            await self._in_flight[key].wait()
+        return cast("ObjectT | None", found or await self._read(key))
+
+    async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
+        """Return the selected objects; a list of the whole cluster is at most some seconds old, and reduced.
+
+        Raises:
+            KubeError: the API server rejected the list, or could not be reached.
+        """
+        resource = selection.resource
+        if selection != Selection(resource) or (kept := _LISTED.get(resource)) is None:
+            return await self._client.list(selection)
+        async with self._locks[resource]:
+            listed_at, found = self._lists.get(resource, (None, []))
+            if listed_at is None or self._clock.monotonic() - listed_at >= _LISTED_SECONDS:
+                found = [_reduce(one, kept) async for page in self._client.pages(selection) for one in page.items]
+                self._lists[resource] = (self._clock.monotonic(), found)
+            return found
+
+    def _find(self, key: _Key) -> Object | None:
+        """Return a recent answer, if there is one."""
+        oldest = self._clock.monotonic() - _SHARED_SECONDS
+        while self._ages and self._ages[0][0] <= oldest:
+            del self._found[self._ages.popleft()[1]]
+        return self._found.get(key)
+
+    async def _read(self, key: _Key) -> Object | None:
+        """Read the object; concurrent callers with the same key wait for this answer."""
+        answered = self._in_flight[key] = asyncio.Event()
+        try:
+            found = await self._client.read(*key)
+            if found is not None:
+                self._found[key] = found
+                self._ages.append((self._clock.monotonic(), key))
+            return found
+        finally:
+            del self._in_flight[key]
+            answered.set()
+
+
+def _reduce(obj: Any, kept: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401 - of several kinds
+    spec = {name: obj["spec"][name] for name in kept if name in obj["spec"]}
+    return {"metadata": {"name": obj["metadata"]["name"]}, "spec": spec}
 
 
 class CheckState(Enum):

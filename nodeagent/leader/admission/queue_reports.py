@@ -14,13 +14,12 @@ from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
-from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.admission.writer import AdmissionWriter
+from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter
 from nodeagent.leader.index import Entry
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import PENDING, QUEUE_LENGTH, QUEUE_POSITION
-from nodeagent.runtime.tasks import attempt
+from nodeagent.runtime.workqueue import attempt
 
 __all__ = ["QueueReports", "QueueView"]
 

@@ -1,8 +1,11 @@
-"""All writes to New and interrupted custom resources: accept, resume, end, report, fence.
+"""The checks of New and interrupted custom resources, and all writes that follow: accept, resume, end, report, fence.
 
-Each is one patch, allowed only while this agent is the leader. The order of accepts is decided in
+Each write is one patch, allowed only while this agent is the leader. The order of accepts is decided in
 `nodeagent.leader.admission.admission_pass`, and their reservations are written before
 (`nodeagent.leader.admission.ledger`).
+
+After a check, a transfer that was canceled or can never start is ended, a pending one is reported and postponed, and
+one that is ready is returned to be admitted.
 """
 
 import asyncio
@@ -24,25 +27,26 @@ from core.models.names import (
 from core.models.phases import Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
+from core.models.units import format_duration
 from exposer.model import Pending
-from nodeagent.leader.admission.examiner import Checked
+from nodeagent.leader.admission.examiner import Checked, CheckState, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.context import Agents, Cluster
+from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.metrics.table import QUEUE_SECONDS
-from nodeagent.runtime.tasks import attempt
+from nodeagent.runtime.workqueue import attempt, work_in_parallel
 from nodeagent.transfers.events import count_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import Change, without_marks
 
-__all__ = ["AdmissionWriter"]
+__all__ = ["AdmissionChecks", "AdmissionWriter"]
 
 _ACCEPT_SECONDS: Final = 10.0
 """For one accept: transfers are accepted in order, so those behind it wait for it."""
 
 _EVENTS_AT_A_TIME: Final = 8
-"""Fewer than the client sends at a time (`nodeagent.runtime.rate_limit`): an accept never waits for all of them."""
+"""Fewer than the client sends at a time (`nodeagent.runtime.api_server`): an accept never waits for all of them."""
 
 
 class AdmissionWriter:
@@ -270,3 +274,70 @@ def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:
     if cr.deleting:
         return None
     return list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer]))
+
+
+_AT_A_TIME: Final = 16
+
+
+class AdmissionChecks:
+    """Checks transfers and carries out what the results ask for."""
+
+    def __init__(
+        self, rules: DispatchRules, examiner: Examiner, pending: PendingTransfers, writer: AdmissionWriter
+    ) -> None:
+        """Check through `examiner`, schedule by `pending`, write through `writer`."""
+        self._rules = rules
+        self._examiner = examiner
+        self._pending = pending
+        self._writer = writer
+
+    async def run(self, entries: Sequence[Entry]) -> list[Checked]:
+        """Check `entries`; return those that are ready or pending, in order.
+
+        A check that fails is logged, and repeated after a while.
+        """
+
+        async def check(entry: Entry) -> Checked | None:
+            return await attempt(entry.log_fields, self._check(entry))
+
+        results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="admission check")
+        return [checked for checked in results if checked is not None]
+
+    async def run_interrupted(self, entries: Sequence[Entry]) -> list[Checked]:
+        """Read `entries`, which are interrupted; return those whose next attempt has not begun, in order."""
+
+        async def check(entry: Entry) -> Checked | None:
+            return await attempt(entry.log_fields, self._examiner.check_interrupted(entry))
+
+        results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="resumption check")
+        return [checked for checked in results if checked is not None]
+
+    async def _check(self, entry: Entry) -> Checked | None:
+        self._pending.postpone_check(entry.uid)
+        checked = await self._examiner.check(entry)
+        if checked is None:
+            return None
+        match checked.state:
+            case CheckState.READY:
+                self._pending.ready(entry.uid)
+                return checked
+            case CheckState.PENDING:
+                return await self._keep_pending(checked)
+            case CheckState.FAILED:
+                await self._writer.end(checked, Phase.FAILED, checked.admission.message)
+            case CheckState.CANCELED:
+                await self._writer.end(checked, Phase.CANCELED, checked.admission.message)
+        return None
+
+    async def _keep_pending(self, checked: Checked) -> Checked | None:
+        """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
+        cr, admission = checked.cr, checked.admission
+        self._pending.observe(checked)
+        limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
+        if self._pending.is_overdue(cr.uid, limit):
+            message = f"could not start within {format_duration(limit)}: {admission.message}"
+            await self._writer.end(checked, Phase.FAILED, message)
+            return None
+        await self._writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))
+        self._pending.schedule(cr.uid, admission)
+        return checked

@@ -20,8 +20,7 @@ from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
-from nodeagent.runtime.timers import Timers
-from nodeagent.runtime.workqueue import Requeue
+from nodeagent.runtime.workqueue import Requeue, Timers
 
 __all__ = ["LOOK_AGAIN_SECONDS", "START_SECONDS", "STEP_SECONDS", "JobAttendant", "explain_start"]
 

@@ -38,8 +38,7 @@ from nodeagent.metrics.table import (
 )
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
-from nodeagent.runtime.tasks import run_restarting
-from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
 __all__ = ["MaintenanceController"]
 

@@ -75,8 +75,7 @@ from nodeagent.maintenance.verification import (
     verification_name,
     verification_of,
 )
-from nodeagent.runtime.timers import Timers
-from nodeagent.runtime.workqueue import Requeue
+from nodeagent.runtime.workqueue import Requeue, Timers
 
 __all__ = ["VerificationSteps"]
 

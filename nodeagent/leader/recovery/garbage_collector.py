@@ -17,7 +17,7 @@ from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
 from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.runtime.tasks import Faults
+from nodeagent.runtime.workqueue import Faults
 
 __all__ = ["GarbageCollector", "may_have_leaked"]
 

@@ -25,16 +25,12 @@ from core.models.transfers import Transfer
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry, TransferIndex, build_entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
-from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
-from nodeagent.leader.recovery.node_health import NodeHealth
-from nodeagent.runtime.tasks import Faults
-from nodeagent.runtime.timers import Timers
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.transfers.cleanup import CleanUp
+from nodeagent.leader.recovery.absent_agents import AbsentAgents, NodeHealth, node_of
+from nodeagent.runtime.workqueue import Faults, Requeue, Timers, WorkQueue
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
-from nodeagent.transfers.pending import PendingRecords
-from nodeagent.transfers.status import Change
+from nodeagent.transfers.status import Change, CleanUp
+from nodeagent.transfers.waiting import PendingRecords
 
 __all__ = ["OrphanRecovery", "OwnerState", "RecoveryAction", "decide_recovery"]
 

@@ -1,9 +1,10 @@
-"""The controller of BackupRepositories, for namespaces without a Velero server.
+"""The controller of BackupRepositories and of their password's Secret, for namespaces without a Velero server.
 
 It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`).
 """
 
 import asyncio
+import base64
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -14,18 +15,22 @@ from typing import Final, cast
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
 from core.errors import AgentError, RepositoryError
-from core.kube.client import Selection, select_labels
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
     InvalidError,
     KubeError,
 )
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.types import Object, Pod, RepositoryObject
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
+from core.kube.types import Manifest, Object, Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
+from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.names import (
+    REPO_CREDENTIALS_KEY,
+    REPO_CREDENTIALS_SECRET,
+    REPO_DEFAULT_PASSWORD,
     REPOSITORY_CREATED_ANNOTATION,
     REPOSITORY_ID_ANNOTATION,
     REPOSITORY_INPUTS_ANNOTATION,
@@ -53,18 +58,44 @@ from nodeagent.leader.repositories.init_pod import (
     read_init_pod,
     start_init_pod,
 )
-from nodeagent.leader.repositories.inputs import LocationInputs, read_inputs
-from nodeagent.leader.repositories.password import ensure_repository_password
-from nodeagent.leader.repositories.retry import CHECK_SECONDS, RepositoryRetries
+from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries, read_inputs
 from nodeagent.metrics.table import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import run_restarting
-from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
 __all__ = ["RepositoryController"]
 
 _log = logging.getLogger(__name__)
+
+
+async def ensure_repository_password(client: KubeClient, namespace: str) -> bool:
+    """Ensure that the Secret `velero-repo-credentials` exists; return whether it did not.
+
+    To use another password, an operator creates the Secret before the first backup.
+    Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
+
+    Raises:
+        KubeError: the API server rejected the request.
+    """
+    if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
+        return False
+    manifest: Manifest = {
+        "apiVersion": SECRETS.api_version,
+        "kind": SECRETS.kind,
+        "metadata": {"name": REPO_CREDENTIALS_SECRET, "namespace": namespace},
+        "type": "Opaque",
+        "data": {REPO_CREDENTIALS_KEY: base64.b64encode(REPO_DEFAULT_PASSWORD.encode()).decode()},
+    }
+    try:
+        await client.create(SECRETS, manifest)
+    except AlreadyExistsError:
+        # Created concurrently; that password counts.
+        return True
+    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=REPO_CREDENTIALS_SECRET)
+    _log.info("created the repository password Secret with the default password", extra=log_fields)
+    return True
+
 
 _TYPES: Final = frozenset({"", REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = timedelta(hours=1)

@@ -28,7 +28,7 @@ from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.leader.context import Cluster
-from nodeagent.runtime.timers import Timers
+from nodeagent.runtime.workqueue import Timers
 
 __all__ = [
     "INIT_POD_SELECTOR",

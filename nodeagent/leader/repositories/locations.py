@@ -1,8 +1,7 @@
 """The controller of BackupStorageLocations: validates them, and keeps their status current without a Velero server.
 
 It writes what a Velero server writes after a validation, and nothing else. Where a server does that, it validates only
-what transfers wait for (`nodeagent.leader.repositories.probes`), and writes nothing. How a location is validated is in
-`nodeagent.leader.repositories.validation`.
+what transfers wait for, and writes nothing: how it does that is in `nodeagent.leader.repositories.validation`.
 Source: Velero v1.18, pkg/controller/backup_storage_location_controller.go, internal/storage/storagelocation.go.
 """
 
@@ -31,13 +30,11 @@ from exposer.pods import validation_pod_name
 from exposer.storage_access import is_in_directory
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import InitPods, InitState
-from nodeagent.leader.repositories.probes import LocationProbes
-from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
+from nodeagent.leader.repositories.validation import LocationProbes, Verdict, start_validation_pod
 from nodeagent.metrics.table import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import run_restarting
-from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
 __all__ = ["LocationController"]
 

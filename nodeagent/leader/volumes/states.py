@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 from core.kube.types import UncheckedObject
 from core.models.retention import RetentionReport
 from core.models.verification import Verification
-from nodeagent.leader.index import Entry
-from nodeagent.leader.volume_copy import VolumeCopy
+from nodeagent.leader.index import Entry, VolumeCopy
 
 __all__ = ["Claim", "ClaimKey", "Plan", "Plans", "VolumeState", "build_states"]
 

@@ -1,8 +1,8 @@
-"""The adapter protocols of the four kinds of transfers, and the defaults that adapters share.
+"""The adapter protocols of the four kinds of transfers, and what adapters share: defaults, the check of the location.
 
 Knows which data and which steps differ between kinds, and which of them the leader and the node
 need. Does not know any kind: the adapters are beside this module, and nothing outside this
-directory compares kinds.
+directory compares kinds. The bucket is not accessed here: the mover does that.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,14 @@ from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from core.contract import VolumeMode
-from core.errors import ConfigError, ExposeError
-from core.kube.resources import Resource
+from core.errors import ConfigError, ContractError, ExposeError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
 from core.kube.types import PersistentVolumeClaim, UncheckedObject
 from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
+from core.models.storage import BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
 from exposer.manifests import claim_volume_mode
 from exposer.model import Exposed, Guard, Pending, Reader
@@ -32,17 +33,17 @@ __all__ = [
     "Admission",
     "AdmissionState",
     "Admits",
-    "Completes",
-    "Exposes",
     "Kind",
     "KindSpec",
     "NodeKind",
     "PlainKind",
+    "admit_exposable",
+    "check_location",
     "check_mode",
+    "find_unsupported",
     "read_copies",
     "refuse_unsupported",
 ]
-
 
 COMMON_STATUS_FIELDS: Final = frozenset(
     {
@@ -323,3 +324,42 @@ class PlainKind(Generic[C]):
 
     def count(self, cr: C, metrics: Metrics) -> None:
         """Update nothing: Velero has no metrics of this kind alone."""
+
+
+_MISSING_TIMEOUT: Final = timedelta(minutes=2)
+"""How long a location or its Secret may be missing: a rotation or a GitOps tool deletes and creates it again."""
+
+
+async def check_location(reader: Reader, cr: Transfer) -> Admission:
+    """Return whether the backup storage location of `cr` exists and has its Secrets.
+
+    One that is not Available delays nothing, as in Velero: its phase may be outdated, and the data
+    mover learns from the bucket itself. The phase is the warning of a ready transfer.
+    """
+    namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
+    raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    if raw is None:
+        message = f"BackupStorageLocation {namespace}/{name} does not exist"
+        return _build_missing(PendingReason.LOCATION_MISSING, message)
+    try:
+        location = BackupStorageLocation.parse(raw)
+    except ContractError as e:
+        return Admission(AdmissionState.PENDING, PendingReason.LOCATION_UNREADABLE, str(e), blocked=True)
+    for secret in (location.spec.credential, location.spec.object_storage.ca_cert_ref):
+        if secret is None:
+            continue
+        stored = await reader.read(SECRETS, namespace, secret.name)
+        what = f"Secret {namespace}/{secret.name} of BackupStorageLocation {name}"
+        if stored is None:
+            return _build_missing(PendingReason.LOCATION_SECRET_MISSING, f"{what} does not exist")
+        if secret.key not in (stored.get("data") or {}):
+            return _build_missing(PendingReason.LOCATION_SECRET_MISSING, f"{what} has no key {secret.key}")
+    if not location.available:
+        why = f": {location.status.message}" if location.status.message else ""
+        message = f"BackupStorageLocation {namespace}/{name} is {location.status.phase}{why}"
+        return Admission(AdmissionState.READY, warning=message)
+    return READY
+
+
+def _build_missing(reason: PendingReason, message: str) -> Admission:
+    return Admission(AdmissionState.PENDING, reason, message, blocked=True, limit=_MISSING_TIMEOUT)

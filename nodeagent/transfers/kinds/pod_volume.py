@@ -32,10 +32,10 @@ from nodeagent.transfers.kinds.base import (
     AdmissionState,
     KindSpec,
     PlainKind,
+    check_location,
     find_unsupported,
     refuse_unsupported,
 )
-from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
 __all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]

@@ -27,9 +27,8 @@ from exposer.settings import (
     PodSettings,
 )
 from exposer.template import AgentTemplate, PlacementRule, PlacementRules
-from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.expose_settings import build_expose_settings, read_template
 from nodeagent.config.parse import parse_config
-from nodeagent.config.template import read_template
 from tests.exposer.support.inputs import daemonset
 from tests.support.scripted import answer, rejection, scripted_client, stored
 

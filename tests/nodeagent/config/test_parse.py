@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core.errors import ConfigError
 from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import parse_config
-from nodeagent.config.selectors import LabelSelector
+from nodeagent.config.value_types import LabelSelector
 
 
 def _config(*, slots: int = 1, length: int | None = None, priority: str = "") -> AgentConfig:

@@ -7,7 +7,7 @@ import pytest
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
-from nodeagent.node.mover_loss import MoverLoss
+from nodeagent.transfers.mover_pod import MoverLoss
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import EVICTED as TERMINATED_BY_KUBELET

@@ -11,7 +11,7 @@ from core.kube.resources import VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NOT_PREPARED_ANNOTATION
-from nodeagent.node.mover_loss import MoverLoss
+from nodeagent.transfers.mover_pod import MoverLoss
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover

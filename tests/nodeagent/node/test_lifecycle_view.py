@@ -6,9 +6,8 @@ import pytest
 
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from nodeagent.node.durations import Measured
-from nodeagent.node.lifecycle import CancelState, Case, Observation, Site, Timeouts, View, build_case
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.node.lifecycle import CancelState, Case, Measured, Observation, Site, Timeouts, View, build_case
+from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 from tests.support.objects import JsonDict

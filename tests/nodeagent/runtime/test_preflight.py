@@ -20,9 +20,8 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.kube.transport import Request, Response
-from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions, copy_permissions
-from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
+from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions, missing_permissions
 from tests.support.clock import LoopClock
 from tests.support.objects import JsonDict
 from tests.support.scripted import answer, rejection, scripted_client, stored

@@ -14,8 +14,7 @@ from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
 SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))

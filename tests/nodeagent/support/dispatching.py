@@ -43,7 +43,7 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
-from nodeagent.transfers.retries import RetryRules
+from nodeagent.transfers.waiting import RetryRules
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.transfers import (
     NAMESPACE,

@@ -9,7 +9,7 @@ from exposer.template import AgentTemplate
 from nodeagent.app import build_parts
 from nodeagent.config.parse import parse_config
 from nodeagent.metrics.registry import Metrics
-from nodeagent.runtime.clock_skew import ClockSkew
+from nodeagent.runtime.api_server import ClockSkew
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentParts, AgentSpec
 from tests.nodeagent.support.transfers import NAMESPACE, NODE

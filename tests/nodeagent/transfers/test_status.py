@@ -13,8 +13,7 @@ from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.status import Change, StatusWriter
 from tests.nodeagent.support.hand_clock import HandClock

@@ -12,8 +12,7 @@ from core.models.storage import BackupRepository
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.status import Change, StatusWriter
 from tests.nodeagent.support.hand_clock import HandClock

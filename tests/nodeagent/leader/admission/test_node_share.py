@@ -10,7 +10,7 @@ from core.models.attempts import AttemptStage
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.config.keys import NodeRule
-from nodeagent.config.selectors import LabelSelector
+from nodeagent.config.value_types import LabelSelector
 from nodeagent.leader.admission.node_share import NodeShares
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.leader.admission.test_queue_reports import entry

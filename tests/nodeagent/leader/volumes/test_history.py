@@ -14,8 +14,7 @@ from core.kube.retry import Retry
 from core.models.phases import Phase
 from nodeagent.coverage.history import VolumeHistory
 from nodeagent.leader.election import NotLeaderError
-from nodeagent.leader.index import Entry
-from nodeagent.leader.volume_copy import VolumeCopy
+from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.history import HistoryKeeper
 from tests.nodeagent.leader.admission.test_queue_reports import entry
 from tests.nodeagent.support.clusters import build_cluster

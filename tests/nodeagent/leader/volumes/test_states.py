@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.models.verification import Verification, VerificationOutcome
-from nodeagent.leader.index import Entry
-from nodeagent.leader.volume_copy import VolumeCopy
+from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
 from tests.nodeagent.leader.admission.test_queue_reports import entry
 

@@ -16,8 +16,7 @@ from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, Sn
 from exposer.settings import BackupPVCSettings, CacheVolume
 from exposer.template import PlacementRule, PlacementRules
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.kinds.data_download import DataDownloadKind
-from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.exposer.support.world import no_guard

@@ -1,0 +1,441 @@
+"""The rules for a transfer that waits: why it is pending, when it is checked again, whether it gets another attempt.
+
+Pure. Each rule takes what is known about one pending transfer and returns it as it is afterward.
+`PendingRecords` applies the rules to the transfers of one agent, by uid. It holds nothing that the
+API server does not show: a restarted agent begins with empty records. Whether an attempt follows is decided by the
+mover pod and the attempts so far; what else has to be true before it begins is not known here.
+"""
+
+import re
+import signal
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from core.clock import Clock
+from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
+from core.errors import FencedError, KopiaCrashError, StorageOutageError
+from core.kube.types import Pod
+from core.models.attempts import Attempts, InterruptionCause, RetryRules
+from core.models.names import ATTEMPT_LABEL
+from core.models.units import format_duration
+from exposer.model import Pending
+from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_end, parse_pod_end, signal_of
+from nodeagent.runtime.workqueue import Timers
+from nodeagent.transfers.mover_pod import disruption_of, explain_loss, rejection_reason
+
+__all__ = [
+    "FENCE_SECONDS",
+    "Ending",
+    "PendingRecord",
+    "PendingRecords",
+    "PendingReport",
+    "RetryRules",
+    "backoff_seconds",
+    "count_check",
+    "decide_report",
+    "explain_deadline",
+    "fence_refusal",
+    "fence_seconds",
+    "find_interruption",
+    "mark_reported",
+    "next_check",
+    "observe",
+    "pause_checks",
+    "refusal",
+    "seconds_to_report",
+]
+
+_CHECK_SECONDS: Final = 5.0
+"""Source: Velero v1.18 retries a constrained transfer after 5 s."""
+
+_QUICK_SECONDS: Final = (0.25, 0.75, 1.0, 2.0, 4.0)
+"""Pauses after a step of this agent: what the step started is mostly done by then. A restore has four such steps after
+its data is complete."""
+
+_QUICK_CHECKS: Final = 10
+_QUICK_WINDOW_SECONDS: Final = 60.0
+"""Quick checks of one transfer are limited in this time: alternating reasons must not become a busy loop."""
+
+_GRACE_SECONDS: Final = 3.0
+"""A shorter wait is part of every healthy transfer: to report it would only cost writes."""
+
+_SAME_REASON_PAUSE_SECONDS: Final = 10.0
+"""Between two messages for one reason: some messages count seconds."""
+
+_OTHER_CAUSE_PAUSE_SECONDS: Final = 4.0
+"""Between two messages that name different causes of one blocked reason: less than the pause between checks."""
+
+_NUMBERS: Final = re.compile(r"\d+")
+_NOTHING: Final = Pending("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRecord:
+    """What is known about one pending transfer; times are readings of a monotonic clock, in seconds.
+
+    `current` is what the transfer is pending for since `since_seconds`, reported or not. `checks` is
+    the number of checks for that reason, `quick_checks` of quick ones since
+    `quick_since_seconds`. `reported` is what the status shows since `reported_at_seconds`. No check
+    is needed before `paused_until_seconds` unless the reason changes.
+    """
+
+    current: Pending = _NOTHING
+    since_seconds: float = 0.0
+    checks: int = 0
+    quick_checks: int = 0
+    quick_since_seconds: float = 0.0
+    reported: Pending = _NOTHING
+    reported_at_seconds: float = 0.0
+    paused_until_seconds: float = 0.0
+
+
+_EMPTY: Final = PendingRecord()
+
+
+@dataclass(frozen=True)
+class PendingReport:
+    """What is to be written: the message in the status, an Event, or nothing."""
+
+    message: bool = False
+    event: bool = False
+
+
+def decide_report(
+    record: PendingRecord, pending: Pending, now: float, *, immediately: bool = False
+) -> tuple[PendingRecord, PendingReport]:
+    """Return `record` with `pending` observed at `now`, and what is to be reported.
+
+    Args:
+        record: what was known before.
+        pending: what the transfer is pending for.
+        now: the monotonic time in seconds.
+        immediately: the transfer is not checked again soon, so an unfinished grace period counts as over.
+    """
+    if pending.reason != record.current.reason:
+        record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
+    elif _without_numbers(pending) != _without_numbers(record.current):
+        # Another step, such as another object that is being deleted.
+        record = replace(record, checks=0)
+    record = replace(record, current=pending)
+    if pending.reason != record.reported.reason:
+        lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS
+        return record, PendingReport(message=lasts, event=lasts)
+    other_cause = pending.blocked and _without_numbers(pending) != _without_numbers(record.reported)
+    pause_seconds = _OTHER_CAUSE_PAUSE_SECONDS if other_cause else _SAME_REASON_PAUSE_SECONDS
+    pause_over = now - record.reported_at_seconds >= pause_seconds
+    changed = pending.message != record.reported.message
+    return record, PendingReport(message=changed and pause_over, event=other_cause and pause_over)
+
+
+def observe(record: PendingRecord, pending: Pending) -> PendingRecord:
+    """Return `record` with `pending`, which is not reported; a change of it is checked soon."""
+    if pending == record.current:
+        return record
+    return replace(record, current=pending, checks=0, paused_until_seconds=0.0)
+
+
+def mark_reported(record: PendingRecord, pending: Pending, now: float) -> PendingRecord:
+    """Return `record` with `pending` reported at `now`."""
+    return replace(record, reported=pending, reported_at_seconds=now)
+
+
+def pause_checks(record: PendingRecord, seconds: float, now: float) -> PendingRecord:
+    """Return `record` without a need for checks for so long, as long as the reason stays."""
+    return replace(record, paused_until_seconds=now + seconds)
+
+
+def next_check(record: PendingRecord, now: float) -> float:
+    """Return the pause before the next check in seconds, which grows with their number."""
+    quick_checks = 0 if _window_over(record, now) else record.quick_checks
+    if record.checks >= len(_QUICK_SECONDS) or quick_checks >= _QUICK_CHECKS:
+        return _CHECK_SECONDS
+    return _QUICK_SECONDS[record.checks]
+
+
+def count_check(record: PendingRecord, now: float) -> PendingRecord:
+    """Return `record` with one more check at `now`."""
+    quick = next_check(record, now) < _CHECK_SECONDS
+    if _window_over(record, now):
+        record = replace(record, quick_checks=0, quick_since_seconds=now)
+    return replace(record, checks=record.checks + 1, quick_checks=record.quick_checks + quick)
+
+
+def seconds_to_report(record: PendingRecord, now: float) -> float:
+    """Return after how long a reason that is not blocked is reported for the first time."""
+    return max(0.0, record.since_seconds + _GRACE_SECONDS - now)
+
+
+def _window_over(record: PendingRecord, now: float) -> bool:
+    return now - record.quick_since_seconds >= _QUICK_WINDOW_SECONDS
+
+
+def _without_numbers(pending: Pending) -> str:
+    """Return what two messages about one cause have in common."""
+    return _NUMBERS.sub("", pending.message)
+
+
+class PendingRecords:
+    """The records of one agent's transfers, by uid."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Measure on `clock`."""
+        self._clock = clock
+        self._records: dict[str, PendingRecord] = {}
+        self._operations = Timers(clock)
+
+    def decide_report(self, uid: str, pending: Pending) -> PendingReport:
+        """Record that the transfer is pending for `pending`; return what is to be reported."""
+        self._records[uid], report = decide_report(self._of(uid), pending, self._clock.monotonic())
+        return report
+
+    def observe(self, uid: str, pending: Pending) -> None:
+        """Record that the transfer is pending for `pending`, which is not reported."""
+        self._records[uid] = observe(self._of(uid), pending)
+
+    def mark_reported(self, uid: str, pending: Pending) -> None:
+        """Record that `pending` was reported."""
+        self._records[uid] = mark_reported(self._of(uid), pending, self._clock.monotonic())
+
+    def pause_checks(self, uid: str, seconds: float) -> None:
+        """Record that no check is needed for so long, as long as the reason stays."""
+        self._records[uid] = pause_checks(self._of(uid), seconds, self._clock.monotonic())
+
+    def count_check(self, uid: str) -> float:
+        """Record a check; return the pause before the next one in seconds."""
+        record, now = self._of(uid), self._clock.monotonic()
+        self._records[uid] = count_check(record, now)
+        return next_check(record, now)
+
+    def paused_seconds(self, uid: str) -> float:
+        """Return for how long no check is needed."""
+        return max(0.0, self._of(uid).paused_until_seconds - self._clock.monotonic())
+
+    def seconds_to_report(self, uid: str) -> float:
+        """Return after how long a reason that is not blocked is reported for the first time."""
+        return seconds_to_report(self._of(uid), self._clock.monotonic())
+
+    def operation_seconds(self, uid: str, operation: str) -> float:
+        """Return how long the transfer has been observed pending for `operation`, its only one at a time."""
+        return self._operations.seconds(uid, operation)
+
+    def is_reported(self, uid: str, reason: str) -> bool:
+        """Return whether `reason` is what was reported last."""
+        return self._of(uid).reported.reason == reason
+
+    def reported_message(self, uid: str) -> str:
+        """Return the message that was reported last; empty where there is none."""
+        return self._of(uid).reported.message
+
+    def reason(self, uid: str) -> str:
+        """Return the reason why the transfer is pending, reported or not; empty where it is unknown."""
+        return self._of(uid).current.reason
+
+    def message(self, uid: str) -> str:
+        """Return the message that goes with `reason`."""
+        return self._of(uid).current.message
+
+    def forget(self, uid: str) -> None:
+        """Delete the record of a transfer."""
+        self._records.pop(uid, None)
+        self._operations.forget(uid)
+
+    def retain(self, uids: AbstractSet[str]) -> None:
+        """Delete the records of all transfers but those."""
+        for uid in self._records.keys() - uids:
+            self.forget(uid)
+        self._operations.retain(uids)
+
+    def _of(self, uid: str) -> PendingRecord:
+        return self._records.get(uid, _EMPTY)
+
+
+FENCE_SECONDS: Final = FENCE_TIMEOUT.total_seconds() + 60.0
+"""A data mover that writes ends itself by then; a minute more for its processes to end."""
+
+_DOUBLINGS: Final = 30
+"""After this number of retries the longest backoff applies in any case."""
+
+_OUT_OF_MEMORY: Final = "OOMKilled"
+_DELETED: Final = "data mover pod was deleted"
+
+_OWN_CODES: Final = {
+    KopiaCrashError.exit_code: InterruptionCause.CRASHED,
+    StorageOutageError.exit_code: InterruptionCause.STORAGE_UNAVAILABLE,
+    FencedError.exit_code: InterruptionCause.FENCED,
+}
+"""Exit codes by which a data mover says that another attempt may succeed."""
+
+_DISRUPTIONS: Final = {
+    "DeletionByPodGC": InterruptionCause.NODE_LOST,
+    "DeletionByTaintManager": InterruptionCause.NODE_LOST,
+    "NodeLost": InterruptionCause.NODE_LOST,
+    "Preempting": InterruptionCause.PREEMPTED,
+    "PreemptionByScheduler": InterruptionCause.PREEMPTED,
+    "Shutdown": InterruptionCause.STOPPED,
+    "Terminated": InterruptionCause.STOPPED,
+}
+"""Reasons of a pod, or of its condition DisruptionTarget; all others are evictions.
+
+Source: Kubernetes v1.34, pkg/apis/core/types.go and pkg/controller/{podgc,tainteviction} (conditions);
+pkg/kubelet/preemption/preemption.go, pkg/kubelet/nodeshutdown (Terminated; in v1.21 Shutdown), pkg/util/node
+(NodeLost).
+"""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended that another one may follow.
+
+    `terminated`: the kubelet reported the exit of its container, so nothing of it runs any more.
+    """
+
+    cause: InterruptionCause
+    message: str
+    terminated: bool
+
+
+def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
+    """Return how an attempt was interrupted; None if it runs, has a result, or failed in a way that no retry helps.
+
+    A mover that is disrupted may fail for that very reason with any exit code. One that is only being deleted
+    does not: its own failure was before.
+
+    Args:
+        pod: the mover pod, a v1 Pod as JSON dict; None: it no longer exists.
+        departed: its last version, if `pod` is None and it is known.
+    """
+    last = pod if pod is not None else departed
+    deleted = pod is None or bool(pod["metadata"].get("deletionTimestamp"))
+    if last is None:
+        return Ending(InterruptionCause.DELETED, "data mover pod no longer exists", terminated=False)
+    end = parse_pod_end(last)
+    if end is None:
+        return None if pod is not None else _lost_while_running(last)
+    cause = _cause_of(last, end, deleted=deleted)
+    return None if cause is None else Ending(cause, _explain(last, end, cause), _has_exited(last))
+
+
+def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str:
+    """Return why there is no attempt after `attempts`, the last one ended for `cause`; empty if there may be one.
+
+    Args:
+        rules: of the transfer's kind.
+        attempts: as recorded, without this interruption.
+        cause: why the attempt ended.
+        age_seconds: of the custom resource, by the clock of the API server.
+    """
+    if not rules.enabled:
+        return "retries are switched off"
+    counted = cause is not InterruptionCause.FENCED
+    if counted and attempts.retries + 1 > rules.max_retries:
+        retries = "1 retry" if rules.max_retries == 1 else f"{rules.max_retries} retries"
+        return f"{retries} (maxRetries)"
+    return explain_deadline(rules, age_seconds=age_seconds)
+
+
+def explain_deadline(rules: RetryRules, *, age_seconds: float) -> str:
+    """Return why a transfer of that age is too old for an attempt that has not begun; empty if it is not."""
+    if rules.deadline is None or age_seconds < rules.deadline.total_seconds():
+        return ""
+    return f"older than {format_duration(rules.deadline)} (deadline)"
+
+
+def backoff_seconds(rules: RetryRules, attempts: Attempts) -> float:
+    """Return the delay of the attempt that `attempts` names, from its announcement; it doubles with each attempt."""
+    doublings = min(max(attempts.number - 2, 0), _DOUBLINGS)
+    return min(rules.initial_backoff * (1 << doublings), rules.max_backoff).total_seconds()
+
+
+def fence_seconds(attempts: Attempts, restores: bool) -> float:  # noqa: FBT001 - the only flag
+    """Return how long after its announcement the next attempt may not write yet, since the last one may still.
+
+    A source has no writer, and so needs no delay.
+    """
+    last = attempts.last
+    return FENCE_SECONDS if restores and last is not None and not last.terminated else 0.0
+
+
+def fence_refusal(ending: Ending, pod: Pod | None) -> str:
+    """Return why no attempt may follow on one that wrote to its volume and ended so; empty: one may.
+
+    Movers that know no attempts, of Velero or of older versions, do not end themselves when they are cut off. A pod
+    that is not known any more was deleted from the API, and the kubelet does that after its containers have ended;
+    for one that was deleted by force the delay has to do.
+
+    Args:
+        ending: how the attempt ended.
+        pod: its mover pod, or the last version of it, a v1 Pod as JSON dict; None: it is not known.
+    """
+    if ending.terminated or pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
+        return ""
+    return "its data mover, of Velero or of an older version, may still write to the volume"
+
+
+def _lost_while_running(pod: Pod) -> Ending:
+    """Return the ending of a pod that no longer exists, and had not ended when it was last seen."""
+    cause = _disruption_cause(pod) or InterruptionCause.DELETED
+    return Ending(cause, explain_loss(pod) or _DELETED, terminated=False)
+
+
+def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | None:
+    """Return why a pod that has ended was interrupted; None if it was not."""
+    if end.exit_code == 0:
+        return None
+    if _container_reason(pod) == _OUT_OF_MEMORY:
+        return InterruptionCause.OUT_OF_MEMORY
+    if end.exit_code in _OWN_CODES:
+        return _OWN_CODES[end.exit_code]
+    cause = _disruption_cause(pod)
+    if cause is not None:
+        return cause
+    if _container_reason(pod) in LOST_CONTAINER:
+        return InterruptionCause.NODE_LOST
+    stopped = _was_stopped(end) or signal_of(end) == signal.SIGTERM
+    unexplained = end.exit_code is None or bool(signal_of(end)) or (end.plain and not end.message.strip())
+    if not (stopped or unexplained):
+        return None
+    if deleted:
+        return InterruptionCause.DELETED
+    if stopped:
+        return InterruptionCause.STOPPED
+    return InterruptionCause.KILLED if signal_of(end) == signal.SIGKILL else InterruptionCause.CRASHED
+
+
+def _was_stopped(end: PodEnd) -> bool:
+    """Return whether the mover reported that it was stopped, also if it was killed before it had exited."""
+    return end.message.strip().endswith(CANCELED_ENDING)
+
+
+def _disruption_cause(pod: Pod) -> InterruptionCause | None:
+    """Return why the cluster ended `pod`; None if its status does not show that it did."""
+    reasons = ((pod.get("status") or {}).get("reason"), disruption_of(pod.get("status") or {}).get("reason"))
+    known = [_DISRUPTIONS[reason] for reason in reasons if reason in _DISRUPTIONS]
+    if known:
+        return known[0]
+    if rejection_reason(pod) not in {"", "Evicted"}:
+        return InterruptionCause.REJECTED
+    return InterruptionCause.EVICTED if any(reasons) or disruption_of(pod.get("status") or {}) else None
+
+
+def _container_reason(pod: Pod) -> str:
+    """Return the reason of the mover's terminated container; empty if there is none."""
+    return (mover_end(pod) or {}).get("reason", "")
+
+
+def _has_exited(pod: Pod) -> bool:
+    """Return whether the runtime reported the exit of the mover's container, and the kubelet did not only miss it."""
+    terminated = mover_end(pod) or {}
+    return "exitCode" in terminated and _container_reason(pod) not in LOST_CONTAINER
+
+
+def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
+    """Return what ended the attempt: the mover's words where it chose its end, else the cluster's.
+
+    A mover that did not choose its end leaves the end of its log in the place of the message.
+    """
+    if cause is InterruptionCause.DELETED:
+        return _DELETED
+    chosen = end.exit_code in _OWN_CODES or _was_stopped(end)
+    words = end.message.strip().removesuffix(CANCELED_ENDING).rstrip(": ") if chosen else ""
+    return words or explain_loss(pod) or explain_exit(end)

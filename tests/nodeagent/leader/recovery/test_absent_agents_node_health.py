@@ -1,0 +1,122 @@
+"""Lost nodes: deleted, or not Ready for long enough."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import NODES
+from core.kube.retry import Retry
+from nodeagent.leader.recovery.absent_agents import NodeHealth, explain_node_loss
+from tests.nodeagent.support.dispatching import cluster_node
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
+
+FIVE = timedelta(minutes=5)
+DAY = timedelta(hours=24)
+SINCE = "2026-11-21T12:00:00Z"
+UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStatusUnknown", "message": "no word"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "seconds", "words"),
+    [
+        pytest.param(None, 0, "node n does not exist", id="no such node"),
+        pytest.param({"status": "True", "lastTransitionTime": SINCE}, 9999, "", id="ready"),
+        pytest.param({}, 9999, "", id="never said anything"),
+        pytest.param({"status": "Unknown"}, 9999, "", id="no time"),
+        pytest.param(UNKNOWN, 299, "", id="not yet"),
+        pytest.param(UNKNOWN, 300, "node n is not Ready for 5m0s: NodeStatusUnknown: no word", id="unknown"),
+        pytest.param(
+            {"status": "False", "lastTransitionTime": SINCE}, 300, "node n is not Ready for 5m0s", id="without words"
+        ),
+    ],
+)
+def test_a_node_is_lost_if_deleted_or_not_ready_for_long(
+    condition: JsonDict | None, seconds: float, words: str
+) -> None:
+    assert explain_node_loss("n", condition, seconds=seconds, gone_after=FIVE) == words
+
+
+async def losses(kube: FakeKube, *labels: str, skew: timedelta = timedelta()) -> list[str]:
+    """Return why the nodes with those label values are lost, five minutes after the first list."""
+    clock = LoopClock(skew)
+    health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
+    before = [health.explain_loss(label, label) for label in labels]
+    assert not any(before)
+    task = asyncio.create_task(health.run(), name="node health")
+    await asyncio.sleep(299)
+    assert not any(health.explain_loss(label, label) for label in labels if label in {"node-a", "node-b"})
+    await asyncio.sleep(2)
+    found = [health.explain_loss(label, label) for label in labels]
+    for node in kube.objects(NODES):
+        await KubeClient(kube, Retry(clock)).delete(NODES, "", node["metadata"]["name"])
+    await asyncio.sleep(5)
+    assert not any(health.explain_loss(label, label) for label in labels)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return found
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("skew", [timedelta(), DAY, -DAY], ids=["right", "a day ahead", "a day behind"])
+async def test_nodes_are_found_by_label_value(skew: timedelta) -> None:
+    kube, long = FakeKube(), "n" * 70
+    kube.put(cluster_node("node-a"))
+    kube.put(cluster_node("node-b", ready=False))
+    kube.put(cluster_node(long))
+    found = await losses(kube, "node-a", "node-b", "node-c", long[:57] + "5e9d2f", "n" * 57, skew=skew)
+    assert [text.partition(":")[0] for text in found[:3]] == [
+        "",
+        "node node-b is not Ready for 5m0s",
+        "node node-c does not exist",
+    ]
+
+
+@pytest.mark.looptime
+async def test_without_permission_no_node_is_lost() -> None:
+    kube = FakeKube()
+    kube.put(cluster_node("node-a"))
+    kube.fail_next("GET", "/nodes", 403, times=100)
+    assert await losses(kube, "node-b") == [""]
+
+
+@pytest.mark.looptime
+async def test_a_node_that_was_ready_in_between_is_not_lost() -> None:
+    kube, clock = FakeKube(), LoopClock(-DAY)
+    kube.put(cluster_node("node-a", ready=False, since="2026-11-21T12:00:00Z"))
+    health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
+    task = asyncio.create_task(health.run(), name="node health")
+    await asyncio.sleep(200)
+    kube.put(cluster_node("node-a"))
+    await asyncio.sleep(1)
+    kube.put(cluster_node("node-a", ready=False, since="2026-11-21T12:03:21Z"))
+    await asyncio.sleep(299)
+    assert health.explain_loss("node-a", "node-a") == ""
+    await asyncio.sleep(2)
+    assert health.explain_loss("node-a", "node-a").startswith("node node-a is not Ready for 5m0s")
+    kube.put(cluster_node("node-a"))
+    await asyncio.sleep(1)
+    assert (health.explain_loss("node-a", "node-a"), len(health._not_ready)) == ("", 0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_a_rejected_first_list_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    kube, clock = FakeKube(), LoopClock()
+    kube.put(cluster_node("node-a"))
+    kube.fail_next("GET", "/nodes", 403, times=3)
+    health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
+    task = asyncio.create_task(health.run(), name="node health")
+    await asyncio.sleep(30)
+    assert health.explain_loss("node-b", "node-b") == ""
+    await asyncio.sleep(200)
+    assert health.explain_loss("node-a", "node-a") == ""
+    assert health.explain_loss("node-b", "node-b") == "node node-b does not exist"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    warnings = [record.levelname for record in caplog.records if "cannot detect lost nodes" in record.message]
+    assert warnings.count("WARNING") == 1

@@ -1,0 +1,76 @@
+"""What a completed backup saved, as the index reads it from the custom resource."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from core.models.base import JsonDict
+from core.models.names import PVC_NAME_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_ANNOTATION
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup
+from nodeagent.leader.index import VolumeCopy, read_copy
+from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup
+
+CREATED = datetime(2026, 11, 21, 11, 58, tzinfo=UTC)
+DONE: JsonDict = {"phase": "Completed", "progress": {"totalBytes": 9, "bytesDone": 9}}
+
+
+def copy_of(raw: JsonDict) -> VolumeCopy:
+    found = read_copy(DataUpload.parse(raw))
+    assert found is not None
+    return found
+
+
+def backup_owner(name: str) -> list[JsonDict]:
+    return [{"apiVersion": "velero.io/v1", "kind": "Backup", "name": name, "uid": "u"}]
+
+
+def test_a_completed_data_upload_saved_its_source_pvc() -> None:
+    raw = data_upload(status=DONE)
+    assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, "", None)
+
+
+def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
+    times = {"startTimestamp": "2026-11-21T11:58:30Z", "completionTimestamp": "2026-11-21T12:00:00Z"}
+    found = copy_of(data_upload(status={**DONE, **times, "incrementalBytes": 4}))
+    assert (found.completed, found.new_bytes, found.seconds) == (datetime(2026, 11, 21, 12, tzinfo=UTC), 4, 90)
+
+
+def test_a_pod_volume_backup_saved_a_pvc_if_it_names_one() -> None:
+    named = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations={PVC_NAME_ANNOTATION: "data"}))
+    unnamed = PodVolumeBackup.parse(pod_volume_backup(status=DONE))
+    assert read_copy(named) == VolumeCopy("data", CREATED, 9, "", None)
+    assert read_copy(unnamed) == VolumeCopy("", CREATED, 9, "", None)
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Canceled"])
+def test_what_ended_otherwise_is_not_complete(phase: str) -> None:
+    assert not copy_of(data_upload(status={"phase": phase})).complete
+
+
+@pytest.mark.parametrize("phase", ["", "InProgress"])
+def test_what_has_not_ended_saved_nothing(phase: str) -> None:
+    assert read_copy(DataUpload.parse(data_upload(status={"phase": phase} if phase else {}))) is None
+
+
+def test_a_restore_saved_nothing() -> None:
+    assert read_copy(DataDownload.parse(data_download(status=DONE))) is None
+
+
+@pytest.mark.parametrize(
+    ("meta", "schedule"),
+    [
+        pytest.param({"ownerReferences": backup_owner("nightly-20261121020000")}, "nightly", id="of Velero"),
+        pytest.param({"ownerReferences": backup_owner("by-hand")}, "", id="a Backup without Schedule"),
+        pytest.param({"labels": {SCHEDULE_LABEL: "hourly"}}, "hourly", id="of a CronJob"),
+        pytest.param({}, "", id="none"),
+    ],
+)
+def test_the_schedule_is_that_of_the_label_or_of_the_backups_name(meta: JsonDict, schedule: str) -> None:
+    assert copy_of(data_upload(status=DONE, **meta)).schedule == schedule
+
+
+def test_the_annotation_of_a_verification_is_read() -> None:
+    text = '{"at":"2026-11-22T00:00:00Z","outcome":"failed"}'
+    found = copy_of(data_upload(status=DONE, annotations={VERIFICATION_ANNOTATION: text})).verification
+    assert found is not None
+    assert not found.passed

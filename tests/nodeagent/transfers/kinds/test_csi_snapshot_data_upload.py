@@ -1,0 +1,296 @@
+"""What is particular to DataUploads and DataDownloads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from core.errors import ExposeError, ResultError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, SECRETS
+from core.models.base import JsonDict
+from core.models.names import OUTCOME_ANNOTATION
+from core.models.phases import Phase
+from core.models.reasons import FailureReason
+from exposer.model import KeptVolume, Pending
+from exposer.settings import BackupPVCSettings
+from nodeagent.runtime.settings import Settings
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
+from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
+from nodeagent.transfers.outcome import Outcome
+from tests.nodeagent.support.data_kinds import (
+    CLAIM_PATH,
+    LOCATION,
+    LOCATION_PATH,
+    READY_WORLD,
+    SECRET_PATH,
+    SETTINGS,
+    TRUSTING,
+    FakeExposer,
+    admission,
+    downloads,
+    uploads,
+)
+from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.support.scripted import stored
+
+
+async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
+    verdicts = [
+        (await admission(uploads(), data_upload())).decision,
+        (await admission(downloads(), data_download())).decision,
+    ]
+    assert verdicts == [AdmissionState.READY, AdmissionState.READY]
+
+
+MISSING = timedelta(minutes=2)
+
+
+@pytest.mark.parametrize(
+    ("world", "limit", "words"),
+    [
+        pytest.param({}, MISSING, "BackupStorageLocation velero/default does not exist", id="no location"),
+        pytest.param({LOCATION_PATH: LOCATION}, MISSING, "Secret velero/cloud", id="no secret"),
+        pytest.param(
+            READY_WORLD | {SECRET_PATH: stored(SECRETS, data={"other": ""})},
+            MISSING,
+            "Secret velero/cloud of BackupStorageLocation default has no key k",
+            id="no such key",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": TRUSTING}},
+            MISSING,
+            "Secret velero/ca of BackupStorageLocation default does not exist",
+            id="no CA",
+        ),
+        pytest.param(
+            READY_WORLD | {LOCATION_PATH: LOCATION | {"spec": {"provider": "aws"}}},
+            None,
+            "objectStorage",
+            id="unreadable",
+            marks=pytest.mark.cause("location-unreadable"),
+        ),
+    ],
+)
+@pytest.mark.cause("location-secret-missing")
+async def test_an_unusable_location_is_named_and_pending(
+    world: Mapping[str, JsonDict], limit: timedelta | None, words: str
+) -> None:
+    """One that is missing may be in rotation: the transfer fails after two minutes only."""
+    for found in (
+        await admission(uploads(), data_upload(), world),
+        await admission(downloads(), data_download(), world),
+    ):
+        assert words in found.message
+        assert (found.decision, found.blocked, found.indefinite) == (AdmissionState.PENDING, True, False)
+        assert found.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("status", "warning"),
+    [
+        ({"phase": "Unavailable", "message": "no bucket"}, "velero/default is Unavailable: no bucket"),
+        ({"phase": "Unavailable"}, "velero/default is Unavailable"),
+        ({"phase": "Odd"}, "velero/default is Odd"),
+        ({"phase": "Available", "message": "old"}, ""),
+        ({}, ""),
+    ],
+    ids=["message", "no message", "unknown phase", "available", "no phase"],
+)
+async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str) -> None:
+    world = READY_WORLD | {LOCATION_PATH: LOCATION | {"status": status}}
+    for found in (
+        await admission(uploads(), data_upload(), world),
+        await admission(downloads(), data_download(), world),
+    ):
+        wanted = f"BackupStorageLocation {warning}" if warning else ""
+        assert found == Admission(AdmissionState.READY, warning=wanted)
+
+
+async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
+    exposer = FakeExposer(Pending("SnapshotNotReady", "not ready yet"))
+    found = await admission(uploads(exposer), data_upload())
+    assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "not ready yet", indefinite=True)
+
+
+async def test_a_snapshot_with_an_error_is_blocked() -> None:
+    exposer = FakeExposer(Pending("SnapshotError", "no space left", blocked=True))
+    found = await admission(uploads(exposer), data_upload())
+    assert found == Admission(AdmissionState.PENDING, "SnapshotError", "no space left", blocked=True)
+
+
+async def test_a_missing_snapshot_fails() -> None:
+    found = await admission(uploads(FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
+    assert (found.decision, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
+
+
+COPYING = replace(
+    SETTINGS, backup_pvcs={"hostpath": BackupPVCSettings(copies=("Secret/a",))}, restore_copies=("Secret/b",)
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, Admission(AdmissionState.READY)),
+        (Pending("CopyInUse", "m"), Admission(AdmissionState.PENDING, "CopyInUse", "m", indefinite=True)),
+        (
+            Pending("CopySourceMissing", "m", blocked=True),
+            Admission(AdmissionState.PENDING, "CopySourceMissing", "m", blocked=True),
+        ),
+    ],
+    ids=["ready", "in use", "missing"],
+)
+async def test_the_copies_that_a_transfer_needs_are_named_by_its_check(
+    found: Pending | None, expected: Admission
+) -> None:
+    """A copy is in use for as long as another transfer takes; a missing source is the operator's mistake."""
+    upload = DataUploadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
+    download = DataDownloadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
+    assert await admission(upload, data_upload()) == replace(expected, copies=("Secret/a",))
+    assert await admission(download, data_download()) == replace(expected, copies=("Secret/b",))
+
+
+@pytest.mark.parametrize("change", [{"snapshotType": "Magic"}, {"csiSnapshot": None}], ids=["type", "no snapshot"])
+@pytest.mark.cause("snapshot-type")
+async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(change: JsonDict) -> None:
+    transfer = data_upload()
+    transfer["spec"] |= change
+    exposer = FakeExposer()
+    kind = uploads(exposer)
+    assert (await admission(kind, transfer)).decision is AdmissionState.FAILED
+    if transfer["spec"]["csiSnapshot"] is None:
+        assert await kind.clean_up(kind.parse(transfer)) is None
+        assert exposer.cleaned == 0
+
+
+async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
+    world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
+    found = await admission(downloads(), data_download(), world)
+    assert (found.decision, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
+    assert "PersistentVolumeClaim app3/data" in found.message
+
+
+async def test_an_unconsumed_target_claim_waits() -> None:
+    found = await admission(downloads(FakeExposer(Pending("R", "first pod"))), data_download())
+    assert found == Admission(AdmissionState.PENDING, "R", "first pod")
+
+
+async def test_a_bound_target_claim_fails() -> None:
+    found = await admission(downloads(FakeExposer(ExposeError("bound already"))), data_download())
+    assert (found.decision, found.message) == (AdmissionState.FAILED, "bound already")
+
+
+@pytest.mark.parametrize(
+    ("datamover", "ours"),
+    [("", True), ("velero", True), ("velero-fs", True), ("velero-block", True), ("Velero", False), ("another", False)],
+)
+def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -> None:
+    cases: list[tuple[Kind[Any], JsonDict]] = [(uploads(), data_upload()), (downloads(), data_download())]
+    for kind, transfer in cases:
+        transfer["spec"]["datamover"] = datamover
+        assert kind.managed(kind.parse(transfer)) is ours
+
+
+_SOURCE_PATH = "/api/v1/namespaces/app/persistentvolumeclaims/data"
+
+
+@pytest.mark.parametrize(
+    ("transfer", "path"), [(data_upload(), _SOURCE_PATH), (data_download(), CLAIM_PATH)], ids=["upload", "download"]
+)
+@pytest.mark.cause("data-mover-unsupported")
+async def test_the_block_data_mover_gets_block_volumes_only(transfer: JsonDict, path: str) -> None:
+    transfer["spec"]["datamover"] = "velero-block"
+    kind: Kind[Any] = uploads() if transfer["kind"] == "DataUpload" else downloads()
+    meta = {"namespace": path.split("/")[4], "name": "data"}
+    files, blocks = (
+        READY_WORLD | {path: stored(PERSISTENT_VOLUME_CLAIMS, metadata=meta, spec=spec)}
+        for spec in ({}, {"volumeMode": "Block"})
+    )
+    message = (
+        "data mover velero-block needs volumeMode Block, and PersistentVolumeClaim "
+        f"{meta['namespace']}/data has a file system: use velero-fs"
+    )
+
+    found = await admission(kind, transfer, files)
+
+    assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
+    assert (await admission(kind, transfer, blocks)).decision is AdmissionState.READY
+    assert kind.parse(transfer).required_feature == "velero-block"
+
+
+def test_a_transfer_queues_for_its_volumes_namespace() -> None:
+    assert uploads().queue_namespace(uploads().parse(data_upload())) == "app"
+    assert downloads().queue_namespace(downloads().parse(data_download())) == "app3"
+
+
+def test_the_final_status_of_an_upload_is_as_recorded() -> None:
+    kind = uploads()
+    result = kind.parse_result(
+        '{"snapshotID":"74b3","emptySnapshot":false,"source":{"byPath":"/scratch/volume","volumeMode":"Filesystem"},'
+        '"totalBytes":50000000,"incrementalBytes":50000000}'
+    )
+    cr = kind.parse(data_upload())
+    assert kind.final_status(cr, Outcome(phase=Phase.COMPLETED, result=result)) == {
+        "path": f"/{cr.uid}",
+        "snapshotID": "74b3",
+        "incrementalBytes": 50000000,
+        "sourceSize": 50000000,
+        "progress": {"totalBytes": 50000000, "bytesDone": 50000000},
+    }
+
+
+def test_the_note_of_a_backup_is_its_message() -> None:
+    kind = uploads()
+    text = '{"snapshotID":"74b3","source":{"byPath":"/volume"},"totalBytes":1,"note":"read everything"}'
+    outcome = Outcome.from_json(Outcome(phase=Phase.COMPLETED, result=kind.parse_result(text)).to_json())
+    assert kind.final_status(kind.parse(data_upload()), outcome)["message"] == "read everything"
+
+
+def test_the_final_status_of_a_download_is_as_recorded() -> None:
+    kind = downloads()
+    result = kind.parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
+    status = kind.final_status(kind.parse(data_download()), Outcome(phase=Phase.COMPLETED, result=result))
+    assert status == {"progress": {"totalBytes": 50000000, "bytesDone": 50000000}}
+
+
+def test_a_result_of_the_other_kind_is_rejected() -> None:
+    with pytest.raises(ResultError):
+        downloads().parse_result('{"snapshotID":"s","source":{"byPath":"/x"}}')
+
+
+@pytest.mark.parametrize(
+    ("phase", "dropped"),
+    [(Phase.FAILED, [KeptVolume("pv-1", "Retain", provisioned=True)]), (Phase.COMPLETED, [])],
+    ids=["failed", "completed"],
+)
+async def test_the_kept_volume_is_dropped_unless_it_was_handed_over(phase: Phase, dropped: list[KeptVolume]) -> None:
+    result = downloads().parse_result('{"target":{"byPath":"/72bf","volumeMode":"Filesystem"},"totalBytes":50000000}')
+    kept = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1", reclaim_policy="Retain", provisioned=True)
+    transfer = data_download(status={"phase": str(phase)}, annotations={OUTCOME_ANNOTATION: kept.to_json()})
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    assert await kind.clean_up(kind.parse(transfer)) is None
+    assert (exposer.dropped, exposer.cleaned) == (dropped, 1)
+
+
+async def test_the_written_volume_is_kept_with_the_outcome() -> None:
+    kind = downloads()
+    cr = kind.parse(data_download())
+    outcome = await kind.keep(cr, Outcome(phase=Phase.COMPLETED))
+    assert (outcome.pv_name, outcome.reclaim_policy, outcome.provisioned) == ("pv-1", "Delete", True)
+    assert await kind.complete(cr, outcome) == Pending("Binding", "pv-1")
+
+
+async def test_an_upload_whose_volume_is_not_the_snapshots_is_not_confirmed() -> None:
+    kind = uploads(FakeExposer(ExposeError("was bound to the existing PersistentVolume precious")))
+    with pytest.raises(ExposeError, match="precious"):
+        await kind.confirm_volume(kind.parse(data_upload()))
+
+
+async def test_an_upload_is_complete_with_its_outcome() -> None:
+    kind = uploads()
+    cr, outcome = kind.parse(data_upload()), Outcome(phase=Phase.COMPLETED)
+    assert await kind.keep(cr, outcome) == outcome
+    assert await kind.complete(cr, outcome) is None

@@ -1,0 +1,189 @@
+"""When a pending reason is reported, and when a pending transfer is checked again."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from exposer.model import Pending
+from nodeagent.transfers.waiting import (
+    PendingRecord,
+    PendingRecords,
+    PendingReport,
+    count_check,
+    decide_report,
+    mark_reported,
+    next_check,
+    observe,
+    pause_checks,
+    seconds_to_report,
+)
+from tests.nodeagent.support.hand_clock import HandClock
+
+UNSCHEDULABLE = Pending("Unschedulable", "0/3 nodes are available")
+OTHER_NUMBERS = Pending("Unschedulable", "0/4 nodes are available")
+IMAGE = Pending("ImagePullBackOff", "no such image")
+TAINT = Pending("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", blocked=True)
+MORE_NODES = Pending("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", blocked=True)
+FULL = Pending("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", blocked=True)
+NOTHING, STATUS, ALL = PendingReport(), PendingReport(message=True), PendingReport(message=True, event=True)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (2.9, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL)],
+            id="a reason that lasts",
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL), (99.0, UNSCHEDULABLE, NOTHING)], id="once"
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (5.0, UNSCHEDULABLE, ALL), (10.0, IMAGE, NOTHING), (13.0, IMAGE, ALL)],
+            id="one reason after another",
+        ),
+        pytest.param(
+            [(0.0, UNSCHEDULABLE, NOTHING), (2.0, IMAGE, NOTHING), (4.0, UNSCHEDULABLE, NOTHING)],
+            id="alternating reasons",
+        ),
+        pytest.param(
+            [
+                (0.0, UNSCHEDULABLE, NOTHING),
+                (3.0, UNSCHEDULABLE, ALL),
+                (12.9, OTHER_NUMBERS, NOTHING),
+                (13.0, OTHER_NUMBERS, STATUS),
+            ],
+            id="another message of one reason",
+        ),
+        pytest.param([(0.0, TAINT, ALL)], id="blocked"),
+        pytest.param(
+            [
+                (0.0, TAINT, ALL),
+                (5.0, MORE_NODES, NOTHING),
+                (10.0, MORE_NODES, STATUS),
+                (12.0, FULL, NOTHING),
+                (15.0, FULL, ALL),
+            ],
+            id="another cause of a blocked reason",
+        ),
+    ],
+)
+def test_reports_follow_the_table(table: list[tuple[float, Pending, PendingReport]]) -> None:
+    record, reports = PendingRecord(), []
+    for now, pending, _ in table:
+        record, report = decide_report(record, pending, now)
+        if report.message:
+            record = mark_reported(record, pending, now)
+        reports.append(report)
+    assert reports == [report for _, _, report in table]
+
+
+def test_a_transfer_that_is_not_checked_soon_is_reported_immediately() -> None:
+    assert decide_report(PendingRecord(), UNSCHEDULABLE, 0.0, immediately=True)[1] == ALL
+
+
+def test_a_rule_changes_no_record_in_place() -> None:
+    before = PendingRecord(current=UNSCHEDULABLE, checks=2)
+    copy = replace(before)
+    decide_report(before, IMAGE, 9.0)
+    observe(before, IMAGE)
+    mark_reported(before, IMAGE, 9.0)
+    pause_checks(before, 60.0, 9.0)
+    count_check(before, 9.0)
+    assert before == copy
+
+
+def test_checks_become_rarer_up_to_every_five_seconds() -> None:
+    record, pauses = PendingRecord(), []
+    for _ in range(7):
+        pauses.append(next_check(record, 0.0))
+        record = count_check(record, 0.0)
+    assert pauses == [0.25, 0.75, 1, 2, 4, 5, 5]
+
+
+def test_the_next_step_of_the_same_reason_is_checked_soon() -> None:
+    record = PendingRecord()
+    for name in ("Pod restore-1", "PersistentVolumeClaim restore-1"):
+        for _ in range(3):
+            record, _ = decide_report(record, Pending("CleaningUp", f"{name} is being deleted"), 1.0)
+            record = count_check(record, 1.0)
+    assert next_check(record, 1.0) == 2
+    assert record.since_seconds == 1.0
+
+
+def test_next_check_computes_the_same_until_a_check_is_counted() -> None:
+    record = count_check(PendingRecord(), 0.0)
+    assert next_check(record, 0.0) == next_check(record, 0.0) == 0.75
+
+
+def test_alternating_reasons_are_no_busy_loop() -> None:
+    record, now, checks = PendingRecord(), 0.0, 0
+    while now < 600:
+        record, _ = decide_report(record, UNSCHEDULABLE if checks % 2 else IMAGE, now)
+        pause = next_check(record, now)
+        record = count_check(record, now)
+        now += pause
+        checks += 1
+    # Every five seconds, and ten quick ones a minute.
+    assert checks <= 600 / 5 + 10 * 10
+
+
+@pytest.mark.parametrize(
+    ("pending", "checks", "paused_until"),
+    [
+        pytest.param(UNSCHEDULABLE, 3, 60.0, id="the same"),
+        pytest.param(OTHER_NUMBERS, 0, 0.0, id="another message"),
+        pytest.param(IMAGE, 0, 0.0, id="another reason"),
+    ],
+)
+def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, checks: int, paused_until: float) -> None:
+    record = PendingRecord(current=UNSCHEDULABLE, checks=3, paused_until_seconds=60.0)
+    after = observe(record, pending)
+    assert (after.current, after.checks, after.paused_until_seconds) == (pending, checks, paused_until)
+
+
+def test_another_reason_ends_a_pause_and_another_message_does_not() -> None:
+    paused = pause_checks(decide_report(PendingRecord(), UNSCHEDULABLE, 0.0)[0], 60.0, 0.0)
+    assert decide_report(paused, OTHER_NUMBERS, 1.0)[0].paused_until_seconds == 60.0
+    assert decide_report(paused, IMAGE, 1.0)[0].paused_until_seconds == 0.0
+
+
+def test_the_first_report_is_due_after_the_grace_period() -> None:
+    record, _ = decide_report(PendingRecord(), UNSCHEDULABLE, 10.0)
+    assert [seconds_to_report(record, now) for now in (10.0, 12.0, 99.0)] == [3.0, 1.0, 0.0]
+
+
+def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> None:
+    records = PendingRecords(HandClock())
+    records.decide_report("a", UNSCHEDULABLE)
+    assert [records.message(uid) for uid in ("a", "b")] == [UNSCHEDULABLE.message, ""]
+    assert not records.is_reported("a", UNSCHEDULABLE.reason)
+    records.mark_reported("a", UNSCHEDULABLE)
+    assert records.is_reported("a", UNSCHEDULABLE.reason)
+    records.forget("a")
+    assert (records.message("a"), records.reported_message("a")) == ("", "")
+
+
+@pytest.mark.parametrize("skew", [timedelta(hours=24), timedelta(hours=-24)], ids=["a day ahead", "a day behind"])
+def test_an_operation_is_measured_from_its_first_observation(skew: timedelta) -> None:
+    clock = HandClock(100.0, skew)
+    records = PendingRecords(clock)
+    assert records.operation_seconds("a", "deletion of x") == 0.0
+    clock.seconds = 101.0
+    records.decide_report("a", UNSCHEDULABLE)
+    assert records.operation_seconds("a", "deletion of x") == 1.0
+    clock.seconds = 700.0
+    assert records.operation_seconds("a", "deletion of x") == 600.0
+    assert records.operation_seconds("a", "readiness of y") == 0.0
+
+
+def test_nothing_is_remembered_of_transfers_that_are_forgotten() -> None:
+    records = PendingRecords(HandClock())
+    for uid in ("a", "b", "c"):
+        records.decide_report(uid, UNSCHEDULABLE)
+        records.operation_seconds(uid, "cleanup")
+    records.operation_seconds("never reported", "cleanup")
+    records.forget("a")
+    records.retain({"c"})
+    assert (list(records._records), len(records._operations)) == (["c"], 1)
