@@ -47,8 +47,8 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
-from nodeagent.runtime.workqueue import work_in_parallel
 from nodeagent.runtime.transport import load_transport
+from nodeagent.runtime.workqueue import work_in_parallel
 from tests.support.objects import JsonDict
 from tests.testbed.api import Resource as BedResource
 
