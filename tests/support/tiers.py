@@ -29,6 +29,7 @@ EXPECTED: dict[str, str] = {
     "tests/datamover/flows/test_confinement.py": "each attack, while a real backup or restore walks the volume",
     "tests/datamover/flows/test_fence.py": "how long a mover waits for the API server before it ends",
     "tests/datamover/flows/test_opening.py": "one of each kind of a real time-out",
+    "tests/datamover/data_path/test_resume.py": "volumes large enough to be interrupted, which are read again",
     "tests/datamover/flows/test_resume.py": "volumes large enough to be interrupted, which are read again",
     "tests/nodeagent/leader/maintenance/test_writes.py": "a history for each write that fails",
     "tests/client/ui/test_browser.py": "a browser of its own for each test",
