@@ -19,7 +19,7 @@ from benchmarks.bed import Bed
 from benchmarks.processes import BenchmarkError
 from benchmarks.programs import MoverRun
 from core.contract import DataPathReason, MoverArgs, MoverVerb, parse_progress
-from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
+from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause
 from tests.datamover.support.pods import TRANSFER
 
 _POLL_SECONDS: Final = 0.05

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.groups import MemoryGroup
-from datamover.runtime.flushing import no_flushes
+from datamover.runtime.sandbox import no_flushes
 
 _SAMPLE_SECONDS: Final = 0.02
 _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)

@@ -20,8 +20,8 @@ from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
 from benchmarks.tree import TreeShape, make_tree
 from core.contract import BackupMover
-from core.models.bandwidth import BandwidthLimits
 from core.models.names import BANDWIDTH_ANNOTATION
+from core.models.transfer_settings import BandwidthLimits
 
 _LIMIT_MIB: Final = 256
 _MANY_LIMIT_MIB: Final = 512

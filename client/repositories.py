@@ -1,4 +1,4 @@
-"""Reads backup repositories for a user: their resources, their Jobs, and what the leader says about them.
+"""Reads backup repositories for a user: their resources, Jobs, what the leader says, and a report of their snapshots.
 
 Everything is read with the user's permissions. What cannot be read is left out, with a note that says why.
 """
@@ -6,32 +6,36 @@ Everything is read with the user's permissions. What cannot be read is left out,
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from msgspec.structs import asdict
 
-from client.events import read_events
 from client.installation import read_settings
 from client.leader_page import LeaderDecision, read_leader_decisions
-from client.next_maintenance import NextMaintenance, compute_next
+from client.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 from client.repository_view import (
+    NextMaintenance,
     RepositoryDetails,
     RepositoryList,
     RepositoryProof,
     RepositorySummary,
     RunningJobState,
+    compute_next,
+    read_events,
 )
-from core.contract import MaintenanceMode, MaintenanceResult
+from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.types import Object, Pod
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict
+from core.models.base import JsonDict, WireModel
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
+from core.mover_specs import ReportSnapshots
+from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import missing
@@ -48,7 +52,7 @@ from nodeagent.maintenance.rules import (
 from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 
-__all__ = ["RepositoryReader", "read_repository"]
+__all__ = ["RepositoryReader", "SnapshotList", "read_repository", "report_snapshots"]
 
 _T = TypeVar("_T")
 
@@ -294,3 +298,40 @@ def _pending(pod: Pod) -> str:
     except AgentError as e:
         return str(e)
     return pending.message if pending is not None else ""
+
+
+_ORDER: Final = (SnapshotVerdict.UNREFERENCED, SnapshotVerdict.INCOMPLETE, SnapshotVerdict.UNKNOWN)
+
+
+class SnapshotList(WireModel):
+    """The kopia snapshots of one repository that are not referenced, and the totals of all of them."""
+
+    repository: str
+    totals: SnapshotReport
+    snapshots: list[ReportedSnapshot]
+    notes: list[str]
+
+
+async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) -> SnapshotList:  # noqa: ASYNC109 - of the Job
+    """Run the report of the repository `name` and return it.
+
+    Raises:
+        NotFoundError: the repository or its location does not exist.
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        JobError: the Job failed, cannot start, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    repository = await read_repository(tools.client, tools.namespace, name)
+    location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)
+    subject = JobSubject.of(repository, "report", location)
+    manifest = await plan_job(tools, subject, ReportSnapshots())
+    answer = await run_job(tools, manifest, "report", timeout)
+    return _read(name, answer)
+
+
+def _read(name: str, answer: JobAnswer) -> SnapshotList:
+    totals = parse_result(SnapshotReport, answer.message)
+    found = answer.find(REPORTED_LINE)
+    notes = [f"what refers to snapshots could not be read: {totals.unread}"] if totals.unread else []
+    found.sort(key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else len(_ORDER), one.start, one.id))
+    return SnapshotList(repository=name, totals=totals, snapshots=found, notes=notes)

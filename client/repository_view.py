@@ -1,23 +1,170 @@
-"""Backup repositories as a user sees them: the documents of `nodeagent repo get` and `nodeagent repo describe`.
+"""Backup repositories as users see them: documents, Events, the next maintenance, the lines to connect to one.
+
+Pure: what a user sees of a decision that `nodeagent.maintenance.rules` makes.
 
 Their fields are stable: they are the JSON that these commands print, in camelCase; times are RFC 3339.
+
+Password and keys are in none of the lines: kubectl reads them from their Secrets when the lines are run, into variables
+of that shell. kopia gets them from there, so they are in no argument and not in its configuration, which is a file of
+its own: a connection that the person has stays as it is.
+Source: kopia 0.23.1, cli/command_repository_connect.go, cli/storage_s3.go, cli/storage_filesystem.go; Velero v1.18,
+pkg/repository/config/config.go (the folder of a repository).
 """
 
-from typing import Self
+import dataclasses
+import posixpath
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Self
+from urllib.parse import urlsplit
 
 from msgspec import field
+from msgspec.structs import replace
 
-from client.events import EventLine
-from client.next_maintenance import NextMaintenance
-from core.contract import MaintenanceResult
-from core.models.base import Time, WireModel
-from core.models.names import REPOSITORY_ID_ANNOTATION
-from core.models.storage import BackupRepository, MaintenanceEntry
+from client.leader_page import LeaderDecision
+from core.contract import MaintenanceMode, MaintenanceResult
+from core.errors import ConfigError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import EVENTS
+from core.kube.types import Event
+from core.models.base import Time, WireModel, parse_time
+from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
+from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceEntry, SecretKey
 from core.snapshot_contract import SnapshotTotal
 from nodeagent.maintenance.record import MaintenanceRecord
+from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView, decide_maintenance
 from nodeagent.maintenance.verification import RepositoryVerification
 
-__all__ = ["RepositoryDetails", "RepositoryList", "RepositoryProof", "RepositorySummary", "RunningJobState"]
+__all__ = [
+    "EventLine",
+    "NextMaintenance",
+    "RepositoryDetails",
+    "RepositoryList",
+    "RepositoryProof",
+    "RepositorySummary",
+    "RunningJobState",
+    "build_connect_lines",
+    "compute_next",
+    "read_events",
+]
+
+_REASONS: Final = {
+    Hold.OFF: "maintenance is switched off (serve --repo-maintenance=off)",
+    Hold.SERVER: "the Velero server in the namespace maintains it",
+    Hold.SERVER_SEEN: "a Velero server was there less than an hour ago, or the leader has not looked for as long",
+    Hold.JOB_UNFINISHED: "a Job runs",
+    Hold.NEVER_READY: "the repository was never Ready: its message says why",
+    Hold.LOCATION_MISSING: "its backup storage location does not exist",
+    Hold.LOCATION_READ_ONLY: "its backup storage location is ReadOnly, so nothing may be written",
+    Hold.LOCATION_UNAVAILABLE: "its backup storage location is Unavailable: its status.message says why",
+    Hold.FOREIGN: "another cluster, or a user, maintains the repository; serve --repo-maintenance=on ignores that",
+    Hold.BLOCKED: "the last run failed, and the next one would too until location, credentials or password change",
+    Hold.BACK_OFF: "the last run failed",
+    Hold.IDLE: "nothing has changed since the last run",
+    Hold.NOT_OBSERVED: "the leader waits for the answers of its watches",
+    Hold.NOT_DUE: "it is maintained",
+    Hold.WINDOW: "no window is open",
+    Hold.CONCURRENCY: "as many Jobs run as maxConcurrentJobs allows",
+    Hold.REJECTED: "the API server rejects the pod of the Job: see the Event MaintenanceRejected",
+}
+
+
+class NextMaintenance(WireModel):
+    """The next maintenance of one repository.
+
+    `hold` says why nothing runs now, as on the leader's status page; empty: a run is due. `due` is when it is or was
+    due; None: not known, since it would not run then either. `until` is when time alone may end the hold. `mode` is
+    what kopia's schedule asks for then, as recorded by the last run: quick or full; empty: not known. `from_leader`:
+    the leader said so; otherwise it follows from what this command could read, and `due` is the earliest time.
+    """
+
+    hold: str = ""
+    reason: str = ""
+    mode: str = ""
+    due: Time | None = None
+    until: Time | None = None
+    overdue: bool = False
+    from_leader: bool = False
+
+    @classmethod
+    def of_leader(cls, said: LeaderDecision, record: MaintenanceRecord, now: datetime) -> Self:
+        """Return what the leader said; a later version may know holds that have no explanation here."""
+        try:
+            due = parse_time(said.due) if said.due else None
+        except ContractError:
+            due = None
+        decided = cls(hold=said.hold, due=due, overdue=said.overdue, from_leader=True)
+        return decided._explained(record, now)
+
+    @classmethod
+    def of_decision(cls, decision: Decision, record: MaintenanceRecord, now: datetime) -> Self:
+        """Return what was decided here."""
+        decided = cls(
+            hold=str(decision.hold or ""), due=decision.due_at, until=decision.wait_until, overdue=decision.overdue
+        )
+        return decided._explained(record, now)
+
+    def _explained(self, record: MaintenanceRecord, now: datetime) -> Self:
+        reason = _REASONS[Hold(self.hold)] if self.hold in set(Hold) else self.hold
+        return replace(self, reason=reason, mode=_mode_at(record, max(self.due or now, now)))
+
+
+def _mode_at(record: MaintenanceRecord, moment: datetime) -> str:
+    """Return what a run at that time would do, by kopia's schedule; empty if it is not known."""
+    if record.at is None:
+        return ""
+    full = record.next_full is not None and record.next_full <= moment
+    return str(MaintenanceMode.FULL if full else MaintenanceMode.QUICK)
+
+
+def compute_next(view: MaintenanceView) -> NextMaintenance:
+    """Return the next maintenance without the leader.
+
+    Two facts of `view` are unknown outside of the leader, and assumed: that something has been backed up since the last
+    run, so that no time is too late; and that what a failure depends on has not changed.
+    """
+    record = view.record
+    assumed = dataclasses.replace(view, fingerprint=f"since {record.fingerprint}", inputs=record.blocked_inputs)
+    try:
+        decision = decide_maintenance(assumed)
+    except OverflowError:
+        return NextMaintenance(hold="invalid", reason="a time or duration of its maintenance is out of range")
+    return NextMaintenance.of_decision(decision, record, view.now)
+
+
+class EventLine(WireModel):
+    """An Event on an object."""
+
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    count: int = 1
+    last_seen: Time
+
+
+async def read_events(client: KubeClient, namespace: str, uid: str) -> list[EventLine]:
+    """Return the Events about the object with that UID, newest first.
+
+    Raises:
+        KubeError: they cannot be listed.
+    """
+    found = await client.list(Selection(EVENTS, namespace, field_selector=f"involvedObject.uid={uid}"))
+    return sorted(map(event_line, found), key=lambda line: line.last_seen, reverse=True)
+
+
+def event_line(raw: Event) -> EventLine:
+    """Return an Event as JSON dict as a line."""
+    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"]
+    return EventLine(
+        type=raw.get("type") or "",
+        reason=raw.get("reason") or "",
+        message=raw.get("message") or "",
+        count=raw.get("count") or 1,
+        last_seen=parse_time(seen),
+    )
 
 
 class RepositorySummary(WireModel):
@@ -139,3 +286,110 @@ class RepositoryDetails(RepositorySummary):
     history: list[MaintenanceEntry] = field(default_factory=list)
     events: list[EventLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+_IDENTITY: Final = ("--override-username=default", "--override-hostname=default")
+"""That of all data movers, by which their snapshots are listed as one's own."""
+
+_INHERITED: Final = SecretKey(name="cloud-credentials", key="cloud")
+"""The credentials of locations that name none. Source: Velero v1.18, pkg/install/resources.go."""
+
+_KEY: Final = re.compile(r"[-._a-zA-Z0-9]+")
+_PROFILE: Final = re.compile(r"[-._@a-zA-Z0-9]+")
+_AWS_KEYS: Final = {"AWS_ACCESS_KEY_ID": "aws_access_key_id", "AWS_SECRET_ACCESS_KEY": "aws_secret_access_key"}
+_TRUE: Final = frozenset({"1", "t", "true"})
+
+
+@dataclass(frozen=True)
+class _Secrets:
+    """The Secrets of a namespace, which kubectl reads by its own configuration or with these flags."""
+
+    namespace: str
+    flags: Sequence[str]
+
+    def read(self, wanted: SecretKey) -> str:
+        """Return the command that prints the value of a key of a Secret."""
+        return f"{self.read_encoded(wanted)} | base64 -d"
+
+    def read_encoded(self, wanted: SecretKey) -> str:
+        """Return the command that prints it in Base64."""
+        if not _KEY.fullmatch(wanted.key):
+            raise ConfigError(f'Secret {self.namespace}/{wanted.name}: "{wanted.key}" is no key of a Secret')
+        template = f'{{{{index .data "{wanted.key}"}}}}'
+        words = ("kubectl", *self.flags, "get", "secret", wanted.name, "-n", self.namespace)
+        return shlex.join([*words, "-o", f"go-template={template}"])
+
+
+def build_connect_lines(
+    repository: BackupRepository, location: BackupStorageLocation, kubectl_flags: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines, for a POSIX shell with kubectl, base64, awk and kopia; kubectl gets these flags.
+
+    Raises:
+        ConfigError: the location is of another kind than S3 or a directory, or its values cannot be used.
+    """
+    secrets, spec = _Secrets(repository.metadata.namespace, kubectl_flags), location.spec
+    inner = posixpath.join(spec.object_storage.prefix.strip("/"), "kopia", repository.spec.volume_namespace)
+    password = secrets.read(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
+    meta = repository.metadata
+    file = shlex.quote(f"nodeagent-{meta.namespace}-{meta.name}.config")
+    lines = [f'export KOPIA_CONFIG_PATH="$HOME"/.config/kopia/{file}', f'export KOPIA_PASSWORD="$({password})"']
+    provider = spec.provider.removeprefix("velero.io/")
+    if provider == "fs":
+        path = posixpath.join(spec.config.get("fspath", ""), inner)
+        storage = ["filesystem", f"--path={path}"]
+    elif provider == "aws" or (provider not in {"azure", "gcp"} and spec.config.get("s3Url")):
+        lines += _key_lines(secrets, location)
+        storage = _s3(location, f"{inner}/")
+    else:
+        raise ConfigError(
+            f"BackupStorageLocation {location.name}: no command for the provider {spec.provider}: connect kopia by hand"
+        )
+    flags = [*storage, *_IDENTITY, "--readonly", "--no-persist-credentials", "--no-check-for-updates"]
+    words = ["kopia", "repository", "connect", *map(shlex.quote, flags), *_authority(secrets, location)]
+    return [*lines, " ".join(words)]
+
+
+def _key_lines(secrets: _Secrets, location: BackupStorageLocation) -> list[str]:
+    """Return the lines that read the keys of the location's profile; those of a session are not supported."""
+    profile = location.spec.config.get("profile") or "default"
+    if not _PROFILE.fullmatch(profile):
+        raise ConfigError(f'BackupStorageLocation {location.name}: "{profile}" is no name of a profile')
+    source = secrets.read(location.spec.credential or _INHERITED)
+    lines = []
+    for variable, name in _AWS_KEYS.items():
+        script = f'/^\\[/ {{ on = index($0, "[{profile}]") }} on && $1 == "{name}" {{ print $2 }}'
+        lines.append(f"export {variable}=\"$({source} | awk -F '[[:space:]]*=[[:space:]]*' {shlex.quote(script)})\"")
+    return lines
+
+
+def _s3(location: BackupStorageLocation, prefix: str) -> list[str]:
+    config, storage = location.spec.config, location.spec.object_storage
+    region = config.get("region", "")
+    url = urlsplit(config.get("s3Url", ""))
+    amazon = f"s3.{region}.amazonaws.com.cn" if region.startswith("cn-") else "s3.amazonaws.com"
+    words = [
+        "s3",
+        f"--bucket={storage.bucket}",
+        f"--prefix={prefix}",
+        # Without the user and password that a URL may have.
+        f"--endpoint={url.netloc.rpartition('@')[2] or amazon}",
+        f"--region={region}",
+        # Empty: kopia takes them from the environment each time, and writes none to its configuration.
+        "--access-key=",
+        "--secret-access-key=",
+        "--session-token=",
+    ]
+    if url.scheme == "http":
+        words.append("--disable-tls")
+    elif config.get("insecureSkipTLSVerify", "").lower() in _TRUE:
+        words.append("--disable-tls-verification")
+    return words
+
+
+def _authority(secrets: _Secrets, location: BackupStorageLocation) -> list[str]:
+    """Return the flag with the certificate authority, which is no secret."""
+    storage = location.spec.object_storage
+    if storage.ca_cert_ref is not None:
+        return [f'--root-ca-pem-base64="$({secrets.read_encoded(storage.ca_cert_ref)})"']
+    return [shlex.quote(f"--root-ca-pem-base64={storage.ca_cert}")] if storage.ca_cert else []

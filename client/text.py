@@ -5,8 +5,8 @@ from typing import Final
 
 from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
-from core.models.bandwidth import BandwidthLimits
 from core.models.shrinkage import Shrinkage
+from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from client.volume_check_cleanup import CheckCleanup
-from client.volume_check_objects import CheckPlan
+from client.volume_check_plan import CheckCleanup, CheckPlan
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ExposeError

@@ -1,22 +1,186 @@
-"""What a check of a volume works with: the agents' image, a storage class and the snapshot class of its driver."""
+"""What a check of a volume needs: its plan, its objects, and the cleanup of what it leaves behind."""
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
 from client.installation import read_ready_image
 from client.permissions import VOLUME_CHECK_PERMISSIONS
-from client.volume_check_objects import DEFAULT_SPACE, CheckPlan
-from core.errors import ConfigError
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
-from core.kube.client import KubeClient, Selection
-from core.kube.types import Object, StorageClass, VolumeSnapshotClass
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.errors import ForbiddenError
+from core.kube.resources import Resource
+from core.kube.types import Manifest, Metadata, Object, StorageClass, UncheckedObject, VolumeSnapshotClass
+from core.models.names import RESTORE_SELECTOR_LABEL
 from core.models.storage import BackupStorageLocation
+from core.models.transfers import PLAIN_RESTORE
 from nodeagent.runtime.permissions import Permission, Scope
 from nodeagent.runtime.preflight import missing_permissions
 
-__all__ = ["CheckChoice", "plan_check"]
+__all__ = ["CheckChoice", "CheckCleanup", "CheckPlan", "plan_check"]
+
+PREFLIGHT_LABELS: Final = {"nodeagent.io/preflight": "true"}
+"""On everything that a check creates, so that a later one finds what an earlier one left."""
+
+DEFAULT_SPACE: Final = "nodeagent-preflight"
+"""The namespace of the test's volumes, which is created and deleted with them."""
+
+_USER: Final = 65532
+"""That of the image."""
+
+_DATA_BYTES: Final = 1 << 20
+
+_REPORT: Final = "open('/dev/termination-log', 'w').write(hashlib.sha256(data).hexdigest())"
+_WRITE: Final = f"""\
+import hashlib, os
+data = os.urandom({_DATA_BYTES})
+with open('/data/preflight', 'wb') as file:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+{_REPORT}
+"""
+_READ: Final = f"""\
+import hashlib
+data = open('/data/preflight', 'rb').read()
+{_REPORT}
+"""
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """One check: `space` is the namespace of its volumes, `namespace` that of agents and transfers.
+
+    `image` has Python and is the agents'; `size` is a quantity. `retaining` are the classes, as text, by whose policy
+    volumes or snapshots stay in the storage.
+    """
+
+    id: str
+    namespace: str
+    space: str
+    image: str
+    size: str
+    storage_class: str
+    snapshot_class: str
+    driver: str
+    location: str
+    retaining: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of source claim, snapshot and transfers."""
+        return f"nodeagent-preflight-{self.id}"
+
+    @property
+    def restored(self) -> str:
+        """The name of the target claim."""
+        return f"{self.name}-restored"
+
+    def build_namespace(self) -> Manifest:
+        """Return the namespace of the volumes."""
+        return self._object(kube.NAMESPACES, self.space, "")
+
+    def build_claim(self) -> Manifest:
+        """Return the source claim."""
+        return self._claim(self.name, {})
+
+    def build_target(self) -> Manifest:
+        """Return the target claim: no provisioner fills it."""
+        return self._claim(self.restored, {"selector": {"matchLabels": {RESTORE_SELECTOR_LABEL: self.restored}}})
+
+    def build_writer(self) -> Manifest:
+        """Return the pod that writes random data into the source claim, and ends with its checksum."""
+        return self._pod(self.name, self.name, _WRITE)
+
+    def build_reader(self) -> Manifest:
+        """Return the pod that reads the target claim, and ends with the checksum of what is in it."""
+        return self._pod(self.restored, self.restored, _READ)
+
+    def build_snapshot(self) -> Manifest:
+        """Return the VolumeSnapshot of the source claim."""
+        spec = {
+            "volumeSnapshotClassName": self.snapshot_class,
+            "source": {"persistentVolumeClaimName": self.name},
+        }
+        return {**self._object(kube.VOLUME_SNAPSHOTS, self.name, self.space), "spec": spec}
+
+    def build_upload(self) -> Manifest:
+        """Return the DataUpload of the snapshot."""
+        spec = {
+            "snapshotType": "CSI",
+            "csiSnapshot": {
+                "volumeSnapshot": self.name,
+                "storageClass": self.storage_class,
+                "snapshotClass": self.snapshot_class,
+                "driver": self.driver,
+            },
+            "sourceNamespace": self.space,
+            "sourcePVC": self.name,
+            "backupStorageLocation": self.location,
+            "operationTimeout": "10m0s",
+        }
+        return {**self._object(kube.DATA_UPLOADS, self.name, self.namespace), "spec": spec}
+
+    def build_download(self, snapshot_id: str) -> Manifest:
+        """Return the DataDownload of that kopia snapshot into the target claim."""
+        spec = {
+            "targetVolume": {"namespace": self.space, "pvc": self.restored, "pv": ""},
+            "snapshotID": snapshot_id,
+            "sourceNamespace": self.space,
+            "backupStorageLocation": self.location,
+            "operationTimeout": "10m0s",
+            "nodeOS": "linux",
+            **PLAIN_RESTORE,
+        }
+        return {**self._object(kube.DATA_DOWNLOADS, self.name, self.namespace), "spec": spec}
+
+    def _object(self, resource: Resource, name: str, namespace: str) -> Manifest:
+        meta: Manifest = {"name": name, "labels": dict(PREFLIGHT_LABELS)}
+        if namespace:
+            meta["namespace"] = namespace
+        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+
+    def _claim(self, name: str, more: Manifest) -> Manifest:
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": self.storage_class,
+            "resources": {"requests": {"storage": self.size}},
+            **more,
+        }
+        return {**self._object(kube.PERSISTENT_VOLUME_CLAIMS, name, self.space), "spec": spec}
+
+    def _pod(self, name: str, claim: str, script: str) -> Manifest:
+        """Return a pod that every Pod Security Standard allows."""
+        container = {
+            "name": "preflight",
+            "image": self.image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["python", "-c", script],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "containers": [container],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        }
+        return {**self._object(kube.PODS, name, self.space), "spec": spec}
+
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
@@ -145,3 +309,100 @@ def _name(obj: Mapping[str, Any]) -> str:
 
 def _names(objects: Sequence[Object]) -> str:
     return ", ".join(sorted(map(_name, objects))) or "none"
+
+
+_POLL_SECONDS: Final = 0.5
+
+_TRANSFERS: Final = (kube.DATA_DOWNLOADS, kube.DATA_UPLOADS)
+"""Deleted first: an agent cancels one that has not ended, and deletes what it had created for it."""
+
+_VOLUMES: Final = (kube.PODS, kube.VOLUME_SNAPSHOTS, kube.PERSISTENT_VOLUME_CLAIMS)
+
+_BOUND: Final = {
+    "pv": (kube.PERSISTENT_VOLUMES, "persistentVolumeReclaimPolicy"),
+    "volumesnapshotcontent": (kube.VOLUME_SNAPSHOT_CONTENTS, "deletionPolicy"),
+}
+"""What claims and snapshots are bound to, by the name that kubectl takes, and the policy that may keep it."""
+
+
+class LeftoverError(AgentError):
+    """Objects of a check are not deleted in time."""
+
+
+@dataclass(frozen=True)
+class CheckCleanup:
+    """Deletes what checks with the namespaces of `plan` have created.
+
+    `bound` gets what deleted claims and snapshots were bound to, as kubectl names it: a policy may keep it.
+    """
+
+    client: KubeClient
+    clock: Clock
+    plan: CheckPlan
+    on_note: Callable[[str], None]
+    bound: set[str] = field(default_factory=set)
+
+    async def find_retained(self) -> list[str]:
+        """Return what stays of `bound` by the policy Retain, or may, if that may not be read.
+
+        Raises:
+            KubeError: the API server rejected a request.
+        """
+        found = []
+        for kind, name in sorted(one.split("/") for one in self.bound):
+            resource, policy = _BOUND[kind]
+            try:
+                stored = await self.client.read(resource, "", name)
+                retained = stored is not None and cast("UncheckedObject", stored)["spec"].get(policy) == "Retain"
+            except ForbiddenError:
+                retained = True
+            if retained:
+                found.append(f"{kind}/{name}")
+        return found
+
+    async def clean(self, deadline: Deadline) -> bool:
+        """Delete everything, and return whether there was anything, once it is gone.
+
+        Raises:
+            LeftoverError: something still exists at the deadline; the message names it.
+            KubeError: the API server rejected a request.
+        """
+        found = await self._delete_all(_TRANSFERS, self.plan.namespace, deadline)
+        space = await self.client.read(kube.NAMESPACES, "", self.plan.space)
+        if space is None:
+            return found
+        found = await self._delete_all(_VOLUMES, self.plan.space, deadline) or found
+        if PREFLIGHT_LABELS.items() <= (space["metadata"].get("labels") or {}).items():
+            await self.client.delete(kube.NAMESPACES, "", self.plan.space, uid=space["metadata"]["uid"])
+            await self._wait_namespace(deadline)
+            found = True
+        return found
+
+    async def _delete_all(self, resources: tuple[Resource, ...], namespace: str, deadline: Deadline) -> bool:
+        """Delete the objects of these kinds; return whether there were any, once they are gone."""
+        deleted = False
+        while left := [pair for resource in resources for pair in await self._list(resource, namespace)]:
+            for resource, meta in left:
+                if not meta.get("deletionTimestamp"):
+                    await self.client.delete(resource, namespace, meta["name"], uid=meta["uid"])
+            deleted = True
+            if deadline.expired:
+                names = ", ".join(f"{resource.kind} {namespace}/{meta['name']}" for resource, meta in left)
+                raise LeftoverError(f"not deleted yet: {names}; the next preflight deletes them")
+            await self.clock.sleep(_POLL_SECONDS)
+        return deleted
+
+    async def _list(self, resource: Resource, namespace: str) -> list[tuple[Resource, Metadata]]:
+        found = await self.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
+        for one in cast("list[UncheckedObject]", found):
+            if volume := (one.get("spec") or {}).get("volumeName"):
+                self.bound.add(f"pv/{volume}")
+            if content := (one.get("status") or {}).get("boundVolumeSnapshotContentName"):
+                self.bound.add(f"volumesnapshotcontent/{content}")
+        return [(resource, one["metadata"]) for one in found]
+
+    async def _wait_namespace(self, deadline: Deadline) -> None:
+        while await self.client.read(kube.NAMESPACES, "", self.plan.space) is not None:
+            if deadline.expired:
+                raise LeftoverError(f"not deleted yet: Namespace {self.plan.space}; the next preflight deletes it")
+            await self.clock.sleep(_POLL_SECONDS)

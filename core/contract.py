@@ -15,14 +15,12 @@ from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
-from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel, cut_texts
-from core.models.exclusions import LeftOut
-from core.models.in_place import InPlace
 from core.models.shrinkage import Shrinkage
+from core.models.transfer_settings import InPlace, LeftOut
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
-from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
+from core.snapshot_contract import FileListing, SnapshotDeletion, SnapshotListing, SnapshotReport
 
 __all__ = [
     "CANCELED_ENDING",

@@ -1,11 +1,13 @@
-"""Text for people: ages in short, and what users of the cluster control made harmless for a terminal."""
+"""Text for people: ages in short, hints for misspelled names, and control characters made harmless for a terminal."""
 
+import difflib
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from core.redact import redact
 
-__all__ = ["format_age", "one_line", "printable"]
+__all__ = ["ask", "close_name", "format_age", "guess", "hinted", "one_line", "printable"]
 
 
 def printable(text: str) -> str:
@@ -35,3 +37,26 @@ def format_age(age: timedelta) -> str:
         if seconds >= limit * unit:
             return f"{seconds // unit}{letter}"
     return f"{seconds}s"
+
+
+def ask(meant: str) -> str:
+    """Return the hint that `meant` may be meant; empty if it is empty."""
+    return f"did you mean {meant}?" if meant else ""
+
+
+def guess(name: str, candidates: Iterable[str]) -> str:
+    """Return the hint which of the candidates may be meant by `name`."""
+    return ask(close_name(name, candidates))
+
+
+def hinted(text: str, name: str, candidates: Iterable[str]) -> str:
+    """Return `text`, which says that there is no `name`, with the hint which of the candidates may be meant."""
+    hint = guess(name, candidates)
+    return f"{text} ({hint})" if hint else text
+
+
+def close_name(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate whose spelling is close to `name`; empty if there is none."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[close[0]] if close else ""

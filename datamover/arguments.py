@@ -13,9 +13,7 @@ from pathlib import Path
 
 from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions
-from core.models.in_place import INCREMENTAL, InPlace
+from core.models.transfer_settings import INCREMENTAL, Compression, Exclusions, InPlace
 from core.mover_specs import MoverSpec, parse_spec
 from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
 from datamover.kinds import TRANSFER_KINDS

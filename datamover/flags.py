@@ -13,9 +13,7 @@ from typing import Final, NoReturn, TypeVar
 from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
-from core.models.compression import Compression, parse_compression
-from core.models.exclusions import Exclusions
-from core.models.in_place import FULL, INCREMENTAL
+from core.models.transfer_settings import FULL, INCREMENTAL, Compression, Exclusions, parse_compression
 from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS

@@ -15,8 +15,6 @@ from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.kube.types import UncheckedObject
-from core.models.compression import Compression, parse_compression
-from core.models.in_place import COMPARE_CONTENT, DELETE_EXTRA_FILES, read_switch
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -35,6 +33,13 @@ from core.models.names import (
     UPLOADER_TAG,
 )
 from core.models.saved_claim import SavedClaim
+from core.models.transfer_settings import (
+    COMPARE_CONTENT,
+    DELETE_EXTRA_FILES,
+    Compression,
+    parse_compression,
+    read_switch,
+)
 from core.models.transfers import (
     READ_ALL_FILES,
     DataDownload,

@@ -16,7 +16,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.kube.types import Manifest, Pod, VolumeSnapshot, VolumeSnapshotContent
-from core.models.attempts import Interruption, InterruptionCause
+from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import Copies, ExposeRun

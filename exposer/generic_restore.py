@@ -25,8 +25,8 @@ from core.kube.resources import (
     STORAGE_CLASSES,
 )
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
-from core.models.attempts import Interruption
 from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, Copies, ExposeRun

@@ -12,10 +12,10 @@ from core.contract import MoverVerb
 from core.errors import AgentError
 from core.kube.resources import Resource, Selection
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
-from core.models.attempts import Interruption
 from core.models.base import CustomResource
-from core.models.in_place import InPlace
 from core.models.names import OWNER_UID_LABEL
+from core.models.phases import Interruption
+from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 

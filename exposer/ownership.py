@@ -31,7 +31,6 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, Object, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSnapshot
 from core.logs import fields
-from core.models.attempts import Interruption
 from core.models.names import (
     COPY_LABEL,
     IN_PLACE_CLAIM_ANNOTATION,
@@ -40,6 +39,7 @@ from core.models.names import (
     RECLAIM_POLICY_ANNOTATION,
     RELEASED_CLAIM_ANNOTATION,
 )
+from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.manifests import read_error
 from exposer.model import Owner, Pending, Reader

@@ -11,7 +11,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
-from core.models.attempts import Interruption
+from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, ExposeRun

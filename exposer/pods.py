@@ -13,7 +13,6 @@ from typing import Final
 
 from core.contract import BackupMover, MoverArgs, MoverVerb, VolumeMode
 from core.kube.types import ClaimSource, Manifest, PersistentVolumeClaim, PodToleration, ResourceRequirements, Volume
-from core.models.compression import Compression
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -30,6 +29,7 @@ from core.models.names import (
     label_value,
 )
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB, BlockHash
+from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
 from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest

@@ -22,10 +22,9 @@ from typing import Final
 
 from core.contract import BackupMover
 from core.kube.types import Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
-from core.models.attempts import InterruptionCause, RetryRules
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions, read_patterns
 from core.models.names import EXCLUSIONS_ANNOTATION
+from core.models.phases import InterruptionCause, RetryRules
+from core.models.transfer_settings import Compression, Exclusions, read_patterns
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
 from exposer.template import AgentTemplate, PlacementRules

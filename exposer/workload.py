@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
-from core.files import read_start
+from core.kube.event_files import read_start
 from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration, Volume
 from core.models.reasons import PendingReason
 from exposer.model import Pending, WorkloadRef

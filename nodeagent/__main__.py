@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from core.errors import AgentError, ConfigError
-from core.spelling import hinted
-from core.text import one_line
+from core.text import hinted, one_line
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
 from nodeagent.cli.serve import set_up_serve

@@ -11,8 +11,15 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from importlib.resources import files
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from client.install.accounts import build_agent_roles, build_mover_roles, build_volume_secrets_roles
 from client.install.daemonset import build_daemonset
+from client.install.manifests import (
+    build_agent_roles,
+    build_mover_roles,
+    build_network_policy,
+    build_priority_classes,
+    build_security_constraints,
+    build_volume_secrets_roles,
+)
 from client.install.options import (
     FLAGS_OF_INSTALL,
     OWN_LOCATION_KEYS,
@@ -23,11 +30,6 @@ from client.install.options import (
     ContainerResources,
     InstallOptions,
     ProxyOptions,
-)
-from client.install.surroundings import (
-    build_network_policy,
-    build_priority_classes,
-    build_security_constraints,
 )
 from core.kube.types import PodToleration
 from core.models.base import JsonDict

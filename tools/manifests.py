@@ -12,21 +12,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from client.install.accounts import (
-    build_agent_roles,
-    build_mover_roles,
-    build_service_accounts,
-    build_volume_secrets_roles,
-)
 from client.install.daemonset import build_daemonset
-from client.install.options import InstallOptions
-from client.install.surroundings import (
+from client.install.manifests import (
+    build_agent_roles,
     build_config_map,
+    build_mover_roles,
     build_namespace,
     build_network_policy,
     build_priority_classes,
     build_security_constraints,
+    build_service_accounts,
+    build_volume_secrets_roles,
 )
+from client.install.options import InstallOptions
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.chart import generate_chart

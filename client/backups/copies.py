@@ -1,12 +1,17 @@
-"""The copies of volumes that backups of `nodeagent backup create` have, as the rules of retention see them. Pure."""
+"""The copies that backups have, as retention sees them, and which ones schedules keep by count and calendar. Pure.
 
-from collections.abc import Mapping
+Source: restic v0.18.0, internal/restic/snapshot_policy.go, ApplyPolicy.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
-from client.backups.keep_policy import ttl_of_keep
-from core.models.base import ObjectMeta, parse_time
+from core.errors import ConfigError
+from core.models.base import ObjectMeta, format_time, parse_time
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -23,10 +28,136 @@ from core.models.names import (
 from core.models.phases import Phase
 from core.models.shrinkage import is_shrunk
 from core.models.transfers import DataUpload, PodVolumeBackup
-from core.models.units import parse_duration
+from core.models.units import format_duration, parse_duration
 from core.models.verification import read_verification
+from nodeagent.config.windows import parse_time_zone
 
-__all__ = ["Copy", "Series", "build_copy", "build_unreadable_copy"]
+__all__ = [
+    "CLOCK_TOLERANCE",
+    "UTC_ZONE",
+    "Copy",
+    "Keep",
+    "KeepPolicy",
+    "KeepRule",
+    "Series",
+    "build_copy",
+    "build_unreadable_copy",
+    "decide_kept",
+    "explain_scheduled",
+    "format_keep",
+    "parse_keep",
+    "ttl_of_keep",
+]
+
+UTC_ZONE: Final = "UTC"
+_ZONE: Final = "zone"
+_TTL: Final = "ttl"
+
+
+class KeepRule(StrEnum):
+    """What a count is about: the newest copies, or the newest copy of each period that has one."""
+
+    LAST = "last"
+    HOURLY = "hourly"
+    DAILY = "daily"
+    WEEKLY = "weekly"
+    MONTHLY = "monthly"
+    YEARLY = "yearly"
+
+    @property
+    def flag(self) -> str:
+        """The option that sets its count."""
+        return f"--keep-{self}"
+
+    @property
+    def help(self) -> str:
+        """What the option says."""
+        if self is KeepRule.LAST:
+            return "how many of the newest backups stay"
+        return f"of how many {_UNITS[self]} with a backup the newest one stays"
+
+
+_UNITS: Final = {
+    KeepRule.HOURLY: "hours",
+    KeepRule.DAILY: "days",
+    KeepRule.WEEKLY: "weeks",
+    KeepRule.MONTHLY: "months",
+    KeepRule.YEARLY: "years",
+}
+
+
+@dataclass(frozen=True)
+class KeepPolicy:
+    """How many copies of each volume stay, by rule; periods begin and end in an IANA time zone."""
+
+    counts: Mapping[KeepRule, int]
+    zone: str = UTC_ZONE
+
+    @classmethod
+    def of(cls, given: Mapping[KeepRule, int | None], zone: str) -> "KeepPolicy | None":
+        """Return the policy with these counts, as options have them; None: none is given.
+
+        Raises:
+            ConfigError: a count or the time zone is invalid; the message names the flag.
+        """
+        counts = {rule: count for rule, count in given.items() if count is not None}
+        for rule, count in counts.items():
+            if count < 1:
+                raise ConfigError(f"{rule.flag}: must be at least 1: {count}")
+        if not counts:
+            return None
+        try:
+            parse_time_zone(zone or UTC_ZONE)
+        except ValueError as e:
+            raise ConfigError(f"--time-zone: {e}") from e
+        return cls(counts, zone or UTC_ZONE)
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The counts by the names of their rules, in one order."""
+        return {str(rule): self.counts[rule] for rule in KeepRule if rule in self.counts}
+
+    @property
+    def argv(self) -> list[str]:
+        """The words of a command line that set it."""
+        words = [f"{KeepRule(name).flag}={count}" for name, count in self.by_name.items()]
+        return words if self.zone == UTC_ZONE else [*words, f"--time-zone={self.zone}"]
+
+
+def format_keep(policy: KeepPolicy, ttl: timedelta | None) -> str:
+    """Return a policy and a time to live as BACKUP_KEEP_ANNOTATION has them."""
+    words = {name: str(count) for name, count in policy.by_name.items()} | {_ZONE: policy.zone}
+    if ttl is not None:
+        words[_TTL] = format_duration(ttl)
+    return ",".join(f"{key}={value}" for key, value in words.items())
+
+
+def ttl_of_keep(text: str) -> str:
+    """Return the time to live in BACKUP_KEEP_ANNOTATION, as written; empty: it has none."""
+    return _parse_words(text).get(_TTL, "")
+
+
+def parse_keep(text: str) -> KeepPolicy:
+    """Return the policy in BACKUP_KEEP_ANNOTATION.
+
+    Raises:
+        ValueError: it is invalid, or of a version that knows more rules.
+    """
+    words = _parse_words(text)
+    words.pop(_TTL, None)
+    zone = words.pop(_ZONE, UTC_ZONE)
+    try:
+        policy = KeepPolicy.of({KeepRule(key): int(value) for key, value in words.items()}, zone)
+    except ConfigError as e:
+        raise ValueError(str(e)) from e
+    if policy is None:
+        raise ValueError("it has no count")
+    return policy
+
+
+def _parse_words(text: str) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in text.split(",") if word)
+
 
 _OF_VELERO: Final = (
     VELERO_BACKUP_LABEL,
@@ -191,3 +322,142 @@ def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str:
     if not OBJECT_NAME.fullmatch(transfer.repository_namespace):
         return f"names no namespace of its volume: {transfer.repository_namespace}"
     return "" if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
+
+
+CLOCK_TOLERANCE: Final = timedelta(minutes=5)
+"""How far the witnesses of the time may be apart: less than any time to live that matters, more than clocks drift."""
+
+
+def explain_scheduled(
+    copies: Iterable[Copy], policies: Mapping[str, KeepPolicy | None], now: datetime
+) -> dict[str, str | None]:
+    """Return, by the UIDs of copies whose schedule has a policy, why it keeps them; None: it does not.
+
+    Args:
+        copies: of all backups.
+        policies: of schedules, where they are known; else the newest copy of a schedule has its policy.
+        now: when.
+    """
+    by_schedule: dict[str, list[Copy]] = {}
+    for one in copies:
+        if one.schedule and not one.foreign:
+            by_schedule.setdefault(one.schedule, []).append(one)
+    found: dict[str, str | None] = {}
+    for schedule, ones in by_schedule.items():
+        # A copy that a wrong clock has dated would decide for years.
+        newest = max((one for one in ones if not _is_future(one, now)), key=lambda one: one.age_key, default=None)
+        keep = newest.keep if newest else ""
+        try:
+            policy = policies[schedule] if schedule in policies else parse_keep(keep) if keep else None
+        except ValueError as e:
+            why = f"what schedule {schedule} keeps cannot be read in its newest backup: {e}"
+            found |= dict.fromkeys((one.uid for one in ones), why)
+            continue
+        if policy is not None:
+            found |= _explain_schedule(schedule, ones, policy, now)
+        elif newest is None or keep or newest.ttl is None:
+            # Their time to live was said together with a count, and the schedule has neither now.
+            why = f"schedule {schedule} had a count when it was made, and has no time to live without one"
+            found |= dict.fromkeys((one.uid for one in ones if one.keep), why)
+    return found
+
+
+def _is_future(one: Copy, now: datetime) -> bool:
+    return one.created is not None and one.created > now + CLOCK_TOLERANCE
+
+
+def _explain_schedule(
+    schedule: str, copies: Iterable[Copy], policy: KeepPolicy, now: datetime
+) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    by_series: dict[Series, list[Copy]] = {}
+    for one in copies:
+        if one.created is not None and _is_future(one, now):
+            # Else copies that a wrong clock has dated would take the places of all that are made until then.
+            found[one.uid] = f"it is from the future: it was made at {format_time(one.created)}"
+        else:
+            found[one.uid] = None
+            by_series.setdefault(one.series, []).append(one)
+    for ones in by_series.values():
+        for uid, keeps in decide_kept(ones, policy).items():
+            found[uid] = f"schedule {schedule} keeps it: {'; '.join(keep.text for keep in keeps)}"
+    return found
+
+
+def _name_week(moment: datetime) -> str:
+    year, week, _ = moment.isocalendar()
+    return f"{year}-W{week:02}"
+
+
+_PERIODS: Final[Mapping[KeepRule, Callable[[datetime], str]]] = {
+    KeepRule.HOURLY: lambda moment: moment.strftime("%Y-%m-%d %Hh"),
+    KeepRule.DAILY: lambda moment: moment.strftime("%Y-%m-%d"),
+    KeepRule.WEEKLY: _name_week,
+    KeepRule.MONTHLY: lambda moment: moment.strftime("%Y-%m"),
+    KeepRule.YEARLY: lambda moment: moment.strftime("%Y"),
+}
+"""The name of the period of a moment in the time zone: an hour that occurs twice is one, weeks begin on Monday."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Why a policy keeps a copy: it is the `number`-th that `rule` counts, of `count`.
+
+    `period` is the one whose newest copy it is; None: it needs none. `oldest`: it is not the newest of a period, but
+    the oldest copy of all, which stays while fewer than `count` are there.
+    """
+
+    rule: KeepRule
+    number: int
+    count: int
+    period: str | None = None
+    oldest: bool = False
+
+    @property
+    def text(self) -> str:
+        """A phrase, such as `daily 3 of 7, the newest of 2026-11-20`."""
+        if self.oldest:
+            return f"{self.rule} {self.number} of {self.count}, the oldest"
+        return f"{self.rule} {self.number} of {self.count}" + (f", the newest of {self.period}" if self.period else "")
+
+
+def decide_kept(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:
+    """Return why the policy keeps copies of one volume in one location, by their UIDs; one that is absent may go.
+
+    A copy that failed, or whose verification failed, stays as long as if it counted, and takes no place of another one.
+    What has not ended, is foreign, or is being deleted is not considered.
+    """
+    ended = [one for one in copies if one.phase.final and not (one.foreign or one.deleting or one.recorded)]
+    sound = [one for one in ended if one.complete and not one.damaged]
+    kept = {} if len(sound) == len(ended) else _apply(ended, policy)
+    for one in sound:
+        kept.pop(one.uid, None)
+    return kept | _apply(sound, policy)
+
+
+def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:
+    zone = parse_time_zone(policy.zone)
+    ordered = sorted((one for one in copies if one.created is not None), key=lambda one: one.age_key, reverse=True)
+    kept: dict[str, tuple[Keep, ...]] = {}
+    for rule in KeepRule:
+        if count := policy.counts.get(rule):
+            for uid, keep in _apply_rule(ordered, rule, count, zone).items():
+                kept[uid] = (*kept.get(uid, ()), keep)
+    return kept
+
+
+def _apply_rule(ordered: Sequence[Copy], rule: KeepRule, count: int, zone: ZoneInfo) -> dict[str, Keep]:
+    """Return what one rule keeps of these copies, the newest first."""
+    name_period = _PERIODS.get(rule)
+    kept: dict[str, Keep] = {}
+    before = None
+    for one in ordered:
+        if len(kept) == count or one.created is None:
+            break
+        period = name_period(one.created.astimezone(zone)) if name_period else None
+        is_new = period is None or period != before
+        # The oldest one stays until the rule has as many: so the history becomes as long as it may.
+        if is_new or one is ordered[-1]:
+            kept[one.uid] = Keep(rule, len(kept) + 1, count, period, oldest=not is_new)
+            before = period
+    return kept

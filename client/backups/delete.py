@@ -9,12 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.backups.copies import Copy
-from client.backups.deletion_jobs import LocationJobs, read_copies, read_locations, read_restoring
-from client.backups.deletion_lease import DeletionGuard
-from client.backups.deletion_limit import decide_now, limit_deletions
+from client.backups.copies import Copy, KeepPolicy
+from client.backups.deletion_jobs import DeletionGuard, LocationJobs, read_copies, read_locations, read_restoring
 from client.backups.deletion_record import DeletionRecord, Located, locate
-from client.backups.keep_policy import KeepPolicy
 from client.backups.retention import (
     Check,
     DeletionError,
@@ -22,15 +19,17 @@ from client.backups.retention import (
     RetentionDecision,
     RetentionRule,
     Situation,
+    decide_now,
     find_witnesses,
     judge_backups,
+    limit_deletions,
 )
 from client.collections.collection import Backups
 from client.mover_jobs import JobTools
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
-from core.kube.answers import Deletion
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.transport import Deletion
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.models.base import parse_time

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from client.backups.copies import Copy
-from client.backups.deletion_limit import WINDOW, GoneCopy
+from client.backups.retention import WINDOW, GoneCopy
 from client.install.objects import build_object
 from core.errors import ContractError
 from core.kube.client import KubeClient

@@ -7,8 +7,7 @@ from typing import Final
 from msgspec import field
 
 from client.backups.delete import DeletionPlan
-from client.backups.deletion_limit import Backlog, explain_backlog
-from client.backups.retention import RetentionDecision, RetentionRule
+from client.backups.retention import Backlog, RetentionDecision, RetentionRule, explain_backlog
 from core.models.base import Time, WireModel
 from core.models.retention import HeldBackup, RetentionReport
 from core.snapshot_contract import DeletedSnapshot

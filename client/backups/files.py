@@ -32,7 +32,6 @@ from client.mover_jobs import (
 from client.permissions import FILES_PERMISSIONS
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError, ContractError
-from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
 from core.kube.errors import ForbiddenError, KubeError
 from core.kube.types import Manifest
 from core.models.base import WireModel
@@ -40,7 +39,8 @@ from core.models.names import MAINTENANCE_CONTAINER
 from core.models.phases import Phase
 from core.models.storage import RepositoryKey
 from core.mover_specs import ListFiles, SendFiles
-from core.spelling import guess
+from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
+from core.text import guess
 from exposer.model import Owner
 from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
 from nodeagent.runtime.preflight import missing_permissions

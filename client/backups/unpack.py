@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from core.errors import AgentError, ConfigError
-from core.file_contract import FileEntry, FileType
+from core.snapshot_contract import FileEntry, FileType
 from core.strict_tar import StrictTarInfo
 
 __all__ = ["Destination", "UnpackError", "Unpacker", "check_python", "choose_target"]

@@ -1,25 +1,60 @@
-"""The command `nodeagent backup create`: volumes to a bucket, without a Velero server."""
+"""The command `nodeagent backup create`, and the options about volumes that it has in common with schedules."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
-from client.backups.create import check_backup, start_backup, sum_up_missing
-from client.backups.manifests import BackupRequest
-from client.backups.methods import BackupError
-from client.backups.plan import BackupTools, Choice, plan_backup
-from client.cli.backup_options import backup_options
-from client.cli.collection_commands import Creation
-from client.cli.collection_pages import VOLUMES_ONLY
-from client.cli.flag_types import DURATION
-from client.cli.options import UserCommand, output_option, workload_options
+from client.backups.manifests import BackupError, BackupRequest, Method, parse_pairs
+from client.backups.plan import BackupTools, Choice, check_backup, plan_backup, start_backup, sum_up_missing
+from client.cli.collection_commands import VOLUMES_ONLY, Creation
+from client.cli.options import DURATION, UserCommand, ignore_server_option, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup, BackupTransfer, explain_end
 from core.clock import SystemClock
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["create"]
+__all__ = ["backup_options", "create"]
+
+_OPTIONS: Final = (
+    click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="PVC to back up; may be repeated"),
+    click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for -l and --pvc NAME"),
+    click.option("--selector", "-l", metavar="LABELS", default=None, help="PVCs of the namespace with these labels"),
+    click.option(
+        "--method",
+        type=click.Choice([method.value for method in Method]),
+        default=Method.AUTO.value,
+        help="csi-snapshot, fs-backup from a running pod, or auto: the first that is possible (default: auto)",
+    ),
+    click.option(
+        "--storage-location",
+        metavar="NAME",
+        default="",
+        help="BackupStorageLocation (default: the one that is default)",
+    ),
+    click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers"),
+    click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers"),
+    ignore_server_option,
+)
+
+
+def backup_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add these options; the command gets `choice`, a Choice, and `location`, `labels` and `annotations`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **given: Any) -> int | None:  # noqa: ANN401 - click's
+        chosen = ("claims", "namespace", "selector", "method", "ignore_velero_server")
+        choice = Choice.parse(**{key: given.pop(key) for key in chosen})
+        for key in ("labels", "annotations"):
+            given[key] = parse_pairs(f"--{key}", given[key])
+        return function(*args, choice=choice, location=given.pop("storage_location"), **given)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
+
 
 _EXAMPLES: Final = """\
 examples:

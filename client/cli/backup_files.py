@@ -24,18 +24,16 @@ from client.backups.files import (
     list_files,
 )
 from client.backups.unpack import check_python
-from client.cli.collection_commands import complete_backups
-from client.cli.collection_pages import print_volumes
-from client.cli.flag_types import DURATION
+from client.cli.collection_commands import complete_backups, print_volumes
 from client.cli.job_tools import build_job_tools
-from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.options import DURATION, UserCommand, output_option, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
 from client.mover_jobs import JobTools
 from client.text import format_bytes
 from core.errors import ConfigError
-from core.file_contract import FileEntry, FileType
+from core.snapshot_contract import FileEntry, FileType
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["copy", "ls"]

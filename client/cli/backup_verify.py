@@ -11,9 +11,8 @@ from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
 from client.cli.collection_commands import complete_backups
-from client.cli.flag_types import DURATION
 from client.cli.job_tools import build_job_tools
-from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.options import DURATION, UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
 from client.text import format_bytes

@@ -10,12 +10,11 @@ import click
 from client.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader
-from client.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
+from client.status.records import TRANSFER_KINDS, Target, kind_named, parse_target
 from client.status.story import Stage, find_stages, tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
-from core.models.attempts import AttemptStage
 from core.models.base import format_time
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import click
 
-from client.cli.flag_types import NAMESPACE
 from client.cli.install_flags import InstallCommand, find_ignored, install_flags
 from client.cli.install_options import build_options, describe_defaults
-from client.cli.options import cluster_options, command_for
+from client.cli.options import NAMESPACE, cluster_options, command_for
 from client.cli.output import OutputFormat, Printer
 from client.cli.schedule import renew
 from client.install.apply import ApplyTools

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from client.cli.flag_types import (
+from client.cli.options import (
     DURATION,
     FILE,
     NAME,
@@ -20,6 +20,7 @@ from client.cli.flag_types import (
     TAINTS,
     FlagType,
     PathType,
+    UserCommand,
     matching,
     not_allowed,
     one_of,
@@ -28,7 +29,6 @@ from client.cli.flag_types import (
     parse_pairs,
     read_file,
 )
-from client.cli.options import UserCommand
 from client.install.options import (
     FLAGS_OF_INSTALL,
     OWN_LOCATION_KEYS,

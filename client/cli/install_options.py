@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from client.cli.flag_types import TextFile
+from client.cli.options import TextFile
 from client.install.options import (
     CONFIG_MAP,
     DEFAULT_IMAGE,

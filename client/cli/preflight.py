@@ -6,8 +6,7 @@ from typing import Final
 
 import click
 
-from client.cli.flag_types import DURATION
-from client.cli.options import UserCommand, cluster_options, output_option
+from client.cli.options import DURATION, UserCommand, cluster_options, output_option
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
 from client.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check

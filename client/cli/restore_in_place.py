@@ -20,7 +20,7 @@ from client.restores.sources import SavedVolume
 from client.restores.waiting_pods import RestoreTools
 from client.text import format_bytes
 from core.errors import ConfigError
-from core.models.in_place import InPlace, PlannedEntries
+from core.models.transfer_settings import InPlace, PlannedEntries
 from nodeagent.runtime.connection import Connection
 
 __all__ = ["InPlaceWish", "confirm_and_start", "in_place_options", "parse_in_place"]

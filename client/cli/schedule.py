@@ -7,14 +7,13 @@ from typing import Any, Final
 
 import click
 
-from client.backups.create import sum_up_missing
-from client.backups.keep_policy import KeepPolicy, KeepRule
-from client.backups.plan import BackupTools, Choice
+from client.backups.copies import KeepPolicy, KeepRule
+from client.backups.plan import BackupTools, Choice, sum_up_missing
+from client.cli.backup_create import backup_options
 from client.cli.backup_delete import print_deletion
-from client.cli.backup_options import backup_options
-from client.cli.collection_pages import VOLUMES_ONLY
-from client.cli.flag_types import DURATION
+from client.cli.collection_commands import VOLUMES_ONLY
 from client.cli.options import (
+    DURATION,
     UserGroup,
     command_for,
     complete_names,
@@ -27,10 +26,10 @@ from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
 from client.schedules.explanation import RetentionExplanation, explain_retention
 from client.schedules.manifests import build_schedule
-from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from client.schedules.store import (
+    OwnedObjects,
     Schedule,
     ScheduleList,
     apply_schedule,

@@ -1,30 +1,257 @@
 """The command `nodeagent status`: the health of agents, queue, transfers, repositories and configuration."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import click
 
-from client.cli.flag_types import DURATION
-from client.cli.options import UserCommand, cluster_options, output_option
-from client.cli.output import OutputFormat, Printer
-from client.cli.status_pages import print_status, summarize
+from client.cli.options import DURATION, UserCommand, cluster_options, output_option
+from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.follow import ProgressRates, StatusFollower
-from client.status.health import is_managed
+from client.status.health import Health, is_managed
 from client.status.read import StatusReader
-from client.status.records import ClusterSnapshot, UnreadPart
-from client.status.view import StatusView, build_view
+from client.status.records import TRANSFER_KINDS, ClusterSnapshot, UnreadPart
+from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView, build_view
+from client.text import format_bytes
 from core.aio import wait_for_event
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
+from core.models.names import NO_CONFIG
+from core.models.phases import Phase
+from core.models.retention import RetentionReport
+from core.models.storage import RepositoryPhase
 from core.text import format_age
+from nodeagent.coverage.states import CoverageState
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["status"]
+__all__ = ["print_status", "summarize"]
+
+_STYLES: Final = {Health.HEALTHY: GOOD, Health.UNKNOWN: WARN, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD}
+_SHORT: Final = {kind.name: kind.short for kind in TRANSFER_KINDS}
+_ROWS: Final = 15
+"""Rows of a section; a wide answer has all of them."""
+
+_MESSAGE: Final = 90
+"""Characters of a message in a row; a wide answer has all of it."""
+
+_NONE: Final = "-"
+_UNKNOWN: Final = Styled("unknown", WARN)
+_INDENT: Final = 2
+_IN_ORDER: Final = frozenset({CoverageState.PROTECTED, CoverageState.LEFT_OUT})
+
+
+class _Section:
+    """Prints sections: all of their rows if `wide`, else the first ones."""
+
+    def __init__(self, printer: Printer, *, wide: bool) -> None:
+        self._printer = printer
+        self.wide = wide
+
+    def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Print a section; nothing, if it has no rows."""
+        if not rows:
+            return
+        self._printer.line()
+        self._printer.line(Styled(title, HEADING))
+        kept = rows if self.wide else rows[:_ROWS]
+        self._printer.table(headers, kept, indent=_INDENT)
+        if len(kept) < len(rows):
+            self._printer.line(f"  ... {len(rows) - len(kept)} more (-o wide lists all)")
+
+    def message(self, text: str) -> str:
+        """Return a message as far as it is shown."""
+        return text if self.wide or len(text) <= _MESSAGE else f"{text[: _MESSAGE - 3]}..."
+
+
+def summarize(view: StatusView) -> str:
+    """Return the state in one line."""
+    phases = [f"{number} {name}" for name, number in sorted(view.phases.items(), key=_by_phase)]
+    agents = f"{sum(node.ready for node in view.nodes)} of {len(view.nodes)} agents ready"
+    agents = "agents unknown" if UnreadPart.AGENTS in view.unread else agents
+    known = ", ".join(phases) or ("unknown" if UnreadPart.TRANSFERS in view.unread else "none")
+    return f"{view.health}: {agents}; transfers: {known}"
+
+
+def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> None:
+    """Print everything."""
+    section = _Section(printer, wide=wide)
+    text = summarize(view).removeprefix(view.health)
+    printer.line(Styled(f"{view.health.upper()}{text}", _STYLES[view.health]))
+    for finding in view.findings:
+        see = f" (see {finding.see})" if finding.see else ""
+        printer.line(Styled(f"  {finding.health}: {finding.message}{see}", _STYLES[finding.health]))
+    _print_leader(printer, view)
+    _print_transfers(section, view)
+    _print_pending(section, view)
+    failed = [
+        [_shown(row.kind, row.name), _ago(row.completed, view.at), section.message(row.message)] for row in view.failed
+    ]
+    section.table("Failed within a day", ("TRANSFER", "ENDED", "MESSAGE"), failed)
+    _print_nodes(section, view)
+    _print_storage(section, view)
+    if view.retention is not None:
+        _print_retention(section, view.retention, view.at)
+    for note in (*(view.volumes.notes if view.volumes is not None else ()), *view.notes):
+        printer.note(note)
+
+
+def _by_phase(item: tuple[str, int]) -> int:
+    return list(Phase).index(Phase(item[0]))
+
+
+def _print_leader(printer: Printer, view: StatusView) -> None:
+    config, leader = view.configuration, view.leader
+    quota = _NONE if view.queue_length is None else str(view.queue_length)
+    source = ", computed here" if view.positions_computed else ""
+    state = _config_state(view)
+    facts: list[tuple[str, Cell]] = [
+        ("Leader", f"{leader.node} ({leader.holder})" if leader.holder else Styled("none", BAD)),
+        ("Queue", f"{view.queued} queued{source}; prepareQueueLength {quota}"),
+        ("Configuration", Styled(f"{state}: rejected", BAD) if config.errors else state),
+    ]
+    if UnreadPart.LEASE in view.unread:
+        facts[0] = ("Leader", _UNKNOWN)
+    if UnreadPart.CONFIG in view.unread:
+        facts[1:] = [("Queue", f"{view.queued} queued{source}"), ("Configuration", _UNKNOWN)]
+    facts += [("", Styled(error, BAD)) for error in config.errors]
+    facts += [("", Styled(warning, WARN)) for warning in config.warnings]
+    printer.facts([("Volumes", _volumes_fact(view)), *facts])
+
+
+def _volumes_fact(view: StatusView) -> Cell:
+    if view.volumes is None:
+        return _UNKNOWN
+    if view.volumes.counts.keys() <= _IN_ORDER:
+        return view.volumes.sentence
+    return Styled(f"{view.volumes.sentence} (nodeagent volumes says why)", WARN)
+
+
+def _config_state(view: StatusView) -> str:
+    config = view.configuration
+    named = f"ConfigMap {config.name}, {config.hash}" if config.name else "no ConfigMap"
+    agreeing = sum(node.config == (config.hash or NO_CONFIG) for node in view.nodes)
+    return f"{named}, active on {agreeing} of {len(view.nodes)} agents"
+
+
+def _print_transfers(section: _Section, view: StatusView) -> None:
+    headers = ["TRANSFER", "PHASE", "NODE", "VOLUME", "PROGRESS", "RATE", "ETA", "WAITING FOR"]
+    rows = [_active_row(section, row) for row in view.transfers]
+    section.table(f"Transfers ({len(rows)} with a node)", headers, rows)
+
+
+def _active_row(section: _Section, row: ActiveRow) -> list[Cell]:
+    phase = f"{row.phase} ({row.attempt})" if row.attempt > 1 else str(row.phase)
+    moved = format_bytes(row.bytes_done)
+    if row.total_bytes:
+        share = min(100, row.bytes_done * 100 // row.total_bytes)
+        moved = f"{moved} of {format_bytes(row.total_bytes)}, {share} %"
+    waiting = f"{row.reason}: {row.message}" if row.reason else row.message
+    return [
+        _shown(row.kind, row.name),
+        Styled(f"{phase}, canceling", WARN) if row.canceling else phase,
+        row.node or _NONE,
+        f"{row.volume_namespace}/{row.volume}",
+        moved if row.began is not None or row.bytes_done else _NONE,
+        f"{format_bytes(int(row.bytes_per_second))}/s" if row.bytes_per_second is not None else _NONE,
+        format_age(timedelta(seconds=min(row.eta_seconds, 1e9))) if row.eta_seconds is not None else _NONE,
+        section.message(waiting) or _NONE,
+    ]
+
+
+def _print_pending(section: _Section, view: StatusView) -> None:
+    rows = [_pending_row(section, row, view.at) for row in view.pending]
+    headers = ("POSITION", "TRANSFER", "VOLUME", "AGE", "REASON", "MESSAGE")
+    section.table(f"Pending ({len(rows)})", headers, rows)
+
+
+def _pending_row(section: _Section, row: PendingRow, now: datetime) -> list[Cell]:
+    reason = row.reason or ("Queued" if row.position else _NONE)
+    return [
+        str(row.position or _NONE),
+        _shown(row.kind, row.name),
+        f"{row.volume_namespace}/{row.volume}",
+        _ago(datetime.fromisoformat(row.created), now).removesuffix(" ago") if row.created else _NONE,
+        Styled(f"{reason}, canceling", WARN) if row.canceling else reason,
+        section.message(row.message),
+    ]
+
+
+def _print_nodes(section: _Section, view: StatusView) -> None:
+    rows = [_node_row(row, view) for row in view.nodes]
+    headers = ("NODE", "AGENT", "SLOTS", "PREPARING", "CONFIGURATION", "RESTARTS", "POD")
+    section.table(f"Nodes ({len(rows)})", headers, rows)
+
+
+def _node_row(row: NodeRow, view: StatusView) -> list[Cell]:
+    same = row.config in {"", view.configuration.hash or NO_CONFIG}
+    config = row.config or "unknown"
+    state = "ready, leader" if row.leader and row.ready else "ready" if row.ready else "not ready"
+    return [
+        row.node or _NONE,
+        Styled(state, GOOD if row.ready else BAD),
+        f"{row.running}/{'?' if row.slots is None else row.slots}",
+        str(row.preparing),
+        config if same else Styled(config, WARN),
+        str(row.restarts),
+        row.pod,
+    ]
+
+
+def _print_storage(section: _Section, view: StatusView) -> None:
+    rows: list[list[Cell]] = [
+        [
+            one.name,
+            one.volume_namespace,
+            one.location,
+            Styled(one.phase, GOOD if one.phase == RepositoryPhase.READY else WARN),
+            _ago(one.maintained, view.at) if one.maintained else "never",
+            section.message(one.message or one.failed),
+        ]
+        for one in view.repositories
+    ]
+    headers = ("NAME", "VOLUME NAMESPACE", "LOCATION", "PHASE", "MAINTAINED", "MESSAGE")
+    section.table(f"Repositories ({len(rows)})", headers, rows)
+    locations: list[list[Cell]] = [
+        [
+            one.name,
+            Styled(one.phase or "not validated", GOOD if one.phase == "Available" else WARN),
+            "read-only" if one.read_only else "read-write",
+            _ago(one.validated, view.at),
+            section.message(one.message),
+        ]
+        for one in view.locations
+    ]
+    section.table("Locations", ("NAME", "PHASE", "ACCESS", "VALIDATED", "MESSAGE"), locations)
+
+
+def _print_retention(section: _Section, report: RetentionReport, now: datetime) -> None:
+    rows: list[list[Cell]] = [
+        [
+            one.backup,
+            f"{one.namespace}/{one.claim}",
+            one.location,
+            _ago(one.created, now).removesuffix(" ago"),
+            format_bytes(one.bytes),
+            section.message(one.reason),
+            one.command,
+        ]
+        for one in report.held
+    ]
+    headers = ("BACKUP", "VOLUME", "LOCATION", "AGE", "SIZE", "REASON", "COMMAND")
+    section.table(f"Retention ({report.held_count} kept)", headers, rows)
+
+
+def _shown(kind: str, name: str) -> str:
+    return f"{_SHORT.get(kind, kind)}/{name}"
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    return f"{format_age(now - moment)} ago" if moment is not None else _NONE
+
 
 _REDRAW_SECONDS: Final = 1.0
 """Between two redraws, whatever changes."""
@@ -139,7 +366,7 @@ async def _follow(
         views[0] = build_view(snapshot, rates.rate_of)
         show(views[0])
 
-    with _shown(printer, options) as show:
+    with _shown_status(printer, options) as show:
         show(views[0])
         if not _is_done(first, options, deadline):
             await follower.run(work)
@@ -175,7 +402,7 @@ def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | 
 
 
 @contextmanager
-def _shown(printer: Printer, options: _Options) -> Iterator[Callable[[StatusView], None]]:
+def _shown_status(printer: Printer, options: _Options) -> Iterator[Callable[[StatusView], None]]:
     """Yield what shows a view: a page on a terminal, else a line when its summary changes."""
     if options.watch and printer.is_terminal:
         with printer.screen() as draw:

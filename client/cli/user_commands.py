@@ -20,7 +20,7 @@ from click.shell_completion import ShellComplete
 from client.cli.output import NoteHandler
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
-from core.spelling import ask, close_name
+from core.text import ask, close_name
 
 __all__ = ["complete_for_kubectl", "interrupted_by_signals", "run_user_command"]
 

@@ -7,7 +7,7 @@ import click
 
 from client.cli.options import UserCommand, cluster_options, output_option
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
-from client.versions import AgentVersion, read_versions
+from client.installation import AgentVersion, read_versions
 from core.version import VERSION
 from nodeagent.runtime.connection import ClusterAccess, connect
 

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from client.backups.methods import BackupError
+from client.backups.manifests import BackupError
 from client.collections.models import (
     Backup,
     BackupList,

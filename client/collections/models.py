@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from msgspec import field
 
-from client.backups.methods import Method
+from client.backups.manifests import Method
 from core.models.base import WireModel
 from core.models.names import (
     BACKUP_KEEP_ANNOTATION,

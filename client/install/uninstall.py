@@ -1,4 +1,4 @@
-"""Removal of an installation: what is removed, what stays, and what would be interrupted.
+"""Removal of an installation: what is removed, what stays, and what others would lose or would be interrupted.
 
 Objects are recognized by their label; cluster-scoped ones have the name of the namespace in theirs, so that other
 installations stay.
@@ -12,17 +12,19 @@ from typing import Final
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.manifests import build_everything, read_definitions
 from client.install.objects import place_of, resource_of
-from client.install.others import Dependents, find_class_user, find_dependents, find_other_agents
 from client.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.errors import NotServedError
+from core.kube.errors import ForbiddenError, NotServedError
 from core.kube.resources import Resource
 from core.kube.types import Object, ObjectT, UncheckedObject
+from core.kube.velero_server import has_velero_server
 from core.models.names import (
     ADMISSIONS_CONFIGMAP,
+    AGENT_DAEMONSET,
+    AGENT_DAEMONSET_WINDOWS,
     AGENT_LABELS,
     DELETIONS_LEASE,
     DISPATCHER_LEASE,
@@ -34,10 +36,102 @@ from core.models.names import (
 )
 from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.maintenance.jobs import list_jobs
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption", "remove"]
+
+_DAEMON_SETS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
+
+_RECORDS: Final = (
+    kube.BACKUP_REPOSITORIES,
+    kube.DATA_UPLOADS,
+    kube.DATA_DOWNLOADS,
+    kube.POD_VOLUME_BACKUPS,
+    kube.POD_VOLUME_RESTORES,
+)
+"""What is deleted with its definition, in all namespaces."""
+
+
+@dataclass(frozen=True)
+class Dependents:
+    """What others lose with the namespace, and with the custom resource definitions, as text; empty: nothing."""
+
+    namespace: Sequence[str]
+    definitions: Sequence[str]
+
+
+async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
+    """Return the DaemonSets and pods of agents that no installation of ours created, as text.
+
+    A DaemonSet of Velero may run our image: its agents need Lease, ledger and Jobs as ours do.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    daemon_sets = await client.list(Selection(kube.DAEMON_SETS, namespace))
+    pods = await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))
+    named = [one for one in daemon_sets if one["metadata"]["name"] in _DAEMON_SETS]
+    return [
+        *(_place(kube.DAEMON_SETS, one) for one in named if not is_ours(one)),
+        *(_place(kube.PODS, one) for one in pods if not is_ours(one)),
+    ]
+
+
+async def find_class_user(client: KubeClient, namespace: str, name: str) -> str:
+    """Return a Deployment or pod of the namespace that names this PriorityClass, as text; empty: none does.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    for one in await client.list(Selection(kube.DEPLOYMENTS, namespace)):
+        if one["spec"]["template"].get("spec", {}).get("priorityClassName") == name:
+            return _place(kube.DEPLOYMENTS, one)
+    for pod in await client.list(Selection(kube.PODS, namespace)):
+        if pod["spec"].get("priorityClassName") == name:
+            return _place(kube.PODS, pod)
+    return ""
+
+
+async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
+    """Return what others lose if the namespace, or the definitions, are deleted.
+
+    Raises:
+        KubeError: the API server rejected a request, other than for the want of a permission that may be missing.
+    """
+    here = await find_other_agents(client, namespace)
+    if await has_velero_server(client, namespace):
+        here.append("the Velero server")
+    if backups := await _list(client, kube.BACKUPS, namespace):
+        here.append(f"{len(backups)} Backups of Velero")
+    unknown, elsewhere = [], []
+    for resource in (kube.DAEMON_SETS, *_RECORDS):
+        try:
+            stored = await _list(client, resource, "")
+        except ForbiddenError:
+            unknown.append(resource.plural)
+            continue
+        found = [one for one in stored if one["metadata"]["namespace"] != namespace]
+        if resource is kube.DAEMON_SETS:
+            elsewhere += [_place(resource, one) for one in found if is_ours(one)]
+        elif found:
+            elsewhere.append(f"{len(found)} {resource.kind}s of other namespaces")
+    if unknown:
+        elsewhere.append(f"unknown objects of other namespaces (no permission to list {', '.join(unknown)} in them)")
+    return Dependents(here, [*here, *elsewhere])
+
+
+async def _list(client: KubeClient, resource: Resource, namespace: str) -> list[Object]:
+    try:
+        return await client.list(Selection(resource, namespace))
+    except NotServedError:
+        return []
+
+
+def _place(resource: Resource, obj: Object) -> str:
+    return place_of({"kind": resource.kind, **obj})
+
 
 _KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})
 """Of what an installation creates: records and repositories depend on them."""
@@ -129,7 +223,7 @@ def _shorten(texts: Sequence[str], separator: str = ", ") -> str:
 
 
 async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
-    return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
+    return {resource: await _list_uninstall(client, resource, namespace) for resource in _TRANSFERS}
 
 
 def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:
@@ -168,7 +262,7 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
             cluster_wide.append((resource, manifest["metadata"]["name"]))
     found = []
     for resource in ordered:
-        found += await _list(client, resource, namespace, label_selector=select_labels(PART_OF_LABELS))
+        found += await _list_uninstall(client, resource, namespace, label_selector=select_labels(PART_OF_LABELS))
     for resource, name in cluster_wide:
         stored = await client.read(resource, "", name)
         if stored is not None and is_ours(stored):
@@ -179,7 +273,9 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
 async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     """Return what agents create and have in common, of any installer; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
-    found: list[Object] = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
+    found: list[Object] = [
+        one for one in await _list_uninstall(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs
+    ]
     for resource, name in (
         (kube.LEASES, DISPATCHER_LEASE),
         (kube.LEASES, DELETIONS_LEASE),
@@ -201,11 +297,11 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     found = [await client.read(*name) for name in names]
     kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
-        kept += [place_of(one) for one in await _list(client, resource, namespace)]
+        kept += [place_of(one) for one in await _list_uninstall(client, resource, namespace)]
     return kept
 
 
-async def _list(
+async def _list_uninstall(
     client: KubeClient, resource: Resource[ObjectT], namespace: str, *, label_selector: str = ""
 ) -> list[ObjectT]:
     """Return the objects; none of a kind that is not served."""

@@ -22,7 +22,7 @@ from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObjec
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES
 from core.models.transfers import RESTORE_TYPE
-from core.spelling import guess
+from core.text import guess
 
 __all__ = ["check_restore", "ensure_transfer", "plan_restore", "read_transfer", "start_restore"]
 

@@ -29,9 +29,9 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSource
 from core.models.base import Int64, WireModel
-from core.models.in_place import PLAN_LINE, RestorePlan
 from core.models.names import RESTORE_PLAN_LABEL, label_value
 from core.models.storage import RepositoryKey
+from core.models.transfer_settings import PLAN_LINE, RestorePlan
 from core.mover_specs import PlanRestore
 from exposer.manifests import (
     build_bound_snapshot,

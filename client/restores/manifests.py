@@ -15,7 +15,6 @@ from client.restores.waiting_pods import WaitingPod
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, UncheckedObject
-from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -25,6 +24,7 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
     label_value,
 )
+from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
 from core.models.transfers import PLAIN_RESTORE, RESTORE_TYPE
 from core.models.units import parse_quantity
 

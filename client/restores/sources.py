@@ -10,7 +10,7 @@ from core.errors import AgentError
 from core.models.phases import Phase
 from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import StoredSnapshot
-from core.spelling import guess, hinted
+from core.text import guess, hinted
 
 __all__ = ["RestoreError", "SavedVolume", "Source", "choose_from_backups", "choose_stored"]
 

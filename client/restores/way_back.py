@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
-from client.backups.methods import BackupError, Method, SnapshotWay, choose_method
+from client.backups.manifests import BackupError, Method, SnapshotWay, choose_method
 from client.backups.plan import read_classes
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError

@@ -5,11 +5,9 @@ from typing import Final
 
 from msgspec import field
 
-from client.backups.copies import Copy
+from client.backups.copies import UTC_ZONE, Copy
 from client.backups.delete import DeletionError, DeletionTools, plan_expired
-from client.backups.deletion_limit import limit_deletions
-from client.backups.keep_policy import UTC_ZONE
-from client.backups.retention import KeepReason, RetentionDecision
+from client.backups.retention import KeepReason, RetentionDecision, limit_deletions
 from client.schedules.request import ScheduleRequest
 from core.models.base import Int64, Time, WireModel
 from core.models.units import format_duration

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.backups.keep_policy import KeepPolicy, KeepRule
-from client.backups.manifests import check_pairs, parse_pairs
-from client.backups.methods import Method
+from client.backups.copies import KeepPolicy, KeepRule
+from client.backups.manifests import Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject

@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec import structs
 
-from client.backups.create import check_backup, start_backup
 from client.backups.delete import (
     DeletionPlan,
     DeletionTools,
@@ -15,12 +14,11 @@ from client.backups.delete import (
     execute_plan,
     plan_expired,
 )
-from client.backups.deletion_lease import DeletionGuard, hold_deletions
+from client.backups.deletion_jobs import DeletionGuard, hold_deletions
 from client.backups.deletion_record import DeletionRecord
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
-from client.backups.manifests import BackupRequest, PlannedVolume
-from client.backups.methods import BackupError
-from client.backups.plan import BackupTools, plan_backup
+from client.backups.manifests import BackupError, BackupRequest, PlannedVolume
+from client.backups.plan import BackupTools, check_backup, plan_backup, start_backup
 from client.collections.collection import Backups, VolumeProgress
 from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest

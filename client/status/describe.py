@@ -9,21 +9,17 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
 
-from client.events import EventLine, read_events
-from client.status.advice import advise
-from client.status.kinds import Target
+from client.repository_view import EventLine, read_events
+from client.status.health import advise
 from client.status.parse import transfer_record
-from client.status.records import TransferRecord
+from client.status.records import Target, TransferRecord
 from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS
 from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
-from core.models.attempts import Interruption
-from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict, Time, WireModel
-from core.models.exclusions import LeftOut, read_left_out
 from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
@@ -31,7 +27,8 @@ from core.models.names import (
     VELERO_BACKUP_LABEL,
     VELERO_SCHEDULE_LABEL,
 )
-from core.models.phases import RUNNING_PHASES
+from core.models.phases import RUNNING_PHASES, Interruption
+from core.models.transfer_settings import BandwidthLimits, LeftOut, read_left_out
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end

@@ -13,10 +13,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from client.status.kinds import TRANSFER_KINDS
 from client.status.parse import agent_record, location_record, repository_record, transfer_record
 from client.status.read import StatusReader
-from client.status.records import ClusterSnapshot, TransferRecord, Unread, UnreadPart
+from client.status.records import TRANSFER_KINDS, ClusterSnapshot, TransferRecord, Unread, UnreadPart
 from client.status.view import average_rate
 from core.clock import Clock
 from core.errors import ContractError

@@ -10,19 +10,18 @@ from typing import Any, Final
 import msgspec
 from msgspec import field
 
-from client.status.kinds import TransferKind
 from client.status.records import (
     AgentRecord,
     ConfigRecord,
     LeaseRecord,
     LocationRecord,
     RepositoryRecord,
+    TransferKind,
     TransferRecord,
 )
 from core.errors import ConfigError, ContractError
-from core.kube.decode import parse_json
+from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
-from core.models.attempts import Attempts
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.names import (
     BACKUP_ANNOTATION,
@@ -32,7 +31,7 @@ from core.models.names import (
     SHRUNK_ANNOTATION,
     VELERO_BACKUP_LABEL,
 )
-from core.models.phases import FINAL_PHASES, Phase
+from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer

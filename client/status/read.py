@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from client.installation import InstalledAgents, read_agents
 from client.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
-from client.status.kinds import TRANSFER_KINDS, TransferKind
 from client.status.parse import (
     config_record,
     decode_agent,
@@ -25,10 +24,12 @@ from client.status.parse import (
     slots_by_node,
 )
 from client.status.records import (
+    TRANSFER_KINDS,
     AgentRecord,
     ClusterSnapshot,
     ConfigRecord,
     LeaseRecord,
+    TransferKind,
     TransferRecord,
     Unread,
     UnreadPart,

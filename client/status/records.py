@@ -1,38 +1,111 @@
-"""What was read of a cluster at one moment: small frozen records; most are shown as they are.
+"""What was read of a cluster at one moment, and how users name it: small frozen records; most are shown as they are.
 
 Their fields are stable: they are the JSON that `nodeagent status` prints, in camelCase; times are RFC 3339.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from client.leader_page import LeaderPage
-from client.status.kinds import TRANSFER_KINDS
-from core.models.attempts import AttemptStage
+from core.errors import ConfigError
+from core.kube import resources as kube
+from core.kube.resources import Resource
+from core.kube.types import UncheckedObject
 from core.models.base import Time, WireModel, parse_time
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.models.retention import RetentionReport
 from core.models.shrinkage import Shrinkage
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.verification import Verification
+from core.text import guess
 from nodeagent.coverage.read import PlannedVolumes
 from nodeagent.coverage.states import CompletedBackup, Coverage, build_coverage
 from nodeagent.runtime.settings import Settings
 
 __all__ = [
+    "TRANSFER_KINDS",
     "AgentRecord",
     "ClusterSnapshot",
     "ConfigRecord",
     "LeaseRecord",
     "LocationRecord",
     "RepositoryRecord",
+    "Target",
+    "TransferKind",
     "TransferRecord",
     "Unread",
     "UnreadPart",
+    "kind_named",
+    "parse_target",
 ]
+
+
+@dataclass(frozen=True)
+class TransferKind:
+    """One kind: its resource, the model of its objects, the short name that commands accept, and its direction."""
+
+    resource: Resource[UncheckedObject]
+    model: type[Transfer]
+    short: str
+    restores: bool
+
+    @property
+    def name(self) -> str:
+        """`kind` of its objects, such as `DataUpload`."""
+        return self.resource.kind
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a user may write for it, in lower case."""
+        return (self.short, self.name.lower(), self.resource.plural, self.resource.full_name)
+
+
+TRANSFER_KINDS: Final = (
+    TransferKind(kube.DATA_UPLOADS, DataUpload, "du", restores=False),
+    TransferKind(kube.DATA_DOWNLOADS, DataDownload, "dd", restores=True),
+    TransferKind(kube.POD_VOLUME_BACKUPS, PodVolumeBackup, "pvb", restores=False),
+    TransferKind(kube.POD_VOLUME_RESTORES, PodVolumeRestore, "pvr", restores=True),
+)
+
+
+class Target(NamedTuple):
+    """One transfer as a user names it."""
+
+    kind: TransferKind
+    name: str
+
+
+def kind_named(word: str) -> TransferKind:
+    """Return the kind that `word` names: its name, its plural or its short name, in any case.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    for kind in TRANSFER_KINDS:
+        if word.lower() in kind.words:
+            return kind
+    hint = guess(word, [name for kind in TRANSFER_KINDS for name in kind.words])
+    shown = ", ".join(f"{kind.name} ({kind.short})" for kind in TRANSFER_KINDS)
+    raise ConfigError(f'"{word}" is no kind of transfer: {hint or shown}')
+
+
+def parse_target(words: Sequence[str]) -> Target:
+    """Return the transfer that `KIND/NAME`, or `KIND NAME`, names.
+
+    Raises:
+        ConfigError: they name none.
+    """
+    kind, slash, name = words[0].partition("/")
+    if len(words) == 1 and slash and name and "/" not in name:
+        return Target(kind_named(kind), name)
+    if len(words) == 2 and not slash:  # noqa: PLR2004 - kind and name
+        return Target(kind_named(kind), words[1])
+    raise ConfigError(f'not KIND/NAME, such as du/backup-1: "{" ".join(words)}"')
+
 
 _BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
 

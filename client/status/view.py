@@ -10,8 +10,8 @@ from typing import Final
 
 from client.leader_page import node_of_holder
 from client.status.health import Finding, Health, failed_recently, is_managed, judge, worst
-from client.status.kinds import TRANSFER_KINDS
 from client.status.records import (
+    TRANSFER_KINDS,
     AgentRecord,
     ClusterSnapshot,
     ConfigRecord,
@@ -20,10 +20,8 @@ from client.status.records import (
     TransferRecord,
     UnreadPart,
 )
-from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
-from core.models.phases import HOLDING_PHASES, Phase
-from core.models.queue_order import in_order
+from core.models.phases import HOLDING_PHASES, AttemptStage, Phase, in_order
 from core.models.reasons import PendingReason
 from core.models.retention import RetentionReport
 from nodeagent.config.keys import NO_QUEUE_LENGTH

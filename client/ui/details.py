@@ -6,12 +6,10 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from client.next_maintenance import NextMaintenance
 from client.repositories import RepositoryReader
-from client.repository_view import RepositoryDetails
+from client.repository_view import NextMaintenance, RepositoryDetails
 from client.status.describe import TransferDetails, TransferReader
-from client.status.kinds import Target
-from client.status.records import RepositoryRecord, TransferRecord
+from client.status.records import RepositoryRecord, Target, TransferRecord
 from core.aio import run_for_many
 from core.clock import Clock
 from core.kube.client import KubeClient

@@ -15,7 +15,7 @@ from typing import Any, Final
 import jinja2
 from aiohttp import web
 
-from client.status.kinds import TRANSFER_KINDS, Target
+from client.status.records import TRANSFER_KINDS, Target
 from client.status.story import tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from client.ui.details import Details, Observed

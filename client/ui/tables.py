@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-from client.status.kinds import TRANSFER_KINDS
-from client.status.records import ClusterSnapshot, TransferRecord
+from client.status.records import TRANSFER_KINDS, ClusterSnapshot, TransferRecord
 from client.status.view import ActiveRow, PendingRow, StatusView
 from core.models.phases import Phase
 from core.models.verification import Verification

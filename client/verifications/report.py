@@ -6,14 +6,14 @@ from enum import StrEnum
 
 from msgspec import field
 
-from client.backups.methods import Method
+from client.backups.manifests import Method
 from client.backups.plan import ClaimName
 from client.collections.models import Backup, BackupVolume
 from core.errors import AgentError
 from core.models.base import WireModel
 from core.models.phases import Phase
 from core.models.verification import VerificationOutcome, VerifiedSnapshot
-from core.spelling import hinted
+from core.text import hinted
 
 __all__ = [
     "VerificationError",

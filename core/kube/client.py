@@ -12,8 +12,6 @@ from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 
-from core.kube.answers import Deletion, parse_body, parse_deletion, parse_list, parse_object, parse_raw_list
-from core.kube.discovery import is_unserved
 from core.kube.errors import (
     ConflictError,
     MalformedObjectError,
@@ -22,11 +20,22 @@ from core.kube.errors import (
     UnknownPathError,
     raise_for_status,
 )
-from core.kube.forms import check_form
-from core.kube.paths import collection_path, object_path
-from core.kube.resources import PODS, Resource, Selection
+from core.kube.resources import PODS, Resource, Selection, check_form, collection_path, object_path
 from core.kube.retry import Retry
-from core.kube.transport import APPLY_PATCH, MERGE_PATCH, Request, Response, Transport
+from core.kube.transport import (
+    APPLY_PATCH,
+    MERGE_PATCH,
+    Deletion,
+    Request,
+    Response,
+    Transport,
+    is_unserved,
+    parse_body,
+    parse_deletion,
+    parse_list,
+    parse_object,
+    parse_raw_list,
+)
 from core.kube.types import Manifest, ObjectT
 from core.models.base import JsonDict, ObjectMeta
 

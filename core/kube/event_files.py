@@ -5,6 +5,7 @@ watch. An agent that sees the volumes of its node's pods needs none. Knows the f
 have written them. Does not know where the directory is (`exposer.workload`), nor what an Event means.
 """
 
+import errno
 import json
 import os
 import stat
@@ -13,10 +14,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
-from core.files import read_start
 from core.kube.types import Event, Manifest
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "EventFiles", "write_event"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "EventFiles", "read_start", "write_event"]
+
+
+def read_start(file: Path | str, most_bytes: int) -> bytes:
+    """Return the start of a regular file; a link is not followed, and a pipe does not block.
+
+    Raises:
+        OSError: it is anything else, or it cannot be read.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(file))
+        return os.read(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+
 
 _LIMIT_BYTES: Final = 16_384
 """Many times what an Event takes."""

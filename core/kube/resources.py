@@ -1,13 +1,21 @@
-"""The API resources that the project uses, and their paths.
+"""The API resources that the project uses, their paths, and the check of their objects' form.
+
+The API server validates its own kinds, and custom resources by their definitions, but those may be of
+another version. So each object is checked where it enters.
 
 Source: Kubernetes v1.34 API reference; tests/recordings/velero-1.18.2/crds for velero.io.
 """
 
+import re
 from dataclasses import dataclass, field
-from typing import Final, Generic
+from typing import Any, Final, Generic
+
+import msgspec
 
 from core.kube import types
+from core.kube.errors import MalformedObjectError, NotFoundError
 from core.kube.types import Object, Object_co
+from core.models.base import JsonDict, explain_invalid
 
 __all__ = [
     "BACKUPS",
@@ -47,6 +55,10 @@ __all__ = [
     "VOLUME_SNAPSHOT_CONTENTS",
     "Resource",
     "Selection",
+    "check_form",
+    "check_identity",
+    "collection_path",
+    "object_path",
 ]
 
 
@@ -173,3 +185,78 @@ SECURITY_CONTEXT_CONSTRAINTS: Final = Resource(
 VOLUME_SNAPSHOT_CLASSES: Final = Resource(
     "VolumeSnapshotClass", "volumesnapshotclasses", _SNAPSHOTS, namespaced=False, form=types.VolumeSnapshotClass
 )
+
+
+_SEGMENT: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]+")
+"""Superset of the valid names of objects and namespaces; excludes every special path segment.
+
+Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/validation.
+"""
+
+
+def object_path(resource: Resource, namespace: str, name: str, *, attempted: str, subresource: str = "") -> str:
+    """Return the URL path of one object, or of its subresource.
+
+    A name from a custom resource may be any string: empty it would address the whole collection,
+    with a slash a different object.
+
+    Raises:
+        NotFoundError: the name is invalid, so no such object can exist.
+    """
+    parts = (namespace, name) if resource.namespaced else (name,)
+    if not all(_SEGMENT.fullmatch(part) for part in parts):
+        raise NotFoundError(f"{attempted}: 404 NotFound: invalid name", status=404, reason="NotFound")
+    return resource.path(namespace, name, subresource=subresource)
+
+
+def collection_path(resource: Resource, namespace: str, *, attempted: str) -> str:
+    """Return the URL path of a collection.
+
+    Raises:
+        NotFoundError: the namespace, which may come from a custom resource, is invalid: there is none of that name.
+    """
+    if namespace and not _SEGMENT.fullmatch(namespace):
+        raise NotFoundError(f"{attempted}: 404 NotFound: invalid namespace", status=404, reason="NotFound")
+    return resource.path(namespace)
+
+
+_LONGEST_NAME: Final = 253
+"""Source: Kubernetes, the maximum length of an object's name."""
+
+
+def check_form(resource: Resource, obj: JsonDict) -> None:
+    """Check that `obj` has the form of its kind; resources that are not stored, such as reviews, have none.
+
+    Raises:
+        MalformedObjectError: it does not; the message names the object and the field.
+    """
+    if resource.form is not None:
+        _check(resource, obj, resource.form)
+
+
+def check_identity(resource: Resource, obj: JsonDict) -> None:
+    """Check that the metadata of `obj` has the right form.
+
+    Raises:
+        MalformedObjectError: it does not.
+    """
+    _check(resource, obj, Object)
+
+
+def _check(resource: Resource, obj: JsonDict, form: Any) -> None:  # noqa: ANN401 - what msgspec takes
+    fault = _find_fault(obj, form)
+    if not fault and resource.namespaced and not obj["metadata"].get("namespace"):
+        fault = "metadata: Object missing required field `namespace`"
+    if fault:
+        meta = obj.get("metadata")
+        known = meta if isinstance(meta, dict) else {}
+        place = "/".join(str(known[key])[:_LONGEST_NAME] for key in ("namespace", "name") if key in known)
+        raise MalformedObjectError(f"malformed {resource.kind} {place or 'without a name'}: {fault}")
+
+
+def _find_fault(obj: JsonDict, form: Any) -> str:  # noqa: ANN401 - what msgspec takes
+    try:
+        msgspec.convert(obj, form)
+    except (ValueError, RecursionError) as e:
+        return explain_invalid(e)
+    return ""

@@ -1,17 +1,45 @@
-"""The interface to the API server: one request, one stream.
+"""The interface to the API server: one request, one stream, and what its answers say.
 
 Authentication and retries are elsewhere; node agent, data mover and tests each have an
 implementation.
+
+Knows what an answer must hold to be the API server's own.
+
+A flow that a load balancer or a virtual IP drops sends no FIN and no RST. Without keepalive a watch on
+it is silent until its own timeout, minutes later, and nothing else shows that it is dead.
 """
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from enum import Enum, auto
+from typing import Final, Protocol, Required, TypedDict, TypeVar
 
-from core.kube.errors import GoneError, UnreachableError
+import msgspec
 
-__all__ = ["APPLY_PATCH", "MERGE_PATCH", "LineSplitter", "Request", "Response", "Transport", "check_size"]
+from core.kube.errors import GoneError, KubeError, UnreachableError, parse_json, raise_for_status
+from core.kube.resources import Resource
+from core.models.base import JsonDict, explain_invalid
+
+__all__ = [
+    "APPLY_PATCH",
+    "KEEPALIVE_OPTIONS",
+    "MERGE_PATCH",
+    "Deletion",
+    "LineSplitter",
+    "Request",
+    "Response",
+    "Transport",
+    "check_size",
+    "is_unserved",
+    "keep_alive",
+    "parse_body",
+    "parse_deletion",
+    "parse_list",
+    "parse_object",
+    "parse_raw_list",
+]
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
@@ -123,3 +151,188 @@ class LineSplitter:
             request, limit = self._request, _LARGEST_OBJECT_BYTES >> 20
             raise GoneError(f"{request.method} {request.path}: a line exceeds {limit} MiB")
         return lines
+
+
+_SHOWN_BYTES: Final = 100
+"""The beginning of an answer that is shown if it is not JSON."""
+
+
+class Deletion(Enum):
+    """Result of a delete request."""
+
+    NOT_FOUND = auto()
+    CONFLICT = auto()
+    """An object with another UID has the name, or this one was just changed; nothing was deleted."""
+    STARTED = auto()
+    """The object still exists: it has a finalizer, or is a pod within its grace period."""
+    DONE = auto()
+
+
+_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+
+
+class _List(TypedDict, total=False):
+    metadata: Required[_ListMeta]
+    items: list[object]
+
+
+class _RawMeta(msgspec.Struct):
+    token: str = msgspec.field(default="", name="continue")
+
+
+class RawList(msgspec.Struct):
+    """One page of a list whose objects are still JSON text."""
+
+    metadata: _RawMeta
+    items: list[msgspec.Raw] = []
+
+
+def parse_deletion(response: JsonDict) -> Deletion:
+    """Return the result of a DELETE that answered with an object: the remaining one or, for pods, the old one.
+
+    Nothing else of that object is read, so its form is not checked: a pod that is deleted without a grace
+    period may come without a resourceVersion.
+    Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
+    pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
+    """
+    meta = response.get("metadata")
+    if not isinstance(meta, dict):
+        return Deletion.STARTED
+    remains = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
+    return Deletion.STARTED if remains else Deletion.DONE
+
+
+def parse_body(response: Response, _: str) -> bytes:
+    """Return the response as it is."""
+    return response.body
+
+
+def parse_object(response: Response, attempted: str) -> JsonDict:
+    """Return the JSON object in `response`.
+
+    A proxy, or a server that is starting, may answer with a page of its own and status 200: that is no
+    answer of the API server, and the request is retried as if there were none.
+
+    Raises:
+        UnreachableError: it holds no JSON object.
+    """
+    body = response.body
+    try:
+        parsed = parse_json(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        # What begins like an object may be part of a Secret.
+        shown = f"{len(body)} bytes" if body.lstrip()[:1] == b"{" else repr(body[:_SHOWN_BYTES])
+        raise UnreachableError(f"{attempted}: {response.status}: the answer is not a JSON object: {shown}")
+    return parsed
+
+
+def parse_list(response: Response, attempted: str) -> JsonDict:
+    """Return the list in `response`, as JSON dict.
+
+    Raises:
+        UnreachableError: it holds no list of objects.
+    """
+    body = parse_object(response, attempted)
+    try:
+        msgspec.convert(body, _List)
+    except (ValueError, RecursionError) as e:
+        raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
+    return body
+
+
+def parse_raw_list(response: Response, attempted: str) -> RawList:
+    """Return the list in `response` without reading its objects: thousands take milliseconds.
+
+    Raises:
+        UnreachableError: it holds no list of objects.
+    """
+    try:
+        return msgspec.json.decode(response.body, type=RawList)
+    except (ValueError, RecursionError):
+        # Something in it is null, not UTF-8, or nested too deeply: rare, and no reason to lose the other objects.
+        body = parse_list(response, attempted)
+    items = [msgspec.Raw(msgspec.json.encode(item)) for item in body.get("items", [])]
+    return RawList(_RawMeta(body["metadata"].get("continue", "")), items)
+
+
+_T = TypeVar("_T")
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    group_version: str
+
+
+class _Group(msgspec.Struct):
+    versions: list[_Version]
+
+
+class _Groups(msgspec.Struct, tag="APIGroupList", tag_field="kind"):
+    groups: list[_Group]
+
+
+class _Resources(msgspec.Struct, tag="APIResourceList", tag_field="kind"):
+    resources: list[_Named]
+
+
+async def is_unserved(transport: Transport, resource: Resource) -> bool:
+    """Return whether the API server lists its resources, and `resource` is not one of them.
+
+    False where it does not answer, or rejects the request, which the ClusterRole `system:discovery` permits to
+    every authenticated user.
+    Source: Kubernetes v1.34, API concepts, "Discovery API" (unaggregated).
+    """
+    if not resource.group:
+        return False
+    try:
+        groups = await _read(transport, "/apis", _Groups)
+        if resource.api_version not in {each.group_version for group in groups.groups for each in group.versions}:
+            return True
+        served = await _read(transport, f"/apis/{resource.api_version}", _Resources)
+        return resource.plural not in {each.name for each in served.resources}
+    except (KubeError, ValueError, RecursionError):
+        return False
+
+
+async def _read(transport: Transport, path: str, form: type[_T]) -> _T:
+    """Return the answer to a GET of `path`.
+
+    Raises:
+        KubeError: it was rejected.
+        ValueError: it does not have the form.
+    """
+    answer = await transport.request(Request("GET", path))
+    raise_for_status(answer.status, answer.body, attempted=f"get {path}")
+    return msgspec.convert(parse_json(answer.body), form)
+
+
+KEEPALIVE_OPTIONS: Final[Mapping[tuple[int, int], int]] = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 15,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 30_000,
+}
+"""Level and name of each option, and its value; seconds, except milliseconds for TCP_USER_TIMEOUT.
+
+The first probe follows 15 s of silence. The connection is closed at most 30 s after the last packet from
+the server, or 30 s after the first data that it does not acknowledge: the probes alone do not count while data
+is in flight. Source: Linux, tcp(7).
+"""
+
+
+class _Socket(Protocol):
+    """A socket, or asyncio's wrapper of one."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
+
+
+def keep_alive(connection: _Socket) -> None:
+    """Set the options on a TCP socket, connected or not."""
+    for (level, name), value in KEEPALIVE_OPTIONS.items():
+        connection.setsockopt(level, name, value)

@@ -19,10 +19,8 @@ import msgspec
 
 from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection, drop_managed_fields
-from core.kube.decode import parse_json
-from core.kube.errors import GoneError, KubeError, MalformedObjectError, UnreachableError, build_error
-from core.kube.forms import check_form, check_identity
-from core.kube.resources import Resource
+from core.kube.errors import GoneError, KubeError, MalformedObjectError, UnreachableError, build_error, parse_json
+from core.kube.resources import Resource, check_form, check_identity
 from core.kube.transport import Request
 from core.kube.types import Object_co, ObjectT
 from core.models.base import JsonDict

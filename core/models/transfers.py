@@ -12,12 +12,11 @@ from typing import ClassVar, Final
 from msgspec import field
 
 from core.errors import ConfigError
-from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.in_place import FULL, InPlace
 from core.models.names import BLOCK_DATA_MOVER, PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION, RESTORE_IN_PLACE
-from core.models.phases import HOLDING_PHASES, Phase
+from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
 from core.models.reasons import parse_reason
+from core.models.transfer_settings import FULL, InPlace
 from core.models.units import parse_duration
 
 __all__ = [

@@ -1,28 +1,222 @@
 """The proxy by which kopia reaches its storage where the bandwidth is limited.
 
+Knows how much may pass when. Does not know what passes (`datamover.bandwidth.proxy`).
+
+The kernel moves them by way of a pipe, so that this process never holds them: a reader that is slow makes the sender
+wait, and costs no memory here.
+Source: Linux, splice(2), pipe(7).
+
 It listens on the loopback interface of the mover's pod, at a port of its own, and serves who knows its password: that
 is in kopia's environment alone. It does not read what passes through TLS.
 """
 
 import asyncio
+import errno
+import fcntl
 import logging
+import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from hmac import compare_digest
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from core.clock import Clock
-from core.models.bandwidth import BandwidthLimits
-from datamover.bandwidth.dialing import DialError, basic_credentials, dial
-from datamover.bandwidth.lanes import Lanes
-from datamover.bandwidth.relay import Relay, relay_all, run_both
+from core.models.transfer_settings import BandwidthLimits
+from datamover.bandwidth.dialing import DialError, Routes, basic_credentials, dial
 from datamover.bandwidth.requests import BadRequestError, HeadReader, RequestHead
-from datamover.bandwidth.routes import Routes
 
-__all__ = ["MOST_PARALLEL", "BandwidthProxy"]
+__all__ = ["MOST_PARALLEL", "BandwidthProxy", "Lane", "Lanes"]
+
+_BURST_SECONDS: Final = 0.25
+"""So much of what was not used in the last moment may pass later: this process may get no CPU for a while. A second
+has at most a quarter more than its rate, then, and what was received ahead."""
+
+_PIECES_PER_SECOND: Final = 64
+"""A connection sends a piece, then it is the turn of the others. It receives one piece ahead of its turn."""
+
+_LARGEST_PIECE_BYTES: Final = 2**20
+
+
+class Lane:
+    """One direction; a `rate` of 0 bytes per second is no limit."""
+
+    def __init__(self, clock: Clock, rate: int = 0) -> None:
+        self._clock = clock
+        self.rate = rate
+        self._free_at = clock.monotonic()
+
+    @property
+    def piece_bytes(self) -> int:
+        """The most that a connection may pass at once."""
+        return min(self.rate // _PIECES_PER_SECOND or 1, _LARGEST_PIECE_BYTES) if self.rate else _LARGEST_PIECE_BYTES
+
+    async def take(self, size_bytes: int) -> None:
+        """Return once so many bytes may pass, in the order of the calls."""
+        if not self.rate:
+            return
+        now = self._clock.monotonic()
+        begin = max(self._free_at, now - _BURST_SECONDS)
+        self._free_at = begin + size_bytes / self.rate
+        if begin > now:
+            await self._clock.sleep(begin - now)
+
+
+class Lanes:
+    """Both directions, as seen from the node; without limits at first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.upload = Lane(clock)
+        self.download = Lane(clock)
+
+    def limit(self, limits: BandwidthLimits) -> None:
+        """Apply other limits from now on."""
+        self.upload.rate = limits.upload_bytes_per_second
+        self.download.rate = limits.download_bytes_per_second
+
+
+_PIPE_BYTES: Final = 2**18
+"""More than the default of 64 KiB halves the calls; the kernel gives less to a user who has many pipes."""
+
+_FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+
+_LAST_SECONDS: Final = 2.0
+
+_T = TypeVar("_T")
+
+
+class Relay:
+    """Moves bytes from `source` to `target`, both non-blocking sockets; a context manager that owns neither."""
+
+    def __init__(self, source: socket.socket, target: socket.socket, lane: Lane) -> None:
+        self._source = source
+        self._target = target
+        self._lane = lane
+
+    def __enter__(self) -> Self:
+        """Open the pipe."""
+        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with suppress(OSError):
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the pipe."""
+        os.close(self._out)
+        os.close(self._in)
+
+    async def send(self, content: bytes) -> None:
+        """Send bytes that were received before.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        view = memoryview(content)
+        while view:
+            piece = view[: self._lane.piece_bytes]
+            await self._lane.take(len(piece))
+            await asyncio.get_running_loop().sock_sendall(self._target, piece)
+            view = view[len(piece) :]
+
+    async def move(self, limit_bytes: int | None = None) -> int:
+        """Move bytes until the source ends, or `limit_bytes` were moved; return how many.
+
+        Raises:
+            OSError: a connection is broken.
+        """
+        moved = 0
+        while limit_bytes is None or moved < limit_bytes:
+            piece = self._lane.piece_bytes if limit_bytes is None else min(self._lane.piece_bytes, limit_bytes - moved)
+            size = await self._receive(piece)
+            if not size:
+                break
+            await self._lane.take(size)
+            await self._pass_on(size)
+            moved += size
+        return moved
+
+    def end(self) -> None:
+        """Tell the target that nothing more follows; it may still answer."""
+        with suppress(OSError):
+            self._target.shutdown(socket.SHUT_WR)
+
+    async def _receive(self, most_bytes: int) -> int:
+        source = self._source.fileno()
+        while True:
+            try:
+                return os.splice(source, self._in, most_bytes, flags=_FLAGS)
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                await _wait(source, loop.add_reader, loop.remove_reader)
+
+    async def _pass_on(self, size_bytes: int) -> None:
+        target = self._target.fileno()
+        while size_bytes:
+            try:
+                size_bytes -= os.splice(self._out, target, size_bytes, flags=_FLAGS)
+            except BlockingIOError:
+                loop = asyncio.get_running_loop()
+                await _wait(target, loop.add_writer, loop.remove_writer)
+
+
+async def _wait(fd: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    """Return once `fd` is ready, for what `add` registers it."""
+    ready = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        # The event loop may call it again before the waiter has run.
+        if not ready.done():
+            ready.set_result(None)
+
+    add(fd, wake)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+async def run_both(sending: Coroutine[Any, Any, _T], answering: Coroutine[Any, Any, None]) -> _T:
+    """Return what `sending` returns, once `answering` has ended too; that is canceled if the former returns a value.
+
+    After an error of one, the other has a moment: an answer may come before the request has ended.
+
+    Raises:
+        OSError: of `sending`.
+    """
+    loop = asyncio.get_running_loop()
+    upload = loop.create_task(sending, name="upload")
+    download = loop.create_task(answering, name="download")
+    try:
+        done, _ = await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
+        failed = any(task.exception() for task in done)
+        if failed or download in done or upload.result() is None:
+            await asyncio.wait({upload, download}, timeout=_LAST_SECONDS if failed else None)
+        if not upload.done():
+            raise ConnectionResetError(errno.ECONNRESET, "answer ended")
+        return upload.result()
+    finally:
+        for task in (upload, download):
+            task.cancel()
+        await asyncio.wait({upload, download})
+        # Read, so that asyncio does not report it as lost.
+        _ = download.cancelled() or download.exception()
+
+
+async def relay_all(source: socket.socket, target: socket.socket, lane: Lane) -> None:
+    """Relay everything, also the end.
+
+    Raises:
+        OSError: a connection is broken.
+    """
+    with Relay(source, target, lane) as relay:
+        await relay.move()
+        relay.end()
+
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from datamover.bandwidth.routes import Address, parse_address
+from datamover.bandwidth.dialing import Address, parse_address
 
 __all__ = ["BadRequestError", "HeadReader", "RequestHead"]
 

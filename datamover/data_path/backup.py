@@ -20,9 +20,8 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions
 from core.models.names import BLOCK_DATA_MOVER
+from core.models.transfer_settings import Compression, Exclusions
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names

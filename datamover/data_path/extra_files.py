@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from core.errors import DataPathError
-from core.models.exclusions import Exclusions
-from core.models.in_place import DELETE_EXTRA_FILES
+from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions
 from datamover.data_path.file_names import mangle
 from datamover.data_path.links import named, show_path
 from datamover.data_path.stage import STAGE_PATTERN, is_kept_at_root

@@ -21,7 +21,7 @@ from typing import Final
 from zlib import crc32
 
 from core.errors import DataPathError
-from core.models.exclusions import READY_SETS, Exclusions, LeftOut
+from core.models.transfer_settings import READY_SETS, Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
 

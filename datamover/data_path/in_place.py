@@ -24,8 +24,7 @@ from typing import Final, TypeVar
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
-from core.models.exclusions import Exclusions
-from core.models.in_place import DELETE_EXTRA_FILES, InPlace
+from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
 from datamover.data_path.attributes import Attributes
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints

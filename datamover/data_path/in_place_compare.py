@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, Final, Protocol, TypeVar
 
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, open_directories, read_targets

@@ -15,8 +15,7 @@ from typing import Final, TypeVar
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.exclusions import Exclusions
-from core.models.in_place import InPlace, PlannedEntries, RestorePlan
+from core.models.transfer_settings import Exclusions, InPlace, PlannedEntries, RestorePlan
 from datamover.data_path.attributes import Attributes
 from datamover.data_path.extra_files import ExtraFiles, find_unexplained
 from datamover.data_path.in_place import has_entries

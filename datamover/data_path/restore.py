@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.block import restore_blocks, restore_device
 from datamover.data_path.extra_files import find_unexplained
 from datamover.data_path.in_place import InPlaceRestorer, has_entries

@@ -18,8 +18,6 @@ from typing import Final, Protocol
 from core.contract import BackupMover, VolumeMode
 from core.errors import KopiaError
 from core.models.base import JsonDict
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     CHANGES_TAG,
@@ -28,6 +26,7 @@ from core.models.names import (
     SNAPSHOT_REQUESTER_TAG,
     UPLOADER_TAG,
 )
+from core.models.transfer_settings import Compression, Exclusions
 from core.models.units import format_duration
 from datamover.data_path.attempts import (
     BackupAttempt,

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import IO, Final
 
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import has_target

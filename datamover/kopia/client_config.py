@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY
+from core.models.transfer_settings import BandwidthLimits
 from core.models.units import parse_count
 
 __all__ = ["IDENTITY", "IDENTITY_FLAGS", "CacheLimit", "build_config", "build_throttle", "parse_cache_limit"]

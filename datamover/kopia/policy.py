@@ -22,8 +22,7 @@ from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import ContractError, KopiaError
 from core.models.base import JsonDict, WireModel
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions
+from core.models.transfer_settings import Compression, Exclusions
 from datamover.kopia.storage_calls import KopiaCaller
 
 __all__ = ["SourcePolicy", "decide_policy", "describe_exclusions", "ensure_policy", "excluding", "read_policy"]

@@ -27,8 +27,8 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine
-from datamover.storage.aws import environment_keys
 from datamover.storage.providers import SECRET_VARIABLES
+from datamover.storage.s3 import environment_keys
 from datamover.storage.token_files import azure_token_file, replace_token_files
 
 __all__ = ["PrivateRun", "VolumeAccess", "open_private_run"]

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from core.models.bandwidth import BandwidthLimits
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BlockHash
+from core.models.transfer_settings import BandwidthLimits
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (

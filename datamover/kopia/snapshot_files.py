@@ -14,8 +14,8 @@ from typing import IO, Final
 import msgspec
 
 from core.errors import ContractError, DataPathError
-from core.file_contract import FileEntry, FileType
 from core.models.base import parse_time
+from core.snapshot_contract import FileEntry, FileType
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot

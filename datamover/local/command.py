@@ -1,4 +1,4 @@
-"""Local mode: back up, restore and list snapshots without a cluster, and print the result."""
+"""Local mode: back up, restore and list snapshots without a cluster, show the progress, and print the result."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
 from core.clock import Clock, SystemClock
-from core.contract import BackupResult, RestoreResult, VolumeMode
+from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
 from core.errors import ConfigError, UnsetAttributesError
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
@@ -28,19 +28,78 @@ from datamover.kopia.repository import NotInitializedError, Repository, Reposito
 from datamover.kopia.snapshots import Snapshot, list_snapshots
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import WaitLog, Waits
-from datamover.local.progress_bar import ProgressBar, format_bytes
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.tree import escape_controls
 from datamover.runtime.work_dir import WorkDir, open_work_dir
-from datamover.storage.aws import find_aws_identity
 from datamover.storage.credentials import read_inherited
 from datamover.storage.providers import FileStorage, Storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import S3Storage, find_aws_identity
 
-__all__ = ["LocalMover", "parse_storage", "run_local"]
+__all__ = ["LocalMover", "ProgressBar", "format_bytes", "parse_storage", "run_local"]
+
+_BAR_WIDTH: Final = 30
+_TERMINAL_SECONDS: Final = 0.5
+_LINE_SECONDS: Final = 10.0
+_UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
+_STEP: Final = 1000
+
+
+def format_bytes(count: float) -> str:
+    """Return `count` in a readable unit, such as `1.2 GB`."""
+    for unit in _UNITS:
+        if count < _STEP or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _STEP
+    return ""
+
+
+class ProgressBar:
+    """Writes the progress of one data path to `stream`."""
+
+    def __init__(self, stream: TextIO, clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._terminal = stream.isatty()
+
+    async def follow(self, meter: Meter) -> None:
+        """Draw the progress, forever."""
+        while True:
+            await self._clock.sleep(_TERMINAL_SECONDS if self._terminal else _LINE_SECONDS)
+            self.draw(await meter.read())
+
+    def draw(self, reading: ProgressMessage, *, last: bool = False) -> None:
+        """Draw one reading; the last one ends the line."""
+        text = _format_text(reading)
+        if self._terminal:
+            end = "\n" if last else ""
+            self._stream.write(f"\r\x1b[K{_format_bar(reading)} {text}{end}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+def _format_bar(reading: ProgressMessage) -> str:
+    if not reading.total_bytes:
+        return "[" + " " * _BAR_WIDTH + "]"
+    filled = _BAR_WIDTH * reading.done_bytes // reading.total_bytes
+    return "[" + "#" * filled + "." * (_BAR_WIDTH - filled) + "]"
+
+
+def _format_text(reading: ProgressMessage) -> str:
+    parts = [format_bytes(reading.done_bytes)]
+    if reading.total_bytes:
+        parts = [f"{format_bytes(reading.done_bytes)} of {format_bytes(reading.total_bytes)}"]
+        parts.append(f"{100 * reading.done_bytes // reading.total_bytes} %")
+    if reading.bytes_per_second:
+        parts.append(f"{format_bytes(reading.bytes_per_second)}/s")
+        if reading.total_bytes > reading.done_bytes:
+            left = (reading.total_bytes - reading.done_bytes) / reading.bytes_per_second
+            parts.append(f"{left:.0f} s left")
+    return ", ".join(parts)
+
 
 _S3: Final = "s3"
 _LOST_AND_FOUND: Final = "lost+found"

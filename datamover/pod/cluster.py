@@ -21,7 +21,6 @@ from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.kube.retry import Retry
 from core.kube.watch import watch_one
-from core.models.bandwidth import BandwidthLimits
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     BackupRepository,
@@ -32,6 +31,7 @@ from core.models.storage import (
     build_backup_repository,
     repository_labels,
 )
+from core.models.transfer_settings import BandwidthLimits
 from core.redact import Redactor
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.location_files import LocationFiles

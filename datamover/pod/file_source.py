@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final
 
 from core.errors import ConfigError
-from core.file_contract import ENTRY_LINE, FileListing, FileType
 from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.mover_specs import FilesSpec, ListFiles
+from core.snapshot_contract import ENTRY_LINE, FileListing, FileType
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory

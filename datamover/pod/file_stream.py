@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.errors import AgentError, DataPathError, KopiaError
-from core.file_contract import ENTRY_LINE, FileType, SentFiles
 from core.models.base import parse_time
 from core.mover_specs import SendFiles
+from core.snapshot_contract import ENTRY_LINE, FileType, SentFiles
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.snapshot_files import StoredEntry
 from datamover.pod.cluster import PodContext

@@ -18,8 +18,7 @@ from core.kube.errors import KubeError
 from core.kube.retry import Retry
 from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
-from core.models.attempts import Attempts, AttemptStage
-from core.models.phases import Phase
+from core.models.phases import Attempts, AttemptStage, Phase
 from core.models.transfers import Transfer
 from datamover.kinds import MoverKind
 from datamover.runtime.cancellation import Canceler

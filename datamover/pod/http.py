@@ -12,7 +12,7 @@ from typing import Final
 
 import h11
 
-from core.kube.keepalive import keep_alive
+from core.kube.transport import keep_alive
 
 __all__ = ["Head", "HostPort", "HttpError", "ServerConnection"]
 

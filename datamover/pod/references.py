@@ -12,8 +12,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
 from core.kube.types import UncheckedObject
-from core.models.attempts import Attempts
-from core.models.phases import FINAL_PHASES, Phase
+from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import RepositoryKey
 from datamover.kinds import TRANSFER_KINDS, MoverKind
 from datamover.kopia.references import CompletedTransfer, References

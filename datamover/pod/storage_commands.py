@@ -13,9 +13,9 @@ from typing import Any, Final
 from core.contract import InitResult, LocationResult
 from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
-from core.models.in_place import PLAN_LINE, EndedPlan, InPlace
 from core.models.job_output import JobOutput
 from core.models.storage import BackupRepository
+from core.models.transfer_settings import PLAN_LINE, EndedPlan, InPlace
 from core.mover_specs import (
     DeleteSnapshots,
     InitRepository,
@@ -69,8 +69,8 @@ _VALIDATION_SECONDS: Final = 60.0
 async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:  # noqa: C901 - a case for each command
     """Run the command, and return its exit code.
 
-    The termination message is the command's result (`core.contract`, `core.file_contract`, `core.snapshot_contract`,
-    `core.models.verification`, `core.models.in_place`), or the error.
+    The termination message is the command's result (`core.contract`, `core.snapshot_contract`,
+    `core.models.verification`, `core.models.transfer_settings`), or the error.
     """
     match spec:
         case InitRepository():

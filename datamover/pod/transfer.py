@@ -27,12 +27,11 @@ from core.contract import (
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
-from core.models.bandwidth import BandwidthLimits
-from core.models.compression import Compression
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
 from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository
+from core.models.transfer_settings import BandwidthLimits, Compression
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from datamover.arguments import PodOptions

@@ -21,9 +21,18 @@ from typing import Final
 
 from core.errors import DataPathError
 from core.landlock import landlock_abi
-from datamover.runtime.flushing import no_flushes
-from datamover.runtime.jail import Jail, Step, below, build_jail, share_nothing, use_as_jail
-from datamover.runtime.landlock import SYS_RESTRICT_SELF, Rights, open_ruleset
+from datamover.runtime.sandbox import (
+    SYS_RESTRICT_SELF,
+    Jail,
+    Rights,
+    Step,
+    below,
+    build_jail,
+    no_flushes,
+    open_ruleset,
+    share_nothing,
+    use_as_jail,
+)
 
 __all__ = ["Bounds", "Confinement", "Means", "confine", "find_means", "report_means"]
 

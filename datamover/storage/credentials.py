@@ -1,6 +1,6 @@
 """The credentials for a storage: from the location's own Secret, an inherited file, or the environment.
 
-Knows the formats of the files of Azure (`NAME=value` lines) and Google (JSON); `datamover.storage.aws` has AWS's.
+Knows the formats of the files of Azure (`NAME=value` lines) and Google (JSON); `datamover.storage.s3` has AWS's.
 Does not know kopia's flags, or how a Secret is read.
 Source: Velero v1.18, internal/credentials and pkg/repository/config.
 """

@@ -16,7 +16,6 @@ from typing import Final
 from core.endpoints import parse_endpoint
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.storage.aws import find_aws_identity
 from datamover.storage.azure import build_azure, read_azure_variables
 from datamover.storage.credentials import (
     GOOGLE_FILE,
@@ -26,7 +25,7 @@ from datamover.storage.credentials import (
     read_inherited,
 )
 from datamover.storage.providers import FileStorage, GcsStorage, Storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import S3Storage, find_aws_identity
 
 __all__ = ["LocationSecrets", "build_storage"]
 

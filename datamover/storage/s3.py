@@ -1,23 +1,300 @@
-"""The storage of kopia repositories in S3, or a service compatible with it.
+"""The storage of kopia repositories in S3, or a service compatible with it, and the identities that AWS knows.
 
-Knows kopia's flags, variables and configuration for it (`datamover.storage.aws` has the identities).
+Knows AWS's profiles, and which of their keys kopia can use. Does not know kopia's flags, or where the file comes from.
+Source: Velero v1.18, pkg/repository/config/aws.go; AWS SDKs, settings of shared files; for what kopia does by itself:
+minio-go 7.2, pkg/credentials/env_aws.go, iam_aws.go and assume_role.go.
+
+Knows kopia's flags, variables and configuration for it (`datamover.storage.s3` has the identities).
 Source: kopia 0.23.1, cli/storage_s3.go, repo/blob/s3.
 """
 
+import configparser
 import json
+import re
 from base64 import b64encode, urlsafe_b64encode
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final, Self
 
 from core.endpoints import parse_endpoint
-from core.errors import ConfigError
+from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.aws import AwsAssumedRole, AwsIdentity, AwsKeys
+from datamover.storage.credentials import CredentialsText
 from datamover.storage.providers import PROBE_PREFIX, KopiaAccess, Storage, trust_variables
 
-__all__ = ["S3Storage"]
+__all__ = [
+    "DEFAULT_SESSION",
+    "AwsAssumedRole",
+    "AwsIdentity",
+    "AwsKeys",
+    "AwsRole",
+    "S3Storage",
+    "environment_keys",
+    "find_aws_identity",
+    "parse_aws_profile",
+]
+
+_DEFAULT_PROFILE: Final = "default"
+_ROLE: Final = "AWS_ROLE_ARN"
+_ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"
+
+DEFAULT_SESSION: Final = "node-agent"
+"""The default name of the sessions of a role, which AWS's log of requests shows."""
+
+_GLOBAL_REGION: Final = "us-east-1"
+"""The region for which requests to the global endpoint are signed."""
+
+_REGION: Final = re.compile(r"[A-Za-z0-9-]*")
+"""A part of the host name of AWS's token service: with any other character, tokens could be sent to another host."""
+
+_UNSUPPORTED: Final = ("role_arn", "source_profile", "credential_source", "credential_process", "sso_session")
+"""Keys of a profile with a source of credentials that kopia does not support, except the roles below."""
+
+_OF_ROLE: Final = ("external_id", "mfa_serial")
+"""What kopia cannot pass on when it assumes a role. Source: kopia 0.23.1, repo/blob/s3/s3_options.go."""
+
+_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+_NO_KEY: Final = re.compile("[\\x00-\\x1f\\x7f-\\xa0\\xad\\u2000-\\u206f\\ufeff\\ufffd]")
+"""What editors and web pages put into a key that is copied: the storage would only say that its signature is wrong."""
+
+_NEEDED: Final = "which needs keys, or role_arn with source_profile or web_identity_token_file"
+_ONE_ROLE: Final = "which assumes one role, with the keys of a user"
+
+
+@dataclass(frozen=True)
+class AwsKeys:
+    """Keys of an S3 user; the token is empty for permanent keys."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that make kopia use them."""
+        # An empty token too: an inherited one belongs to other keys.
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_SESSION_TOKEN": self.session_token,
+        }
+
+    @property
+    def origin(self) -> str:
+        """The origin to name if access is denied; empty: the location names it."""
+        return ""
+
+
+@dataclass(frozen=True)
+class AwsRole:
+    """A role that is assumed with the token in a file, again before its keys expire."""
+
+    arn: str
+    token_file: str
+    session_name: str = ""
+    region: str = ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that make kopia assume it; inherited keys would take precedence."""
+        wanted = {_ROLE: self.arn, _ROLE_FILE: self.token_file, "AWS_ROLE_SESSION_NAME": self.session_name}
+        region = {"AWS_REGION": self.region} if self.region else {}
+        return {**AwsKeys("", "").variables, **wanted, **region}
+
+    @property
+    def token_service(self) -> str:
+        """The URL of AWS's token service in its region, without a region the global one."""
+        return _token_service(self.region)
+
+    @property
+    def origin(self) -> str:
+        """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
+        return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
+
+
+@dataclass(frozen=True)
+class AwsAssumedRole:
+    """A role that kopia assumes with the keys of a user, again before its own keys expire."""
+
+    arn: str
+    keys: AwsKeys
+    profile: str
+    session_name: str = DEFAULT_SESSION
+    region: str = ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of kopia's processes: no inherited keys. The role is in its configuration."""
+        return AwsKeys("", "").variables
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The keys of kopia's configuration that make it assume the role.
+
+        Source: kopia 0.23.1, repo/blob/s3/s3_options.go.
+        """
+        return {
+            "accessKeyID": self.keys.access_key,
+            "secretAccessKey": self.keys.secret_key,
+            "sessionToken": self.keys.session_token,
+            "roleARN": self.arn,
+            "sessionName": self.session_name,
+            "roleEndpoint": _token_service(self.region),
+            "roleRegion": self.region or _GLOBAL_REGION,
+        }
+
+    @property
+    def origin(self) -> str:
+        """The origin to name if access is denied, by AWS's token service or by the bucket."""
+        return f'keys of role {self.arn}, if the keys of profile "{self.profile}" are allowed to assume it'
+
+
+AwsIdentity = AwsKeys | AwsRole | AwsAssumedRole
+"""Who asks for a bucket."""
+
+
+def find_aws_identity(
+    source: CredentialsText | None, environment: Mapping[str, str], *, profile: str = "", region: str = ""
+) -> AwsIdentity | None:
+    """Return the keys or the role to use; None to let kopia use its environment, then the identity of pod or node.
+
+    Args:
+        source: the credentials file, if there is one.
+        environment: of this process; contains the role of a pod's service account.
+        profile: of the file; by default the one that the environment names.
+        region: the default region in which a role is assumed; empty: AWS's global endpoint.
+
+    Raises:
+        RepositoryError: the file has no such profile, kopia does not support its content, or the region of a role
+            is none.
+    """
+    found: AwsIdentity | None = None
+    if source is not None:
+        found = parse_aws_profile(source, profile or environment.get("AWS_PROFILE", ""))
+    found = found or _inherited_role(environment)
+    if not isinstance(found, AwsRole | AwsAssumedRole):
+        return found
+    role = replace(found, region=found.region or environment.get("AWS_REGION", "") or region)
+    if not _REGION.fullmatch(role.region):
+        raise RepositoryError(f'region of role {role.arn}: not the name of a region: "{role.region}"')
+    return role
+
+
+def _token_service(region: str) -> str:
+    host = f"sts.{region}.amazonaws.com" if region else "sts.amazonaws.com"
+    return f"https://{host}{'.cn' if region.startswith('cn-') else ''}"
+
+
+def environment_keys(environment: Mapping[str, str]) -> AwsKeys | None:
+    """Return the keys that kopia finds in its environment; None if there are none."""
+    access = environment.get("AWS_ACCESS_KEY_ID") or environment.get("AWS_ACCESS_KEY", "")
+    secret = environment.get("AWS_SECRET_ACCESS_KEY") or environment.get("AWS_SECRET_KEY", "")
+    return AwsKeys(access, secret, environment.get("AWS_SESSION_TOKEN", "")) if access and secret else None
+
+
+def _inherited_role(environment: Mapping[str, str]) -> AwsRole | None:
+    """Return the role of this pod's service account, if it has one and no keys take precedence."""
+    arn, token_file = environment.get(_ROLE, ""), environment.get(_ROLE_FILE, "")
+    if not arn or not token_file or environment.get("AWS_ACCESS_KEY_ID"):
+        return None
+    return AwsRole(arn, token_file, environment.get("AWS_ROLE_SESSION_NAME", ""))
+
+
+def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsIdentity | None:
+    """Return the keys or the role of `profile` (by default `default`); None if it has neither.
+
+    Raises:
+        RepositoryError: the file has no such profile, or kopia does not support its content.
+    """
+    wanted = profile or _DEFAULT_PROFILE
+    values = _profile(source, wanted)
+    role, token_file = values.get("role_arn", ""), values.get("web_identity_token_file", "")
+    if role and token_file:
+        return AwsRole(role, token_file, values.get("role_session_name", ""), values.get("region", ""))
+    if role and values.get("source_profile"):
+        return _assumed_role(source, wanted, values)
+    _check_supported(values, _UNSUPPORTED, f'{source.origin}: profile "{wanted}"', _NEEDED)
+    return _keys(source, wanted, values)
+
+
+def _assumed_role(source: CredentialsText, profile: str, values: Mapping[str, str]) -> AwsAssumedRole:
+    """Return the role of `profile`, with the keys of its source profile, which may be itself.
+
+    Raises:
+        RepositoryError: that has no keys, or kopia cannot assume the role.
+    """
+    named, shown = values["source_profile"], f'{source.origin}: profile "{profile}"'
+    _check_supported(values, ("credential_source", "credential_process", *_OF_ROLE), shown, _ONE_ROLE)
+    shown = f'{shown}: source_profile "{named}"'
+    if named == profile:
+        keys = _keys(source, named, values)
+    else:
+        others = _profile(source, named)
+        _check_supported(others, (*_UNSUPPORTED, "web_identity_token_file"), shown, _ONE_ROLE)
+        keys = _keys(source, named, others)
+    if keys is None:
+        raise RepositoryError(f"{shown}: it has no aws_access_key_id and aws_secret_access_key")
+    session, region = values.get("role_session_name", "") or DEFAULT_SESSION, values.get("region", "")
+    return AwsAssumedRole(values["role_arn"], keys, named, session, region)
+
+
+def _check_supported(values: Mapping[str, str], unsupported: Iterable[str], shown: str, needed: str) -> None:
+    """Check that kopia can use a profile.
+
+    Raises:
+        RepositoryError: it has one of the `unsupported` keys.
+    """
+    if found := [name for name in unsupported if values.get(name)]:
+        raise RepositoryError(f"{shown}: {' and '.join(found)}: not supported by kopia, {needed}")
+
+
+def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> AwsKeys | None:
+    """Return the keys of `profile`; None if it has none.
+
+    Raises:
+        RepositoryError: it has only one of them, or one was damaged on its way.
+    """
+    access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
+    if bool(access) != bool(secret):
+        raise RepositoryError(
+            f'{source.origin}: profile "{profile}": aws_access_key_id or aws_secret_access_key is missing'
+        )
+    for name in _KEYS:
+        if found := _NO_KEY.search(values.get(name, "")):
+            raise RepositoryError(
+                f'{source.origin}: profile "{profile}": {name} has the character U+{ord(found[0]):04X}, which is in no '
+                "key: write it again without typographic quotes, line breaks and other characters that are not shown"
+            )
+    return AwsKeys(access, secret, values.get("aws_session_token", "")) if access else None
+
+
+def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser(strict=False, default_section="", inline_comment_prefixes=("#", ";"))
+    try:
+        parser.read_string(source.text.removeprefix("\ufeff"))
+    except configparser.Error:
+        # The parser's own message quotes the line, which may contain a secret.
+        raise RepositoryError(
+            f"{source.origin}: invalid AWS credentials file: it must have sections and `name = value` lines"
+        ) from None
+    # AWS's config file has sections like [profile name].
+    section = next((name for name in (wanted, f"profile {wanted}") if parser.has_section(name)), None)
+    if section is None:
+        found = ", ".join(parser.sections()) or "none"
+        raise RepositoryError(f'{source.origin}: no profile "{wanted}" (profiles: {found})')
+    return {name: _unquote(value.strip()) for name, value in parser.items(section)}
+
+
+def _unquote(value: str) -> str:
+    """Return the value without the quotes around it, if there is one at each end.
+
+    Source: aws-sdk-go-v2, internal/ini/strings.go (unquote).
+    """
+    quoted = len(value) > len("''") and value[0] in "\"'" and value[0] == value[-1]
+    return value[1:-1] if quoted else value
+
 
 _NO_KEYS: Final = "no keys in the location: using the keys of the environment, or of the pod or its node"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, StrictInt
 
-from core.models.bandwidth import BandwidthLimits
+from core.models.transfer_settings import BandwidthLimits
 from nodeagent.config.value_types import Section, expected
 from nodeagent.config.window_keys import WindowKeys
 from nodeagent.config.windows import is_open

@@ -21,7 +21,7 @@ from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STOR
 from core.kube.types import DaemonSet, Object
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
-from core.spelling import guess
+from core.text import guess
 from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance

@@ -20,7 +20,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES
 from core.kube.types import ConfigObject, NodeObject, PriorityClassObject
 from core.kube.watch import watch_one
-from core.models.attempts import RetryRules
+from core.models.phases import RetryRules
 from core.models.transfers import Transfer
 from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig

@@ -14,8 +14,8 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NAMESPACES, SECRETS
 from core.kube.types import DaemonSet, NodeRequirement
-from core.models.attempts import RetryRules
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
+from core.models.phases import RetryRules
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,

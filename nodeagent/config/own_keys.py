@@ -11,9 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from core.contract import BackupMover
 from core.kube.types import VolumeSource
-from core.models.compression import Compression
-from core.models.exclusions import READY_SETS, Exclusions
 from core.models.storage import BlockHash
+from core.models.transfer_settings import READY_SETS, Compression, Exclusions
 from core.models.units import parse_duration, parse_quantity
 from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys

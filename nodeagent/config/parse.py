@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.units import parse_quantity
-from core.spelling import ask, close_name
+from core.text import ask, close_name
 from nodeagent.config.keys import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys

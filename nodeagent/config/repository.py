@@ -26,7 +26,7 @@ from core.models.storage import (
     REPOSITORY_TYPE,
 )
 from core.models.units import parse_count
-from core.spelling import guess
+from core.text import guess
 from nodeagent.config.schema import ConfigFinding, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
-from core.models.attempts import RetryRules
+from core.models.phases import RetryRules
 from core.models.units import parse_duration
 from nodeagent.config.value_types import DurationText, OptionalDurationText, QuantityText, Section, expected, is_zero
 

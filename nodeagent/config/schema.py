@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from core.kube.errors import NotFoundError
 from core.models.base import JsonDict
-from core.spelling import ask, close_name, hinted
+from core.text import ask, close_name, hinted
 from nodeagent.config.keys import AgentConfig
 from nodeagent.config.value_types import Section
 

@@ -28,8 +28,8 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from core.kube.types import PodToleration
-from core.models.exclusions import check_pattern
 from core.models.names import SUBDOMAIN
+from core.models.transfer_settings import check_pattern
 from core.models.units import parse_duration, parse_quantity
 
 __all__ = [
@@ -245,7 +245,7 @@ KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY
 """How the key of an annotation or label begins; never empty, which would be every key."""
 
 Pattern = Annotated[StrictStr, AfterValidator(_check_pattern), _schema(r"[^!\s].*")]
-"""A pattern of what backups leave out (`core.models.exclusions`)."""
+"""A pattern of what backups leave out (`core.models.transfer_settings`)."""
 
 Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
 """A positive duration, written as Go does."""

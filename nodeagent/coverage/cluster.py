@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from core.errors import ContractError
-from core.kube.decode import parse_json
+from core.kube.errors import parse_json
 from core.models.base import Time, WireModel, explain_invalid
 from core.models.names import (
     BACKUP_INTERVAL_ANNOTATION,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.models.attempts import RetryRules
+from core.models.phases import RetryRules
 from core.models.transfers import Transfer
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.coverage.states import CoverageRules

@@ -15,8 +15,7 @@ from core.clock import Backoff
 from core.errors import AgentError
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.phases import HOLDING_PHASES, Phase
-from core.models.queue_order import in_order
+from core.models.phases import HOLDING_PHASES, Phase, in_order
 from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries

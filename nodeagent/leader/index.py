@@ -19,9 +19,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.types import Metadata, UncheckedObject
 from core.logs import fields
-from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, SCHEDULE_LABEL
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
 from core.models.shrinkage import is_shrunk
 from core.models.storage import RepositoryKey

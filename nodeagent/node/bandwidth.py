@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.errors import ConflictError, KubeError, NotFoundError
-from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict
 from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.phases import RUNNING_PHASES
+from core.models.transfer_settings import BandwidthLimits
 from core.models.transfers import Transfer
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.metrics.registry import Metrics

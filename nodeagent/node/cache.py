@@ -15,9 +15,8 @@ from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.kube.types import Pod, UncheckedObject
-from core.models.attempts import AttemptStage
 from core.models.names import NODE_LABEL
-from core.models.phases import RUNNING_PHASES, Phase
+from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from core.errors import ExposeError
-from core.models.attempts import Attempts, AttemptStage, InterruptionCause
 from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOME_ANNOTATION
-from core.models.phases import Phase
+from core.models.phases import Attempts, AttemptStage, InterruptionCause, Phase
 from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending

@@ -13,9 +13,8 @@ from typing import Any
 
 from core.clock import Clock
 from core.kube.types import Pod, UncheckedObject
-from core.models.attempts import AttemptStage, RetryRules
 from core.models.names import NODE_LABEL, label_value
-from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, AttemptStage, Phase, RetryRules
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import parse_pod_end

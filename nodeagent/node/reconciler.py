@@ -22,9 +22,8 @@ from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.types import Pod
 from core.logs import fields
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
-from core.models.phases import RUNNING_PHASES, Phase
+from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import mover_status

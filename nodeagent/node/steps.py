@@ -32,9 +32,8 @@ from core.kube.errors import (
 )
 from core.kube.resources import NODES
 from core.logs import BoundLogger, bind
-from core.models.attempts import RetryRules
 from core.models.names import NOT_PREPARED_ANNOTATION
-from core.models.phases import RUNNING_PHASES, Phase
+from core.models.phases import RUNNING_PHASES, Phase, RetryRules
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.model import Pending

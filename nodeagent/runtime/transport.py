@@ -21,7 +21,7 @@ import aiohttp
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
-from core.kube.keepalive import keep_alive
+from core.kube.transport import keep_alive
 from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.runtime.http import HttpTransport

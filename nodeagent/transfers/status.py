@@ -18,7 +18,6 @@ from core.kube.errors import ConflictError, ForbiddenError
 from core.kube.resources import BACKUPS
 from core.kube.types import Manifest
 from core.logs import fields
-from core.models.attempts import Interruption, RetryRules
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
@@ -33,7 +32,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
     PENDING_REASON_ANNOTATION,
 )
-from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Phase
+from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Interruption, Phase, RetryRules
 from core.models.reasons import PendingReason
 from core.models.transfers import PodVolumeBackup, Progress, Transfer
 from core.models.units import format_duration

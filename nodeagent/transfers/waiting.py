@@ -16,8 +16,8 @@ from core.clock import Clock
 from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
 from core.kube.types import Pod
-from core.models.attempts import Attempts, InterruptionCause, RetryRules
 from core.models.names import ATTEMPT_LABEL
+from core.models.phases import Attempts, InterruptionCause, RetryRules
 from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_end, parse_pod_end, signal_of

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from client.text import format_bytes, format_event, format_limits
-from core.models.bandwidth import BandwidthLimits
+from core.models.transfer_settings import BandwidthLimits
 from core.text import format_age, one_line, printable
 
 

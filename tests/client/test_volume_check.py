@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from client.volume_check import CheckReport, CheckStep, CheckTools, check_volume
-from client.volume_check_objects import CheckPlan
-from client.volume_check_plan import CheckChoice, plan_check
+from client.volume_check_plan import CheckChoice, CheckPlan, plan_check
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient

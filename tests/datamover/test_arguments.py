@@ -8,8 +8,7 @@ import pytest
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
-from core.models.compression import Compression
-from core.models.in_place import InPlace
+from core.models.transfer_settings import Compression, InPlace
 from core.mover_specs import ListSnapshots
 from datamover.arguments import (
     LocalBackup,

@@ -2,7 +2,7 @@ import pytest
 
 from core.contract import MoverVerb
 from core.errors import ConfigError
-from core.models.compression import Compression
+from core.models.transfer_settings import Compression
 from datamover.kinds import UploaderSettings, parse_settings
 
 _ALL = {"ParallelFilesUpload": "7", "ParallelFilesDownload": "3", "WriteSparseFiles": "true", "New": "x"}

@@ -21,7 +21,7 @@ from client.permissions import (
     VOLUMES_PERMISSIONS,
     installer_permissions,
 )
-from client.schedules.permissions import (
+from client.schedules.manifests import (
     DELETION_PERMISSIONS,
     EXPIRY_PERMISSIONS,
     SCHEDULE_PERMISSIONS,

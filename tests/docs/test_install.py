@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from client.install.accounts import build_rule, in_scope
-from client.install.manifests import build_everything, read_definitions
+from client.install.manifests import build_everything, build_rule, in_scope, read_definitions
 from client.permissions import installer_permissions
 from nodeagent.runtime.permissions import Scope
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from client.cli.output import Printer
-from client.cli.status_pages import print_status
+from client.cli.status import print_status
 from client.cli.volumes import print_table
 from client.status.view import build_view
 from tests.client.support.status_scene import StatusScene

@@ -10,8 +10,8 @@ import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response, Transport
-from core.models.attempts import Interruption, InterruptionCause
 from core.models.base import parse_time
+from core.models.phases import Interruption, InterruptionCause
 from tests.exposer.support.scenes import BackupScene
 from tests.exposer.test_csi_snapshot import assert_exposed, expose
 

@@ -8,7 +8,7 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from exposer.model import Pending
 from tests.exposer.support.world import no_guard
 from tests.exposer.test_pod_volume import RESTORE, WAITING_STATE, Scene, init_status

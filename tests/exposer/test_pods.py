@@ -8,8 +8,8 @@ import pytest
 
 from core.contract import BackupMover, VolumeMode
 from core.kube.types import NodeSelectorTerm
-from core.models.compression import Compression
 from core.models.storage import BackupRepository
+from core.models.transfer_settings import Compression
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.pods import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from core.contract import VolumeMode
 from core.kube.types import Manifest
-from core.models.exclusions import Exclusions
+from core.models.transfer_settings import Exclusions
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
 from exposer.pods import build_backup_pod, build_pod_volume_pod

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.models.attempts import Attempts, Interruption, InterruptionCause, RetryRules
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import Attempts, Interruption, InterruptionCause, RetryRules
 from core.models.transfers import DataUpload
 from core.models.units import parse_quantity
 from exposer.settings import ExposeSettings, PodSettings

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from core.contract import BackupResult, InitResult, MaintenanceResult, RestoreResult, parse_progress, parse_result
 from core.errors import ConfigError, ContractError, ResultError
-from core.kube.decode import parse_json
-from core.kube.errors import KubeError, MalformedObjectError, build_error, parse_retry_after
-from core.kube.forms import check_form
+from core.kube.errors import KubeError, MalformedObjectError, build_error, parse_json, parse_retry_after
+from core.kube.resources import check_form
 from core.models.base import CustomResource, parse_time
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.install.definitions import find_lacking
+from client.install.apply import find_lacking
 from client.install.manifests import read_definitions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
 from tests.integration.installer import ALONE, Installer

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from client.install.daemonset import build_daemonset
+from client.install.manifests import build_namespace
 from client.install.options import AgentOptions, InstallOptions
-from client.install.surroundings import build_namespace
 from core.contract import VolumeMode
 from core.kube.resources import PODS
 from exposer.manifests import build_backup_claim

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from client.permissions import VOLUME_CHECK_PERMISSIONS
-from client.volume_check_objects import CheckPlan
+from client.volume_check_plan import CheckPlan
 from core.kube.resources import (
     DAEMON_SETS,
     EVENTS,

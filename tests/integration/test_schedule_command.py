@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from client.backups.plan import Choice, ClaimName
-from client.schedules.manifests import schedule_permissions
-from client.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
+from client.schedules.manifests import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS, schedule_permissions
 from client.schedules.request import ScheduleRequest
 from core.kube.resources import (
     CRON_JOBS,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.backups.keep_policy import KeepPolicy, KeepRule
+from client.backups.copies import KeepPolicy, KeepRule
 from core.kube.resources import PODS
 from core.models.base import JsonDict, format_time, parse_time
 from tests.client.support.deletion_scene import JobKube

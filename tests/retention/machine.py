@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from client.backups.keep_policy import KeepPolicy, KeepRule
+from client.backups.copies import KeepPolicy, KeepRule
 from core.models.verification import VerificationOutcome
 from tests.retention.commands import Command, Fault
 from tests.retention.facts import Fact

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
+from client.backups.copies import KeepPolicy, format_keep
 from client.backups.delete import (
     DeletionError,
     DeletionTools,
@@ -18,8 +19,7 @@ from client.backups.delete import (
     plan_expired,
     plan_named,
 )
-from client.backups.deletion_lease import hold_deletions
-from client.backups.keep_policy import KeepPolicy, format_keep
+from client.backups.deletion_jobs import hold_deletions
 from client.backups.plan import Choice
 from client.mover_jobs import JobTools
 from client.schedules import scheduled_run

@@ -27,7 +27,7 @@ from client.permissions import (
     delete_permissions,
     installer_permissions,
 )
-from client.schedules.permissions import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
+from client.schedules.manifests import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
 from core.clock import Clock
 from core.kube.transport import Request
 from core.models.names import (

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from client.install.accounts import build_rule, in_scope
+from client.install.manifests import build_rule, in_scope
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Resource
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.support.objects import JsonDict

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, Self
 
-from core.models.attempts import AttemptStage, InterruptionCause
-from core.models.phases import Phase
-from core.models.queue_order import in_order
+from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order
 from core.models.reasons import PendingReason
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner

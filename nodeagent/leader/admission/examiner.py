@@ -32,9 +32,8 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import Object, ObjectT
-from core.models.attempts import AttemptStage
 from core.models.names import label_value
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.ownership import copy_in_use

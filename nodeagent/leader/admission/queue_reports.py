@@ -1,6 +1,6 @@
 """The admission queue: the reports of queued transfers, and what the status page shows of it.
 
-Its order is in `core.models.queue_order`. The number of transfers that are admitted from it depends on the
+Its order is in `core.models.phases`. The number of transfers that are admitted from it depends on the
 quota (`nodeagent.leader.admission.ledger`).
 """
 

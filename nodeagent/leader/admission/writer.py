@@ -16,7 +16,6 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from core.kube.errors import ConflictError
-from core.models.attempts import AttemptStage
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
     ATTEMPTS_ANNOTATION,
@@ -24,7 +23,7 @@ from core.models.names import (
     NODE_LABEL,
     label_value,
 )
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration

@@ -16,9 +16,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES
 from core.kube.types import Condition, NodeObject, Pod
-from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.names import NODE_LABEL, label_value
-from core.models.phases import RUNNING_PHASES, Phase
+from core.models.phases import RUNNING_PHASES, AttemptStage, InterruptionCause, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration

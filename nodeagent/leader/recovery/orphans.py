@@ -16,10 +16,9 @@ from typing import Any, Final
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
 from core.logs import fields
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from nodeagent.leader.context import Cluster, DispatchRules

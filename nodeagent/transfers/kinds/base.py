@@ -16,10 +16,10 @@ from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
 from core.kube.types import PersistentVolumeClaim, UncheckedObject
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.storage import BackupStorageLocation
+from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
 from exposer.manifests import claim_volume_mode
 from exposer.model import Exposed, Guard, Pending, Reader

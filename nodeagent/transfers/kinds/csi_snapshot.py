@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final
 
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
-from core.models.in_place import InPlace
 from core.models.names import DATA_MOVER_FINALIZER, RESTORE_ANNOTATION, VELERO_RESTORE_LABEL
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
+from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, DataUpload
 from exposer.model import (
     BackupExposer,

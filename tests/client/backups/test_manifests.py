@@ -5,8 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups.manifests import BackupRequest, PlannedVolume, transfer_name
-from client.backups.methods import Method, MountingPod, SnapshotWay
+from client.backups.manifests import BackupRequest, Method, MountingPod, PlannedVolume, SnapshotWay, transfer_name
 from core.contract import MoverVerb
 from core.models.names import SNAPSHOT_REQUESTERS
 from core.models.saved_claim import SavedClaim

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from client.backups.create import start_backup
-from client.backups.methods import BackupError, Method
-from client.backups.plan import Choice, ClaimName, plan_backup
+from client.backups.manifests import BackupError, Method
+from client.backups.plan import Choice, ClaimName, plan_backup, start_backup
 from core.errors import AgentError, ConfigError
 from core.kube.errors import ForbiddenError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, VOLUME_SNAPSHOT_CLASSES

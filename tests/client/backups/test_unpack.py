@@ -12,7 +12,7 @@ import pytest
 
 from client.backups.unpack import Destination, Unpacker, UnpackError, check_python, choose_target
 from core.errors import ConfigError
-from core.file_contract import FileEntry, FileType
+from core.snapshot_contract import FileEntry, FileType
 
 
 @dataclass

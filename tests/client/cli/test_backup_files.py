@@ -13,9 +13,9 @@ import yaml
 
 from client.backups import files
 from client.backups.files import FileList
-from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
+from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
 from tests.support.golden import assert_golden, assert_golden_text

@@ -9,8 +9,8 @@ import yaml
 
 from client.cli import job_tools, repo
 from client.cli.output import Printer
-from client.cli.repo_pages import print_report
-from client.snapshot_report import SnapshotList
+from client.cli.repo import print_report
+from client.repositories import SnapshotList
 from core.models.base import JsonDict
 from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from nodeagent.__main__ import main

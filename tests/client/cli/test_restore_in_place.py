@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from client.cli import collection_commands, job_tools, restore_create
-from core.models.in_place import PlannedEntries, RestorePlan
+from core.models.transfer_settings import PlannedEntries, RestorePlan
 from tests.client.support.commands import Shell, reach
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from client.cli import status as status_module
-from client.cli.status_pages import summarize
+from client.cli.status import summarize
 from client.status.view import StatusView
 from core.models.base import JsonDict
 from core.models.retention import HeldBackup

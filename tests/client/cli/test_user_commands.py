@@ -24,7 +24,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     for name in list(sys.modules):
-        if name in {*_MODULES, "client.cli.repo_pages"} or name.startswith(f"{package}."):
+        if name in {*_MODULES, "client.cli.repo"} or name.startswith(f"{package}."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["repo", "get"]) == 2

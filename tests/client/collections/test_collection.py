@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from client.backups.create import start_backup
-from client.backups.methods import BackupError
-from client.backups.plan import Choice, ClaimName, plan_backup
+from client.backups.manifests import BackupError
+from client.backups.plan import Choice, ClaimName, plan_backup, start_backup
 from client.collections.collection import Backups, ProgressMeter, Restores, VolumeProgress
 from client.collections.models import Backup, BackupPhase, explain_end
 from client.restores.create import plan_restore, start_restore

@@ -15,7 +15,7 @@ from client.restores.sources import RestoreError
 from core.kube.errors import UnreachableError
 from core.kube.resources import JOBS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
-from core.models.in_place import InPlace, PlannedEntries, RestorePlan
+from core.models.transfer_settings import InPlace, PlannedEntries, RestorePlan
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA, saved
 from tests.support.objects import JsonDict

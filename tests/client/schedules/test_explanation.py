@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups.keep_policy import KeepPolicy, KeepRule, format_keep
+from client.backups.copies import KeepPolicy, KeepRule, format_keep
 from client.schedules.explanation import ExplainedCopy, explain_retention
 from tests.client.support.deletion_scene import DeletionScene
 from tests.client.support.schedule_scene import ScheduleScene

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from client.backups.keep_policy import KeepPolicy, KeepRule
-from client.backups.methods import Method
+from client.backups.copies import KeepPolicy, KeepRule
+from client.backups.manifests import Method
 from client.backups.plan import Choice, ClaimName
 from client.schedules.manifests import AgentImage, build_schedule, schedule_permissions
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups.keep_policy import KeepPolicy, KeepRule
+from client.backups.copies import KeepPolicy, KeepRule
 from client.backups.plan import Choice, ClaimName
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS

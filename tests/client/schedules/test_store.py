@@ -6,9 +6,9 @@ import pytest
 
 from client.install.apply import ApplyResult
 from client.schedules.manifests import AgentImage, build_schedule
-from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import (
+    OwnedObjects,
     ScheduleList,
     apply_schedule,
     delete_schedule,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from client.status.health import Health, Rule, is_blocked, judge, worst
-from client.status.kinds import TRANSFER_KINDS
 from client.status.parse import transfer_record
+from client.status.records import TRANSFER_KINDS
 from core.kube.resources import DAEMON_SETS, LEASES
 from core.models.names import BACKUP_ANNOTATION, PVC_NAME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.reasons import PendingReason

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.status.kinds import TRANSFER_KINDS, TransferKind
 from client.status.parse import (
     agent_record,
     config_record,
@@ -15,6 +14,7 @@ from client.status.parse import (
     lease_record,
     transfer_record,
 )
+from client.status.records import TRANSFER_KINDS, TransferKind
 from core.errors import ContractError
 from core.models.phases import Phase
 from tests.client.support.status_scene import transfer

@@ -7,8 +7,7 @@ import pytest
 
 from client.status.describe import Moment, TransferDetails
 from client.status.story import find_stages, tell_story
-from core.models.attempts import Interruption, InterruptionCause
-from core.models.phases import Phase
+from core.models.phases import Interruption, InterruptionCause, Phase
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -9,8 +9,8 @@ import pytest
 from client.status.follow import ProgressRates
 from client.status.records import TransferRecord
 from client.status.view import StatusView, average_rate, build_view
-from core.models.attempts import AttemptStage
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import AttemptStage
 from nodeagent.config.keys import NO_QUEUE_LENGTH
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.hand_clock import NOON

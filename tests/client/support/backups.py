@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from client.backups.methods import Method
+from client.backups.manifests import Method
 from client.collections.models import Backup, BackupOrigin, BackupPhase, BackupVolume
 from core.models.phases import Phase
 

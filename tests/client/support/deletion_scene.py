@@ -15,7 +15,7 @@ from client.backups.delete import (
     plan_expired,
     plan_named,
 )
-from client.backups.deletion_lease import hold_deletions
+from client.backups.deletion_jobs import hold_deletions
 from client.mover_jobs import JobTools
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource

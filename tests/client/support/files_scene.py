@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from core.clock import Clock
-from core.file_contract import ENTRY_LINE, FileEntry, FileType, SentFiles
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
+from core.snapshot_contract import ENTRY_LINE, FileEntry, FileType, SentFiles
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 

@@ -10,7 +10,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.kube.transport import Request, Response
-from core.models.in_place import PLAN_LINE, EndedPlan, RestorePlan
+from core.models.transfer_settings import PLAN_LINE, EndedPlan, RestorePlan
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.job_output import seal
 from tests.support.objects import JsonDict

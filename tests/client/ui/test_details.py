@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from client.status.kinds import TRANSFER_KINDS, Target
-from client.status.records import RepositoryRecord, TransferRecord
+from client.status.records import TRANSFER_KINDS, RepositoryRecord, Target, TransferRecord
 from client.ui.details import Details, Observed
 from core.kube.errors import ForbiddenError, NotFoundError, UnreachableError
 from core.kube.resources import DATA_UPLOADS

@@ -5,8 +5,7 @@ from typing import Any
 
 from client.status.describe import Moment, TransferDetails
 from client.ui.timeline import WIDTH, build_timeline
-from core.models.attempts import Interruption, InterruptionCause
-from core.models.phases import Phase
+from core.models.phases import Interruption, InterruptionCause, Phase
 
 _START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

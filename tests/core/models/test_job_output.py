@@ -7,14 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import ContractError, ResultError
-from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.models.job_output import JobOutput, read_output
 from core.snapshot_contract import (
     CHECKED_LINE,
     DELETED_LINE,
+    ENTRY_LINE,
     REPORTED_LINE,
     CheckedCopy,
     DeletedSnapshot,
+    FileEntry,
+    FileListing,
+    FileType,
     ReportedSnapshot,
     SnapshotDeletion,
     SnapshotVerdict,

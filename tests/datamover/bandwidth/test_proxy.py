@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from core.clock import SystemClock
-from core.models.bandwidth import BandwidthLimits
+from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
+from datamover.bandwidth.dialing import Address
 from datamover.bandwidth.proxy import BandwidthProxy
-from datamover.bandwidth.routes import Address
 
 _HOST = "storage.example.com"
 

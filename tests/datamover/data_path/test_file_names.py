@@ -14,7 +14,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from core.models.exclusions import Exclusions
+from core.models.transfer_settings import Exclusions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.file_names import NameReport, inspect_names, mangle
 from datamover.kopia.process import Kopia

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.units import PendingUnits, Step, Unit, decide_file, decide_link, decide_same_link
 

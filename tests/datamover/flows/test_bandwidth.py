@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from core.clock import SystemClock
-from core.models.bandwidth import BandwidthLimits
 from core.models.names import BANDWIDTH_ANNOTATION
+from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
-from datamover.bandwidth.routes import Address
+from datamover.bandwidth.dialing import Address
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree

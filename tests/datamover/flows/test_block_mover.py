@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import DataPathError, KopiaError
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.compare import compare_volume

@@ -16,8 +16,7 @@ import pytest
 from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, POD_VOLUME_RESTORES
 from core.snapshot_contract import SnapshotReport
-from datamover.storage.aws import AwsAssumedRole, AwsKeys
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsAssumedRole, AwsKeys, S3Storage
 from tests.datamover.support.backupfiles import put_backup
 from tests.datamover.support.emulators import Azurite, FakeGcs, run_azurite, run_fake_gcs
 from tests.datamover.support.identities import (

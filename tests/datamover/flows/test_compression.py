@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.models.compression import Compression
+from core.models.transfer_settings import Compression
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path

@@ -17,9 +17,8 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.runtime.confinement import Means
-from datamover.storage.aws import AwsRole
 from datamover.storage.providers import FileStorage, Storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsRole, S3Storage
 from tests.datamover.support.attack_matrix import UNCONFINED, record_rate
 from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
@@ -370,7 +369,7 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
     role_storage: S3Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment has none, and the files of its run are gone before it reads the volume."""
-    monkeypatch.setattr("datamover.storage.loopback.secrets.token_urlsafe", lambda _: "secret-of-loopback")
+    monkeypatch.setattr("datamover.storage.token_files.secrets.token_urlsafe", lambda _: "secret-of-loopback")
     seen: list[bytes] = []
     volume = tmp_path / "volume"
     _fill(volume, [])

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from client.connect_command import build_connect_lines
+from client.repository_view import build_connect_lines
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository, BackupStorageLocation
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia

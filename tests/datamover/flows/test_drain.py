@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.contract import DataPathReason, ProgressMessage, parse_progress
-from core.models.attempts import Attempts
+from core.models.phases import Attempts
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia

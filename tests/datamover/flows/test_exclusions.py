@@ -16,8 +16,7 @@ import pytest
 from core.contract import BackupMover, BackupResult, VolumeMode
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.exclusions import Exclusions, LeftOut, check_pattern
-from core.models.in_place import InPlace
+from core.models.transfer_settings import Exclusions, InPlace, LeftOut, check_pattern
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.policy import excluding

@@ -7,8 +7,8 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import IncompleteRestoreError
-from core.models.in_place import InPlace
 from core.models.phases import Phase
+from core.models.transfer_settings import InPlace
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from exposer.pod_status import PodEnd

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from core.contract import RestoreResult, VolumeMode
 from core.errors import IncompleteRestoreError
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from core.models.exclusions import Exclusions
-from core.models.in_place import InPlace, RestorePlan
+from core.models.transfer_settings import Exclusions, InPlace, RestorePlan
 from datamover.data_path.in_place_plan import RestorePlanner
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot

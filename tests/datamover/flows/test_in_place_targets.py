@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError, IncompleteRestoreError
-from core.models.exclusions import Exclusions
-from core.models.in_place import InPlace
+from core.models.transfer_settings import Exclusions, InPlace
 from datamover.data_path import in_place, units
 from datamover.kopia.repository import Repository
 from tests.datamover.flows.test_in_place import INCREMENTAL, RULES, add, change, restore_in_place, snapshot

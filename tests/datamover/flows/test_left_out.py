@@ -8,8 +8,7 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, MoverArgs, MoverVerb, VolumeMode
 from core.errors import DataPathError
-from core.models.exclusions import Exclusions, LeftOut
-from core.models.in_place import InPlace
+from core.models.transfer_settings import Exclusions, InPlace, LeftOut
 from datamover.arguments import PodOptions, parse_arguments
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore

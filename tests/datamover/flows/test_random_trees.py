@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, IncompleteRestoreError
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.links import show_path
 from datamover.data_path.probe import TIME_TOLERANCE_NS, Probe

@@ -9,7 +9,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import IncompleteRestoreError
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from core.models.bandwidth import BandwidthLimits
 from core.models.names import BANDWIDTH_ANNOTATION
+from core.models.transfer_settings import BandwidthLimits
 from datamover.kopia.repository import Repository
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.backup_movers import plain_only

@@ -18,9 +18,8 @@ from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import CacheDir, open_work_dir
-from datamover.storage.aws import AwsKeys
 from datamover.storage.providers import FileStorage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server

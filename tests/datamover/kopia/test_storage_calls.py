@@ -16,8 +16,7 @@ from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.aws import AwsKeys
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.support.clock import LoopClock
 
 _REFUSED = "failed to open repository: cannot open storage: dial tcp 10.0.0.1:9000: connect: connection refused"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from core.contract import parse_result
-from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
-from core.models.in_place import PLAN_LINE, EndedPlan
+from core.models.transfer_settings import PLAN_LINE, EndedPlan
 from core.mover_specs import ListFiles, PlanRestore
+from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from datamover.pod import file_source
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
 from core.mover_specs import SendFiles
+from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
 from datamover.pod.storage_commands import run_storage_command

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.kube.keepalive import KEEPALIVE_OPTIONS
+from core.kube.transport import KEEPALIVE_OPTIONS
 from datamover.pod.http import HostPort, HttpError, ServerConnection
 from tests.support.sockets import connections_to
 

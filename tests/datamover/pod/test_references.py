@@ -8,8 +8,8 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUPS, DATA_UPLOADS
 from core.kube.retry import Retry
-from core.models.attempts import Attempts
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import Attempts
 from datamover.kopia.references import CompletedTransfer, References
 from datamover.pod.references import read_cluster_references
 from tests.support.fakekube import FakeKube

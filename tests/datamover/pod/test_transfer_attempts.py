@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from core.contract import parse_progress
-from core.models.attempts import Attempts
 from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
+from core.models.phases import Attempts
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import run_s3_proxy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.trees import describe_tree
 

@@ -10,7 +10,7 @@ import pytest
 
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.kube.resources import DATA_DOWNLOADS
-from core.models.attempts import Attempts
+from core.models.phases import Attempts
 from datamover.data_path.restore import RestoreParameters
 from datamover.data_path.resume import ResumeSettings
 from tests.datamover.support.pods import MoverPod

@@ -8,8 +8,8 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from core.models.attempts import Attempts
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import Attempts
 from core.models.transfers import DataUpload
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.transfer import backs_up_alone

@@ -6,10 +6,9 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.storage.aws import AwsIdentity, AwsKeys, AwsRole
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsIdentity, AwsKeys, AwsRole, S3Storage
 
 _SECRET = CredentialsText(
     """\

@@ -17,9 +17,8 @@ from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import NotInitializedError
 from datamover.kopia.snapshots import list_snapshots
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.aws import AwsAssumedRole, AwsKeys
 from datamover.storage.providers import GcsStorage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsAssumedRole, AwsKeys, S3Storage
 from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server, run_s3_server

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pytest
 
-from datamover.storage.aws import AwsRole
+from datamover.storage.s3 import AwsRole
 from tests.datamover.support.emulators import bearer_token
 from tests.datamover.support.internet import Answer, Request, serve_internet
 from tests.datamover.support.s3proxy import Answer as Refusal

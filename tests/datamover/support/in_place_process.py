@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from core.contract import VolumeMode
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import restore_data_path

@@ -15,8 +15,6 @@ from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
-from core.models.attempts import Attempts
-from core.models.compression import Compression
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
     NODE_LABEL,
@@ -25,6 +23,8 @@ from core.models.names import (
     REPO_CREDENTIALS_SECRET,
     REPO_NAME_LABEL,
 )
+from core.models.phases import Attempts
+from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, ReportSnapshots
 from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import PodContext

@@ -10,9 +10,8 @@ from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import open_work_dir
-from datamover.storage.aws import AwsKeys
 from datamover.storage.providers import Storage
-from datamover.storage.s3 import S3Storage
+from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
 from tests.support.objects import JsonDict

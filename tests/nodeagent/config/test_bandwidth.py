@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from core.models.bandwidth import BandwidthLimits
+from core.models.transfer_settings import BandwidthLimits
 from nodeagent.config.bandwidth import BandwidthBudget, BandwidthKeys
 from nodeagent.config.parse import parse_config
 from tests.nodeagent.support.hand_clock import NOON

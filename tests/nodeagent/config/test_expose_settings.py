@@ -12,9 +12,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
 from core.kube.types import NodeRequirement
-from core.models.attempts import RetryRules
-from core.models.compression import Compression
-from core.models.exclusions import Exclusions
+from core.models.phases import RetryRules
+from core.models.transfer_settings import Compression, Exclusions
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,

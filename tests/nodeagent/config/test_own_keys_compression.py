@@ -5,7 +5,7 @@ import json
 import pytest
 
 from core.models.base import JsonDict
-from core.models.compression import Compression
+from core.models.transfer_settings import Compression
 from nodeagent.config.parse import parse_config
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.models.attempts import RetryRules
+from core.models.phases import RetryRules
 from nodeagent.config.parse import parse_config
 from nodeagent.config.retries import build_retry_rules
 from tests.nodeagent.support.transfers import TRANSFERS

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from core.kube.transport import Request
-from core.models.attempts import RetryRules
 from core.models.base import JsonDict
+from core.models.phases import RetryRules
 from tests.nodeagent.support.harness import NO_RETRIES, Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from core.models.attempts import RetryRules
 from core.models.base import JsonDict
+from core.models.phases import RetryRules
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS

@@ -10,8 +10,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.retry import Retry
 from core.kube.transport import Request
-from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
+from core.models.phases import AttemptStage, InterruptionCause
 from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, interrupted, most_held, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock

@@ -8,9 +8,8 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
-from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.names import ATTEMPTS_ANNOTATION, NOT_PREPARED_ANNOTATION
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
 from nodeagent.leader.index import TransferIndex, build_entry

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.models.attempts import AttemptStage
-from core.models.phases import TRANSITIONS, Phase
+from core.models.phases import TRANSITIONS, AttemptStage, Phase
 from nodeagent.node.lifecycle import Action, CancelState, View, decide
 from nodeagent.transfers.mover_pod import PodState
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.install.definitions import find_lacking
+from client.install.apply import find_lacking
 from client.install.manifests import read_definitions
 from core.errors import ContractError
 from nodeagent.runtime.permissions import agent_permissions

@@ -12,8 +12,7 @@ from aiohttp import web
 
 from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, GoneError, UnreachableError
-from core.kube.keepalive import KEEPALIVE_OPTIONS
-from core.kube.transport import MERGE_PATCH, Request
+from core.kube.transport import KEEPALIVE_OPTIONS, MERGE_PATCH, Request
 from core.models.base import JsonDict
 from nodeagent.runtime.transport import load_transport
 from tests.support.sockets import connections_to

@@ -7,8 +7,8 @@ from typing import Any
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from core.kube.transport import Request, Response
-from core.models.attempts import Interruption
 from core.models.base import JsonDict
+from core.models.phases import Interruption
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate

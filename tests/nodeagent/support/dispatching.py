@@ -24,7 +24,6 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.kube.types import UncheckedObject
-from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
 from core.models.names import (
     AGENT_LABELS,
     ATTEMPTS_ANNOTATION,
@@ -35,6 +34,7 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
     RESTORE_IN_PLACE,
 )
+from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.keys import LoadConcurrency, NodeRule

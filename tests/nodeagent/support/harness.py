@@ -28,7 +28,6 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
-from core.models.attempts import RetryRules
 from core.models.names import (
     DATA_MOVER_FINALIZER,
     EXPOSE_ON_GOING_LABEL,
@@ -36,6 +35,7 @@ from core.models.names import (
     POD_VOLUME_FINALIZER,
     RECLAIM_POLICY_ANNOTATION,
 )
+from core.models.phases import RetryRules
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate

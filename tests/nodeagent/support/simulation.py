@@ -30,9 +30,9 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.models.attempts import Attempts, AttemptStage
 from core.models.base import format_time
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, NODE_LABEL, OWNER_UID_LABEL
+from core.models.phases import Attempts, AttemptStage
 from exposer.workload import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube

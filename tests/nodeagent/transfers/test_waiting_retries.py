@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from core.contract import CANCELED_ENDING
-from core.models.attempts import Attempts, Interruption, InterruptionCause
 from core.models.names import ATTEMPT_LABEL
+from core.models.phases import Attempts, Interruption, InterruptionCause
 from nodeagent.transfers.mover_pod import trim_pod
 from nodeagent.transfers.waiting import (
     FENCE_SECONDS,

@@ -13,7 +13,7 @@ from aiohttp import web
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from core.models.queue_order import in_order
+from core.models.phases import in_order
 from nodeagent.leader.admission.queue_reports import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.metrics.registry import Metrics

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.models.attempts import AttemptStage, InterruptionCause
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, InterruptionCause, Phase
 from nodeagent.leader.admission.admission_pass import Conditions, Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.index import Entry
 from tests.nodeagent.leader.admission.test_queue_reports import entry

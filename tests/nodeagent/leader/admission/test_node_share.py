@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.models.attempts import AttemptStage
 from core.models.names import NODE_LABEL
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from nodeagent.config.keys import NodeRule
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.leader.admission.node_share import NodeShares

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.models.attempts import AttemptStage
-from core.models.phases import Phase
-from core.models.queue_order import in_order, round_robin
+from core.models.phases import AttemptStage, Phase, in_order, round_robin
 from nodeagent.leader.admission.queue_reports import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle

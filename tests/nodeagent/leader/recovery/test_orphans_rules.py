@@ -6,8 +6,7 @@ from itertools import product
 
 import pytest
 
-from core.models.attempts import AttemptStage
-from core.models.phases import Phase
+from core.models.phases import AttemptStage, Phase
 from core.models.reasons import PendingReason
 from nodeagent.leader.index import Entry
 from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
+from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.settings import BackupPVCSettings, CacheVolume

@@ -6,8 +6,8 @@ import pytest
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
 from core.models.reasons import FailureReason
+from core.models.transfer_settings import InPlace
 from nodeagent.transfers.kinds.base import AdmissionState
 from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.data_kinds import (

@@ -1,0 +1,385 @@
+"""The kernel's means to confine a child process: a chroot jail, Landlock, and flushes that return at once.
+
+With CAP_SYS_ADMIN the jail is an empty directory into which a mount namespace of the child's own brings the trees.
+With CAP_SYS_CHROOT alone it is the directory that holds the volume, if that holds nothing else.
+Source: Linux, chroot(2), unshare(2), mount(2), Documentation/filesystems/sharedsubtree.rst.
+
+Knows the seccomp filter that answers them. Does not know for which child that is right.
+Source: Linux, Documentation/userspace-api/seccomp_filter.rst; include/uapi/linux/seccomp.h, filter.h, audit.h.
+
+Governs what is opened, created, linked, renamed and removed by path; ABI 3 adds truncation by path. No ABI governs
+stat, readlink, chmod, chown, utimes and extended attributes. It needs no capability.
+Source: Linux, Documentation/userspace-api/landlock.rst; include/uapi/linux/landlock.h.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import shutil
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from core.errors import DataPathError
+from core.landlock import SYS_CREATE_RULESET
+
+__all__ = [
+    "SYS_RESTRICT_SELF",
+    "Jail",
+    "Rights",
+    "Step",
+    "below",
+    "build_jail",
+    "no_flushes",
+    "open_ruleset",
+    "share_nothing",
+    "use_as_jail",
+]
+
+_CLONE_NEWNS: Final = 0x00020000
+_MS_RDONLY: Final = 0x1
+_MS_NOSUID: Final = 0x2
+_MS_NODEV: Final = 0x4
+_MS_NOEXEC: Final = 0x8
+_MS_REMOUNT: Final = 0x20
+_MS_BIND: Final = 0x1000
+_MS_REC: Final = 0x4000
+_MS_SLAVE: Final = 0x80000
+
+Step = tuple[str, Callable[[], int]]
+"""A system call between fork and exec: its name, and the call, which returns a negative number if it failed."""
+
+
+@dataclass(frozen=True)
+class Jail:
+    """The root of a jail, and the trees that its mount namespace brings into it, some of them to be read only."""
+
+    root: Path
+    trees: tuple[Path, ...] = ()
+    read_only: tuple[Path, ...] = ()
+
+    def steps(self) -> list[Step]:
+        """Return what the child does to enter it."""
+        # PyDLL keeps the interpreter's lock, which could not be reacquired between fork and exec.
+        libc = ctypes.PyDLL(None, use_errno=True)
+        root = os.fsencode(self.root)
+        steps = share_nothing() if self.trees else []
+        # A tree may lie in another one.
+        for tree in sorted(self.trees, key=lambda one: len(one.parts)):
+            source, target = os.fsencode(tree), os.fsencode(below(self.root, tree))
+            flags = ctypes.c_ulong(_MS_BIND | _MS_REC)
+            steps.append((f"mount {tree}", partial(libc.mount, source, target, None, flags, None)))
+            limits = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | self._limits(tree))
+            steps.append((f"remount {tree}", partial(libc.mount, None, target, None, limits, None)))
+        return [*steps, ("chroot", partial(libc.chroot, root)), ("chdir", partial(libc.chdir, b"/"))]
+
+    def _limits(self, tree: Path) -> int:
+        """Return the flags of a mount: a tenant's device nodes must not lead to the devices of the node."""
+        # A remount would make a tree writable that is mounted read-only.
+        read_only = tree in self.read_only or os.statvfs(tree).f_flag & os.ST_RDONLY
+        return _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (_MS_RDONLY if read_only else 0)
+
+
+def share_nothing() -> list[Step]:
+    """Return the steps into a mount namespace of its own, which still takes over what the node unmounts."""
+    libc = ctypes.PyDLL(None, use_errno=True)
+    flags = ctypes.c_ulong(_MS_SLAVE | _MS_REC)
+    return [
+        ("unshare", partial(libc.unshare, ctypes.c_int(_CLONE_NEWNS))),
+        ("mount / as slave", partial(libc.mount, b"none", b"/", None, flags, None)),
+    ]
+
+
+def below(root: Path, path: Path) -> Path:
+    """Return where the absolute path lies in the jail."""
+    return root / path.relative_to("/")
+
+
+class _Skeleton:
+    """Directories, files and links, removed in reverse order: never with content of others."""
+
+    def __init__(self) -> None:
+        self._made: list[Path] = []
+
+    def root(self, home: Path) -> Path:
+        path = Path(tempfile.mkdtemp(prefix="jail-", dir=home))
+        self._made.append(path)
+        return path
+
+    def directory(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        self.directory(path.parent)
+        path.mkdir(mode=0o700)
+        self._made.append(path)
+
+    def copy(self, source: Path, target: Path) -> None:
+        if source.is_dir():
+            for file in source.iterdir():
+                self.copy(file, target / file.name)
+            return
+        self.directory(target.parent)
+        if source.is_file() and not target.exists():
+            self._made.append(target)
+            shutil.copyfile(source, target)
+
+    def link(self, path: Path, target: str) -> None:
+        self.directory(path.parent)
+        path.symlink_to(target)
+        self._made.append(path)
+
+    def remove(self) -> None:
+        for path in reversed(self._made):
+            with suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink()
+
+
+@contextmanager
+def _skeleton() -> Iterator[_Skeleton]:
+    skeleton = _Skeleton()
+    try:
+        yield skeleton
+    except OSError as e:
+        raise DataPathError(f"cannot confine kopia: cannot build its jail: {e}") from e
+    finally:
+        skeleton.remove()
+
+
+@contextmanager
+def build_jail(
+    home: Path, trees: Sequence[Path], copies: Sequence[Path], *, read_only: Sequence[Path] = ()
+) -> Iterator[Jail]:
+    """Yield a jail with mounts, in a new directory in `home`.
+
+    Args:
+        trees: absolute paths of directories that exist.
+        read_only: the ones that cannot be written to in the jail.
+        copies: files, and directories of files, that are copied into it.
+
+    Raises:
+        DataPathError: it cannot be built.
+    """
+    with _skeleton() as skeleton:
+        root = skeleton.root(home)
+        for tree in trees:
+            skeleton.directory(below(root, tree))
+        for file in copies:
+            skeleton.copy(file, below(root, file))
+        yield Jail(root, tuple(trees), tuple(read_only))
+
+
+@contextmanager
+def use_as_jail(root: Path, trees: Sequence[Path], copies: Sequence[Path]) -> Iterator[Jail]:
+    """Yield a jail without mounts: the directory `root`, which holds the trees.
+
+    A link in it makes absolute paths valid.
+
+    Raises:
+        DataPathError: it is not suitable: a tree is elsewhere, or it holds something else.
+    """
+    _check(root, trees)
+    with _skeleton() as skeleton:
+        skeleton.link(below(root, root), "/")
+        for file in copies:
+            skeleton.copy(file, below(root, file))
+        yield Jail(root)
+
+
+def _check(root: Path, trees: Sequence[Path]) -> None:
+    if root == Path("/"):
+        raise DataPathError("cannot confine kopia: the volume is not mounted in a directory of its own")
+    expected = set()
+    for tree in trees:
+        if not tree.is_relative_to(root):
+            raise DataPathError(f"cannot confine kopia: {tree} is not in {root}, which would be its jail")
+        if tree == root:
+            return
+        expected.add(tree.relative_to(root).parts[0])
+    if others := sorted({entry.name for entry in root.iterdir()} - expected):
+        raise DataPathError(f'cannot confine kopia: {root} would be its jail, and also holds "{others[0]}"')
+
+
+class _Numbers(NamedTuple):
+    """What an architecture calls itself, and its numbers of system calls."""
+
+    audit: int
+    seccomp: int
+    fsync: int
+    fdatasync: int
+
+
+_ARCHITECTURES: Final = {
+    "x86_64": _Numbers(0xC000003E, 317, 74, 75),
+    "aarch64": _Numbers(0xC00000B7, 277, 82, 83),
+}
+
+_SET_MODE_FILTER: Final = 1
+_SPEC_ALLOW: Final = 1 << 2
+"""Without it, older kernels slow the whole program down, against attacks on programs that run foreign code."""
+
+_LOAD: Final = 0x20
+_JUMP_IF_EQUAL: Final = 0x15
+_RETURN: Final = 0x06
+_ALLOW: Final = 0x7FFF0000
+_SUCCEED: Final = 0x00050000
+"""SECCOMP_RET_ERRNO with the error 0: the call returns at once, without an error."""
+
+_NUMBER_AT: Final = 0
+_ARCHITECTURE_AT: Final = 4
+"""Offsets in `struct seccomp_data`."""
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def no_flushes() -> list[Step]:
+    """Return the last step of a child before exec: from then on its flushes do nothing; none on other architectures.
+
+    It requires `no_new_privs`, or a capability. Where the kernel refuses the filter, the child flushes as before.
+    """
+    numbers = _ARCHITECTURES.get(platform.machine())
+    if numbers is None:
+        return []
+    program = _build(numbers)
+    libc = ctypes.PyDLL(None, use_errno=True)
+    install = partial(
+        libc.syscall,
+        ctypes.c_long(numbers.seccomp),
+        ctypes.c_ulong(_SET_MODE_FILTER),
+        ctypes.c_ulong(_SPEC_ALLOW),
+        ctypes.byref(program),
+    )
+    return [("seccomp", lambda: max(0, install()))]
+
+
+def _build(numbers: _Numbers) -> _Program:
+    """Return the filter; a jump names how many lines to skip if it is equal, and if not."""
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_IF_EQUAL, 0, 3, numbers.audit),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_IF_EQUAL, 2, 0, numbers.fsync),
+        (_JUMP_IF_EQUAL, 1, 0, numbers.fdatasync),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _SUCCEED),
+    ]
+    return _Program(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
+
+
+_SYS_ADD_RULE: Final = 445
+SYS_RESTRICT_SELF: Final = 446
+_PATH_BENEATH: Final = 1
+
+
+class Rights(IntFlag):
+    """LANDLOCK_ACCESS_FS_*."""
+
+    EXECUTE = 1 << 0
+    WRITE_FILE = 1 << 1
+    READ_FILE = 1 << 2
+    READ_DIR = 1 << 3
+    REMOVE_DIR = 1 << 4
+    REMOVE_FILE = 1 << 5
+    MAKE_CHAR = 1 << 6
+    MAKE_DIR = 1 << 7
+    MAKE_REG = 1 << 8
+    MAKE_SOCK = 1 << 9
+    MAKE_FIFO = 1 << 10
+    MAKE_BLOCK = 1 << 11
+    MAKE_SYM = 1 << 12
+    REFER = 1 << 13
+    TRUNCATE = 1 << 14
+    IOCTL_DEV = 1 << 15
+
+    @classmethod
+    def of_abi(cls, abi: int) -> "Rights":
+        """Return the rights that the ABI governs."""
+        newest = next((right for since, right in _ADDED if abi >= since), cls.MAKE_SYM)
+        return cls(newest * 2 - 1)
+
+    @classmethod
+    def to_read(cls) -> "Rights":
+        """Return the rights to read a tree."""
+        return cls.READ_FILE | cls.READ_DIR
+
+    @classmethod
+    def to_write(cls) -> "Rights":
+        """Return the rights to read and change a tree: files, directories and symbolic links."""
+        making = cls.MAKE_DIR | cls.MAKE_REG | cls.MAKE_SYM
+        return cls.to_read() | making | cls.REMOVE_DIR | cls.REMOVE_FILE | cls.REFER | cls.WRITE_FILE | cls.TRUNCATE
+
+
+_ADDED: Final = ((5, Rights.IOCTL_DEV), (3, Rights.TRUNCATE), (2, Rights.REFER))
+"""The newest right of each ABI that added one for files, newest first."""
+
+_OF_FILES: Final = Rights.EXECUTE | Rights.WRITE_FILE | Rights.READ_FILE | Rights.TRUNCATE | Rights.IOCTL_DEV
+"""The rights that a rule for a single file may have; the kernel rejects others."""
+
+
+class _Attributes(ctypes.Structure):
+    """`struct landlock_ruleset_attr`, as of ABI 1."""
+
+    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
+
+
+class _PathBeneath(ctypes.Structure):
+    """`struct landlock_path_beneath_attr`."""
+
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+@contextmanager
+def open_ruleset(abi: int, rules: Iterable[tuple[Path, Rights]]) -> Iterator[int]:
+    """Yield the descriptor of a ruleset that allows `rules` and nothing else; paths that do not exist are left out.
+
+    Raises:
+        DataPathError: the kernel rejected it.
+    """
+    governed = Rights.of_abi(abi)
+    attributes = _Attributes(governed)
+    ruleset = _call(SYS_CREATE_RULESET, ctypes.addressof(attributes), ctypes.sizeof(attributes), 0)
+    try:
+        for path, rights in rules:
+            _add(ruleset, path, rights & governed)
+        yield ruleset
+    finally:
+        os.close(ruleset)
+
+
+def _add(ruleset: int, path: Path, rights: Rights) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return
+        raise DataPathError(f"cannot confine kopia: {path}: {e.strerror}") from e
+    try:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            rights &= _OF_FILES
+        rule = _PathBeneath(rights, fd)
+        _call(_SYS_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.addressof(rule), 0)
+    finally:
+        os.close(fd)
+
+
+def _call(*arguments: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = int(libc.syscall(*(ctypes.c_long(one) for one in arguments)))
+    if result < 0:
+        raise DataPathError(f"cannot confine kopia: Landlock: {os.strerror(ctypes.get_errno())}")
+    return result

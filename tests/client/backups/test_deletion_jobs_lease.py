@@ -1,0 +1,140 @@
+"""One deletion at a time: who waits, for how long, and what is left of a command that was killed."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from client.backups.deletion_jobs import hold_deletions
+from client.backups.retention import DeletionError
+from client.mover_jobs import JobTools
+from core.kube.client import KubeClient
+from core.kube.resources import JOBS, LEASES, PODS
+from core.kube.retry import Retry
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
+
+pytestmark = pytest.mark.looptime
+
+_DRY_RUN = ["delete-snapshots", "--dry-run"]
+
+
+class _Scene:
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.shown: list[str] = []
+
+    @property
+    def tools(self) -> JobTools:
+        clock = LoopClock()
+        client = KubeClient(self.kube, Retry(clock, attempts=1))
+        return JobTools(client, clock, "velero", self.shown.append, self.shown.append)
+
+    @property
+    def holder(self) -> str:
+        (lease,) = self.kube.objects(LEASES)
+        return str(lease["spec"]["holderIdentity"])
+
+    async def hold(self, seconds: float, began: list[float]) -> None:
+        async with hold_deletions(self.tools):
+            began.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(seconds)
+
+    def put_job(self, name: str, args: list[str], phase: str = "Running") -> JsonDict:
+        labels = {"nodeagent.io/snapshot-deletion": "default"}
+        meta = {"name": name, "namespace": "velero", "labels": labels}
+        spec = {"template": {"spec": {"containers": [{"name": "m", "args": args}]}}}
+        self.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
+        pod = {"name": f"{name}-x", "namespace": "velero", "labels": {"job-name": name}}
+        return self.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": {"phase": phase}})
+
+
+async def test_a_second_command_waits_until_the_first_one_ends() -> None:
+    scene, began = _Scene(), list[float]()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.hold(300, began), name="first")
+        group.create_task(scene.hold(1, began), name="second")
+    assert 300 <= began[1] - began[0] < 305
+    assert scene.holder == ""
+    assert scene.shown[0].startswith("waiting for another command that deletes backups: ")
+
+
+async def test_an_outage_of_the_api_server_is_waited_for() -> None:
+    scene, began = _Scene(), list[float]()
+    scene.kube.fail_next("GET", "/leases/", "lost", times=10)
+    await scene.hold(1, began)
+    assert began[0] > 10
+
+
+async def test_a_command_that_was_killed_keeps_the_next_one_waiting_for_a_minute_and_its_job_is_ended() -> None:
+    scene, began = _Scene(), list[float]()
+    now = "2026-11-21T12:00:00.000000Z"
+    spec = {"holderIdentity": "gone", "leaseDurationSeconds": 60, "acquireTime": now, "renewTime": now}
+    meta = {"name": "node-agent-backup-deletions", "namespace": "velero"}
+    scene.kube.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec})
+    pod = scene.put_job("left", ["delete-snapshots"])
+    scene.put_job("check", _DRY_RUN)
+
+    async def end_pod() -> None:
+        await asyncio.sleep(90)
+        await scene.tools.client.delete(PODS, "velero", pod["metadata"]["name"])
+
+    start = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(end_pod(), name="pod")
+        group.create_task(scene.hold(1, began), name="next")
+    # The Lease is free after 60 s, and the pod is gone after 90.
+    assert 90 <= began[0] - start < 95
+    assert [one["metadata"]["name"] for one in scene.kube.objects(JOBS)] == ["check"]
+
+
+async def test_a_pod_that_does_not_end_keeps_everything_from_being_deleted() -> None:
+    scene = _Scene()
+    scene.put_job("left", ["delete-snapshots"])
+    with pytest.raises(DeletionError, match=r"nothing is deleted: Pod velero/left-x of Job left does not end"):
+        await scene.hold(1, [])
+    assert scene.holder == ""
+
+
+async def test_a_lease_that_another_command_has_taken_stops_the_next_step() -> None:
+    scene = _Scene()
+    async with hold_deletions(scene.tools) as guard:
+        await guard.confirm()
+        await asyncio.sleep(600)
+        guard.check()
+        (lease,) = scene.kube.objects(LEASES)
+        scene.kube.put(lease | {"spec": lease["spec"] | {"holderIdentity": "other"}})
+        with pytest.raises(DeletionError, match="was lost, another command deletes: repeat the command"):
+            await guard.confirm()
+        await asyncio.sleep(60)
+        with pytest.raises(DeletionError, match="was lost, another command may delete"):
+            guard.check()
+
+
+async def test_a_machine_that_slept_deletes_nothing_before_it_has_renewed_the_lease() -> None:
+    scene, clock = _Scene(), LoopClock()
+    async with hold_deletions(replace(scene.tools, clock=clock)) as guard:
+        # Its monotonic clock stands still meanwhile.
+        clock._skew = timedelta(minutes=1)
+        with pytest.raises(DeletionError, match="was lost, another command may delete"):
+            guard.check()
+        await guard.confirm()
+        guard.check()
+
+
+async def test_without_the_permission_nothing_is_deleted_and_what_gives_it_is_named() -> None:
+    scene = _Scene()
+    scene.kube.fail_next("GET", "/leases/", 403, message="night cannot get leases")
+    with pytest.raises(
+        DeletionError, match=r"^nothing is deleted, .*night cannot get leases.*; nodeagent schedule renew, or"
+    ):
+        await scene.hold(1, [])
+
+
+async def test_a_command_that_never_ends_is_named_after_two_hours() -> None:
+    scene = _Scene()
+    async with hold_deletions(scene.tools), asyncio.timeout(timedelta(hours=3).total_seconds()):
+        with pytest.raises(DeletionError, match=f"nothing is deleted: {scene.holder} has deleted backups for 2h0m0s"):
+            await scene.hold(1, [])

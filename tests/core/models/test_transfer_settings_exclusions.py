@@ -1,0 +1,88 @@
+"""Exclusions: which patterns are taken, how rules are put together, and what is told of what they left out.
+
+`tests/datamover/flows/test_exclusions.py` compares what patterns name with kopia.
+"""
+
+import pytest
+
+from core.errors import ConfigError
+from core.models.names import LEFT_OUT_ANNOTATION
+from core.models.transfer_settings import READY_SETS, Exclusions, LeftOut, check_pattern, read_left_out, read_patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        ("", "leaves everything out"),
+        ("/", "leaves everything out"),
+        ("**", "leaves everything out"),
+        ("a//b", "has //"),
+        ("!kept", "exceptions are not supported"),
+        (" a", "spaces at its ends"),
+        ("a\n", "spaces at its ends"),
+        ("a\x1bb", "control characters"),
+        ("a" * 201, "more than 200 characters"),
+        ("a[", "without its end"),
+        ("a\\", "without its end"),
+        ("[[:alpha:]]", "is not supported"),
+        ("[]", "is not supported"),
+        ("[z-a]", "bad character range"),
+    ],
+)
+def test_a_pattern_that_kopia_takes_otherwise_is_refused(pattern: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        check_pattern(pattern)
+    with pytest.raises(ConfigError, match="invalid exclusions"):
+        Exclusions.parse(f'{{"patterns": ["{pattern.encode("unicode_escape").decode()}"]}}')
+
+
+@pytest.mark.parametrize("name", READY_SETS)
+def test_ready_sets_are_valid(name: str) -> None:
+    assert read_patterns(f"@{name}") == READY_SETS[name]
+
+
+def test_what_is_in_a_directory_that_is_left_out_is_left_out() -> None:
+    exclude = Exclusions(patterns=("/cache/", "*.tmp"))
+    assert exclude.excludes_path("cache/deep/file", is_dir=False)
+    assert exclude.excludes_path("deep/x.tmp", is_dir=True)
+    assert not exclude.excludes_path("deep/cache/file", is_dir=False)
+    # The pattern is for directories.
+    assert not exclude.excludes_path("cache", is_dir=False)
+
+
+def test_a_limit_of_size_leaves_no_link_out() -> None:
+    with pytest.raises(ConfigError, match="at least 4096 bytes"):
+        Exclusions.parse('{"maxBytes": 4095}')
+    with pytest.raises(ValueError, match="at most 9223372036854775807 bytes"):
+        Exclusions(max_bytes=2**63)
+    exclude = Exclusions.parse('{"maxBytes": 4096}')
+    assert [exclude.excludes_size(size) for size in (4096, 4097)] == [False, True]
+
+
+def test_rules_are_put_together_and_the_smaller_size_counts() -> None:
+    one, other = Exclusions(patterns=("b", "a"), max_bytes=9000), Exclusions(patterns=("b",), max_bytes=5000)
+    both = one | other | Exclusions(one_file_system=True)
+    assert both == Exclusions(patterns=("a", "b"), max_bytes=5000, one_file_system=True)
+    assert (both.digest, len(both.digest)) == ((other | both).digest, 12)
+    assert Exclusions.parse(both.to_json()) == both
+    assert not Exclusions()
+    assert Exclusions().digest == ""
+
+
+def test_lines_of_an_annotation_that_are_no_patterns_have_no_effect() -> None:
+    assert read_patterns("\n*.tmp\n  cache/ \n!kept\n@unknown\n@lost+found\n*.tmp") == (
+        "*.tmp",
+        "cache/",
+        "/lost+found/",
+    )
+
+
+def test_what_was_left_out_is_read_back() -> None:
+    found = LeftOut(rules="12ab")
+    for number in range(7):
+        found = found.add(f"cache/{number}", None if number == 0 else 10)
+    assert read_left_out({LEFT_OUT_ANNOTATION: found.to_json()}) == found
+    names = ", ".join(f"cache/{number}" for number in range(5))
+    assert found.text == f"left out 6 files with 60 bytes and 1 directories by exclusions (rules 12ab): {names}"
+    assert read_left_out({LEFT_OUT_ANNOTATION: "{"}) is None
+    assert read_left_out({}) is None
