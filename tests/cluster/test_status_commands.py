@@ -94,7 +94,7 @@ def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
         page = terminal.read_until(f"du/{pending}")
         terminal.interrupt()
         assert terminal.finish()[0] == 130
-    with open_terminal(["describe", f"du/{pending}", "--namespace", NAMESPACE]) as terminal:
+    with open_terminal(["describe", f"du/{pending}", "-o", "wide", "--namespace", NAMESPACE]) as terminal:
         code, text = terminal.finish()
     assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
     assert re.search(r"(?m)^Leader: +\S+ \(\S+\) *$", page), page
