@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from core.contract import VolumeMode
 from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
 from core.models.base import format_time
 from core.models.job_output import JobOutput
-from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
+from core.models.names import BLOCK_DATA_MOVER, DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
 from core.mover_specs import ListSnapshots
@@ -42,7 +43,9 @@ SHOWN_UNREAD: Final = 3
 """So many messages and names are shorter than the limit of a termination message."""
 
 _SOURCES: Final = (
-    re.compile(rf"{DATA_UPLOAD_REQUESTER}/kopia/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"),
+    re.compile(
+        rf"{DATA_UPLOAD_REQUESTER}/(?P<uploader>kopia|{BLOCK_DATA_MOVER})/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"
+    ),
     # Its last part is the name of the PVC if the volume has one, else the volume's in its pod.
     re.compile(rf"{POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
 )
@@ -150,14 +153,16 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
 
 
 def _claim_of(source: str) -> SavedClaim | None:
-    """Return the PVC that the source of a snapshot names, without its spec; None: it names none."""
+    """Return the PVC that the source of a snapshot names, of its spec only the volume mode; None: it names none."""
     identity, _, path = source.partition(":")
     if identity != IDENTITY:
         return None
     found: Mapping[str, str] = next((match.groupdict() for one in _SOURCES if (match := one.fullmatch(path))), {})
     if not found or not all(OBJECT_NAME.fullmatch(name) for name in found.values()):
         return None
-    return SavedClaim(namespace=found["namespace"], name=found["claim"])
+    # Only into such a volume can it be restored.
+    mode = VolumeMode.BLOCK if found.get("uploader") == BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
+    return SavedClaim(namespace=found["namespace"], name=found["claim"], volume_mode=str(mode))
 
 
 def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:

@@ -73,12 +73,13 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
     files = bed.snapshot(
         "db", f"{_POD_VOLUME}/db/writer/fsdata", **tags | {"snapshot-requester": "snapshot-pod-volume"}
     )
+    blocks = bed.snapshot("db", "snapshot-data-upload-download/velero-block/db/disk")
     odd = bed.snapshot("db", "/home/me")
     before = bed.contents()
     listing = await bed.listing()
     listed = _listed(capsys)
-    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 4, [])
-    assert listed.keys() == {own, velero, files, odd}
+    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 5, [])
+    assert listed.keys() == {own, velero, files, blocks, odd}
     assert (listed[own].claim, listed[own].described, listed[own].backup, listed[own].cluster) == (
         *(_CLAIM, True),
         *("night-1", "uid-1"),
@@ -88,6 +89,7 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
     assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
     assert listed[velero].backup_uid == _UID
     assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")
+    assert listed[blocks].claim == SavedClaim(namespace="db", name="disk", volume_mode="Block")
     assert (listed[odd].claim, listed[odd].source) == (None, "default@default:/home/me")
     # Nothing was created, here or there.
     assert bed.contents() == before
