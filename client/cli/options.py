@@ -9,7 +9,9 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Iterable
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -95,11 +97,31 @@ def confirm(question: str, undone: str) -> bool:
 
     Raises:
         ConfigError: there is no answer.
+        KeyboardInterrupt: the user interrupts the command instead.
     """
     try:
-        return click.confirm(question, err=True)
+        with _interruptible():
+            return click.confirm(question, err=True)
     except click.Abort as e:
+        if isinstance(e.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from e
         raise ConfigError(f"{undone}: there is no answer to the question (use --yes)") from e
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Ctrl-C interrupt the block, which blocks the event loop.
+
+    asyncio cancels its task, which has no effect before the answer, and then cancels what the answer has begun.
+    Source: Python 3.11, Lib/asyncio/runners.py (Runner._on_sigint).
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def yes_option(function: Callable[..., int | None]) -> Callable[..., int | None]:

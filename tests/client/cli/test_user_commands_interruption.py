@@ -6,8 +6,10 @@ import pty
 import signal
 from collections.abc import Iterator
 
+import click
 import pytest
 
+from client.cli.options import confirm
 from client.cli.user_commands import interrupted_by_signals
 
 
@@ -40,6 +42,27 @@ def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals, ba
         asyncio.run(command())
     assert cleaned == [number]
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_ctrl_c_at_a_question_ends_the_command_which_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = []
+
+    def ask(_: str) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "y"
+
+    async def command() -> None:
+        try:
+            confirm("Restore?", "nothing was restored")
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    monkeypatch.setattr(click.termui, "visible_prompt_func", ask)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(command())
+    assert cleaned
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_below_nohup_a_command_continues() -> None:
