@@ -64,7 +64,7 @@ Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go.
 
 @dataclass(frozen=True)
 class InPlaceRestore:
-    """One volume to restore into, and its PVC; None: an earlier run has released the volume.
+    """One volume to restore into, and the PVC that it is bound to; None: an earlier run has released the volume.
 
     `snapshot` is the VolumeSnapshot that is made of it before; None: none is.
     """
@@ -102,6 +102,9 @@ async def plan_in_place(
         if claim is not None and _is_bound(claim, volume):
             await _check_unused(tools, one.target, volume)
             snapshot = await plan_snapshot(tools, one, claim) if snapshots else None
+        else:
+            # Of an earlier run.
+            claim = None
         await check_creation(tools, one, one.resource, one.build_transfer())
         mode = VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
         planned.append(InPlaceRestore(one, claim, mode, snapshot))
@@ -245,7 +248,12 @@ async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
     """Take all steps for one volume, from any state that an earlier run has left."""
     one, client = plan.one, tools.client
     claim, volume = await _find_volume(tools, one)
-    if claim is not None and _is_bound(claim, volume):
+    bound = claim["metadata"]["uid"] if claim is not None and _is_bound(claim, volume) else ""
+    planned = plan.claim["metadata"]["uid"] if plan.claim is not None else ""
+    if volume["metadata"]["name"] != one.existing or (bound and bound != planned):
+        # Its snapshot, if it has one, is of something else.
+        raise RestoreError("the PVC or its volume was replaced meanwhile: repeat the command")
+    if claim is not None and bound:
         volume = await _release(tools, one, claim=claim, volume=volume)
         claim = None
     try:

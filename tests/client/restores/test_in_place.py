@@ -11,7 +11,7 @@ from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_pla
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import RestoreError
 from core.kube.errors import UnreachableError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
 from core.models.saved_claim import SavedClaim
 from core.models.transfer_settings import InPlace
@@ -218,6 +218,37 @@ async def test_a_pod_that_starts_after_the_plan_keeps_its_volume() -> None:
     assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
     assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
     assert not scene.volume["metadata"].get("annotations")
+
+
+async def test_a_volume_that_the_pvc_got_after_the_plan_is_not_released() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    scene.put_volume("pv-new", claimRef={"namespace": "app", "name": "data", "uid": "uid-new"})
+    claim = scene.claims["app/data"]
+    meta = claim["metadata"] | {"uid": "uid-new"}
+    scene.kube.put(claim | {"metadata": meta, "spec": SPEC | {"volumeName": "pv-new"}})
+    before = (scene.claims, scene.volume)
+
+    with pytest.raises(RestoreError, match="replaced meanwhile: repeat the command; none was started"):
+        await start_in_place(scene.tools, plans)
+
+    assert (scene.claims, scene.volume, scene.downloads) == (*before, [])
+
+
+async def test_a_volume_that_was_bound_again_after_the_plan_needs_a_snapshot_first() -> None:
+    scene = InPlaceScene()
+    await restore(scene)
+    # As a command leaves it that is killed before the transfer.
+    await scene.client.delete(DATA_DOWNLOADS, "velero", scene.downloads[0]["metadata"]["name"])
+    plans = await plan(scene, snapshots=True)
+    assert [one.claim for one in plans] == [None]
+    uid = scene.claims["app/data"]["metadata"]["uid"]
+    scene.put_volume("pv-1", claimRef={"namespace": "app", "name": "data", "uid": uid}, capacity={"storage": "2Gi"})
+
+    with pytest.raises(RestoreError, match="replaced meanwhile: repeat the command; none was started"):
+        await start_in_place(scene.tools, plans)
+
+    assert scene.downloads == []
 
 
 async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot() -> None:
