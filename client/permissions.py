@@ -239,6 +239,12 @@ RESTORE_PERMISSIONS: Final = (
         "--in-place: the snapshots for the way back, which go if nothing is restored",
     ),
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get", "create", "delete"), _PLANNED),
+    Permission(
+        Scope.CLUSTER,
+        kube.VOLUME_SNAPSHOT_CONTENTS,
+        ("patch",),
+        "--in-place: snapshots go though their class retains them",
+    ),
     Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get",), _PLANNED),
     Permission(_OWN, kube.JOBS, ("list",), "--in-place: what a killed command has left of a plan"),
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "--in-place: the classes of these snapshots"),

@@ -93,11 +93,7 @@ async def prepare_in_place(
             jobs.on_progress(f"making VolumeSnapshot {_place(snapshot)}")
             # It may exist although there was no answer.
             made.append(snapshot)
-            try:
-                await make_snapshot(tools, snapshot)
-            except RestoreError:
-                made.remove(snapshot)
-                raise
+            await make_snapshot(tools, snapshot)
         reports = [await _report(jobs, tools, plan) for plan in plans]
         agreed = decide(reports)
         return agreed

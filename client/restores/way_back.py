@@ -1,5 +1,6 @@
 """The VolumeSnapshot of a volume before it is restored into: for the way back, and for the plan of the restore."""
 
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -12,11 +13,13 @@ from client.restores.sources import RestoreError
 from client.restores.waiting_pods import RestoreTools
 from core.aio import run_shielded
 from core.clock import Deadline
+from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import VOLUME_SNAPSHOTS, Resource
+from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot
-from core.models.names import RESTORE_LABEL, label_value
+from core.models.names import COMMAND_ANNOTATION, RESTORE_LABEL, label_value
 from exposer.manifests import read_error
+from exposer.ownership import DELETE, RETAIN, patch_if_there
 
 __all__ = [
     "REQUEST_TIMEOUT",
@@ -51,6 +54,7 @@ async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persist
         "name": await _find_free_name(tools, one),
         "namespace": one.target.namespace,
         "labels": {RESTORE_LABEL: label_value(one.request.name)},
+        "annotations": {COMMAND_ANNOTATION: secrets.token_hex(8)},
     }
     spec = {
         "volumeSnapshotClassName": way.snapshot_class,
@@ -97,6 +101,9 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     try:
         await run_shielded(create, name="create the snapshot", deadline=deadline)
     except AlreadyExistsError as e:
+        if await _read_own(tools, snapshot) is not None:
+            # The answer to an earlier attempt was lost.
+            return
         # It may have been made long before.
         raise RestoreError(f"{_place(snapshot)} was made meanwhile, nothing was changed: repeat the command") from e
 
@@ -120,18 +127,36 @@ async def wait_until_ready(tools: RestoreTools, snapshot: Manifest) -> VolumeSna
 
 
 async def delete_snapshots(tools: RestoreTools, snapshots: Iterable[Manifest]) -> None:
-    """Delete those of these VolumeSnapshots that this restore has created; name what stays."""
+    """Delete the VolumeSnapshots of these that this run has created, with their data; name what stays."""
     for snapshot in snapshots:
         meta = snapshot["metadata"]
         try:
-            stored = await tools.client.read(VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
-            if stored is not None and meta["labels"].items() <= (stored["metadata"].get("labels") or {}).items():
+            if (stored := await _read_own(tools, snapshot)) is not None:
+                await _let_delete(tools.client, stored)
                 await tools.client.delete(
                     VOLUME_SNAPSHOTS, meta["namespace"], meta["name"], uid=stored["metadata"]["uid"]
                 )
         except KubeError as e:
             command = f"kubectl -n {meta['namespace']} delete volumesnapshot {meta['name']}"
             tools.on_note(f"{_place(snapshot)} is left, to delete by {command}: {e}")
+
+
+async def _read_own(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot | None:
+    """Return the VolumeSnapshot as stored; None: it does not exist, or another run has created it."""
+    meta = snapshot["metadata"]
+    stored = await tools.client.read(VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
+    own = stored is not None and meta["annotations"].items() <= (stored["metadata"].get("annotations") or {}).items()
+    return stored if own else None
+
+
+async def _let_delete(client: KubeClient, snapshot: VolumeSnapshot) -> None:
+    """Have the storage's snapshot deleted too, also if the class retains snapshots: nothing would name it."""
+    name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName", "")
+    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+    if content is None or content["spec"].get("deletionPolicy") != RETAIN:
+        return
+    if (content["spec"].get("volumeSnapshotRef") or {}).get("uid") == snapshot["metadata"]["uid"]:
+        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
 
 
 def _place(snapshot: Manifest) -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "CLAIM_TAG",
     "CLUSTER_NAMESPACE",
     "CLUSTER_TAG",
+    "COMMAND_ANNOTATION",
     "CONFIG_ANNOTATION",
     "COPIES_ANNOTATION",
     "COPY_LABEL",
@@ -279,6 +280,8 @@ RESTORE_ANNOTATION: Final = "nodeagent.io/restore"
 """On a transfer and a PVC that `nodeagent restore create` makes: the whole name of the restore."""
 RESTORE_VOLUMES_ANNOTATION: Final = "nodeagent.io/restore-volumes"
 """On such a transfer: how many volumes its restore has, so that a missing one is noticed."""
+COMMAND_ANNOTATION: Final = "nodeagent.io/command"
+"""On a VolumeSnapshot that `nodeagent restore create` makes: a random word of the run that made it."""
 VELERO_RESTORE_LABEL: Final = "velero.io/restore-name"
 """On a transfer and a PVC that a Velero server's restore makes: the name of the restore.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -26,12 +26,16 @@ PLAN = RestorePlan(to_write=PlannedEntries(files=3, bytes=7, names=["a", "b", "c
 
 
 class Command:
-    """One run of the command; `agree` is the answer to the question, `shown` what it was asked with."""
+    """One run of the command; `agree` is the answer to the question, `shown` what it was asked with.
+
+    `on_question` is called before the answer.
+    """
 
     def __init__(self, scene: InPlaceScene, *, agree: bool = True) -> None:
         self.scene, self.agree = scene, agree
         self.shown: list[VolumeReport] = []
         self.plans: Sequence[InPlaceRestore] = []
+        self.on_question: Callable[[], object] = lambda: None
 
     async def run(self, *, snapshots: bool = True, **how: bool) -> bool:
         scene = self.scene
@@ -45,6 +49,7 @@ class Command:
 
     def _decide(self, reports: Sequence[VolumeReport]) -> bool:
         self.shown = list(reports)
+        self.on_question()
         return self.agree
 
 
@@ -145,6 +150,54 @@ async def test_a_snapshot_that_was_made_without_an_answer_goes_too() -> None:
     with pytest.raises(UnreachableError):
         await Command(scene).run()
     assert_untouched(scene)
+
+
+async def test_a_snapshot_whose_answer_was_lost_is_no_other_one() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    inner, lost = scene.kube.request, list[str]()
+
+    async def request(what: Request) -> Response:
+        answer = await inner(what)
+        if what.method == "POST" and scene.snapshots and not lost:
+            lost.append(what.path)
+            return await inner(what)
+        return answer
+
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    assert not await Command(scene, agree=False).run()
+    assert lost
+    assert_untouched(scene)
+
+
+async def test_a_snapshot_that_another_run_made_in_its_place_stays() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    command = Command(scene, agree=False)
+
+    def replace_snapshot() -> None:
+        (own,) = scene.snapshots
+        scene.kube.put(own | {"metadata": own["metadata"] | {"annotations": {"nodeagent.io/command": "other"}}})
+
+    command.on_question = replace_snapshot
+    assert not await command.run()
+    assert len(scene.snapshots) == 1
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "of another"])
+async def test_a_class_that_retains_snapshots_retains_none_without_a_yes(own: bool) -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    command = Command(scene, agree=False)
+
+    def retain() -> None:
+        (content,) = scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+        spec = content["spec"] | {"deletionPolicy": "Retain"}
+        if not own:
+            spec["volumeSnapshotRef"] = spec["volumeSnapshotRef"] | {"uid": "another"}
+        scene.kube.put(content | {"spec": spec})
+
+    command.on_question = retain
+    assert not await command.run()
+    (content,) = scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+    assert (content["spec"]["deletionPolicy"], scene.snapshots) == ("Delete" if own else "Retain", [])
 
 
 async def test_without_a_snapshot_only_the_total_is_known() -> None:
