@@ -5,6 +5,7 @@ Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in t
 
 import logging
 from collections.abc import AsyncIterator, Collection
+from typing import Final
 
 from core.contract import MoverVerb
 from core.errors import ContractError
@@ -12,6 +13,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
 from core.kube.types import UncheckedObject
+from core.models.names import VELERO_BACKUP_LABEL
 from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import RepositoryKey
 from datamover.kinds import TRANSFER_KINDS, MoverKind
@@ -20,6 +22,9 @@ from datamover.kopia.references import CompletedTransfer, References
 __all__ = ["read_backup_snapshots", "read_cluster_references", "read_named_snapshots"]
 
 _logger = logging.getLogger(__name__)
+
+_DELETING: Final = "Deleting"
+"""The phase of a Backup."""
 
 
 async def read_cluster_references(client: KubeClient, namespace: str) -> References:
@@ -66,15 +71,39 @@ async def read_named_snapshots(
 async def read_backup_snapshots(client: KubeClient, namespace: str, key: RepositoryKey) -> set[str]:
     """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
 
+    Those of a Backup that is being deleted do not count: a Velero server deletes its snapshots before its transfers.
+    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go.
+
     Raises:
         ContractError: what a transfer refers to is not known.
         KubeError: they cannot be listed.
     """
-    return {
-        found
-        async for kind, raw, found in _list_named(client, namespace)
+    found = {
+        snapshot: raw
+        async for kind, raw, snapshot in _list_named(client, namespace)
         if kind.verb is MoverVerb.BACKUP and _is_complete_in(kind, raw, key)
     }
+    deleting = await _list_deleting(client, namespace)
+    return {snapshot for snapshot, raw in found.items() if not deleting.intersection(_backups_of(raw))}
+
+
+async def _list_deleting(client: KubeClient, namespace: str) -> set[str]:
+    """Return the names of the Backups that are being deleted; none if they cannot be listed."""
+    try:
+        return {
+            raw["metadata"]["name"]
+            async for raw in _list(client, BACKUPS, namespace)
+            if raw["metadata"].get("deletionTimestamp") or (raw.get("status") or {}).get("phase") == _DELETING
+        }
+    except (KubeError, ContractError) as e:
+        _logger.warning("a backup that is being deleted counts as one that is kept: %s", e)
+        return set()
+
+
+def _backups_of(raw: UncheckedObject) -> set[str]:
+    meta = raw["metadata"]
+    owners = {one["name"] for one in meta.get("ownerReferences") or [] if one.get("kind") == BACKUPS.kind}
+    return owners | {name for name in [(meta.get("labels") or {}).get(VELERO_BACKUP_LABEL)] if name}
 
 
 def _is_complete_in(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> bool:
@@ -84,7 +113,7 @@ def _is_complete_in(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -
         _logger.warning("its snapshot is not verified: %s", e)
         return False
     place = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
-    return cr.phase is Phase.COMPLETED and place == key
+    return cr.phase is Phase.COMPLETED and place == key and not cr.deleting
 
 
 async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, UncheckedObject, str]]:

@@ -6,7 +6,7 @@ something in it is damaged, they are read too, and say what it is.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot, read_snapshot
+from datamover.kopia.snapshots import Snapshot, SnapshotMissingError, read_snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.storage_calls import WaitLog
 from datamover.kopia.verification import (
@@ -75,8 +75,7 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
             key = RepositoryKey(wanted.spec.volume_namespace, location.name)
             count = await _ShareVerifier(verifier, access, key).run()
         else:
-            await verifier.run(spec.snapshots)
-            count = len(spec.snapshots)
+            count = len(await verifier.run(spec.snapshots))
     return build_success(verifier.output.seal(SnapshotVerification(snapshots=count)))
 
 
@@ -90,10 +89,16 @@ class _Verifier:
     watchdog: Watchdog
     output: JobOutput = field(default_factory=JobOutput)
 
-    async def run(self, snapshots: Collection[str]) -> bool:
-        """Verify these snapshots; return whether something was found out about each."""
+    async def run(
+        self, snapshots: Collection[str], read_expected: Callable[[], Awaitable[Collection[str]]] | None = None
+    ) -> list[VerifiedSnapshot]:
+        """Verify these snapshots, and return what was found out about each.
+
+        Those that are not there, or are incomplete, are left out unless `read_expected` has them at the end: they may
+        have been deleted meanwhile. None: all are expected.
+        """
         outage: StorageOutageError | None = None
-        known = True
+        results, absent = list[VerifiedSnapshot](), list[VerifiedSnapshot]()
         for number, snapshot_id in enumerate(snapshots, start=1):
             _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(snapshots))
             try:
@@ -103,9 +108,17 @@ class _Verifier:
                 outage, found = e, self._explain(snapshot_id, e)
             except AgentError as e:
                 found = self._explain(snapshot_id, e)
+                if read_expected is not None and isinstance(e, SnapshotMissingError | DamagedSnapshotError):
+                    absent.append(found)
+                    continue
+            results.append(found)
             self.output.write(VERIFIED_LINE, found)
-            known = known and found.outcome is not None
-        return known
+        if absent and read_expected is not None:
+            expected = await read_expected()
+            for found in (one for one in absent if one.id in expected):
+                results.append(found)
+                self.output.write(VERIFIED_LINE, found)
+        return results
 
     async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:
         spec, repository = self.spec, self.repository
@@ -167,10 +180,7 @@ class _ShareVerifier:
             sound = False
         if not sound:
             return await self._find_damaged(sorted(expected | listed))
-        # One that was deleted meanwhile is not missing.
-        missing = sorted((expected - listed) & await self._read_expected())
-        await self.verifier.run(missing)
-        return len(missing)
+        return len(await self.verifier.run(sorted(expected - listed), self._read_expected))
 
     async def _read_shares(self) -> bool:
         """Read shares, and write the lines; return False at the first one that is damaged.
@@ -206,10 +216,11 @@ class _ShareVerifier:
     async def _find_damaged(self, snapshots: Collection[str]) -> int:
         """Read all snapshots, and so all shares; return the number of snapshots."""
         _logger.warning("contents are missing or damaged: all %d snapshots are read, to find out which", len(snapshots))
-        if await self.verifier.run(snapshots):
+        found = await self.verifier.run(snapshots, self._read_expected)
+        if all(one.outcome is not None for one in found):
             for share in range(SHARES):
                 self.verifier.output.write(SHARE_LINE, VerifiedShare(share=share))
-        return len(snapshots)
+        return len(found)
 
     async def _read_expected(self) -> set[str]:
         """Return the snapshots that completed backups refer to."""

@@ -27,9 +27,11 @@ __all__ = [
     "RepositoryVerification",
     "VerificationView",
     "after_job",
+    "before",
     "choose_shares",
     "decide_verification",
     "describe_damage",
+    "describe_unnamed",
     "least_shares",
     "proves",
     "verification_name",
@@ -91,6 +93,22 @@ def verification_of(repository: BackupRepository) -> RepositoryVerification:
     """Return the record in the repository's annotation; an invalid one counts as none."""
     annotations = repository.metadata.annotations
     return RepositoryVerification.read_annotation(annotations, VERIFICATION_ANNOTATION) or RepositoryVerification()
+
+
+def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerification:
+    """Return the record without times after `latest`: a clock was wrong then, and would hold verification until them.
+
+    Damage that was found then stays until all was read again.
+    """
+
+    def known(at: datetime | None) -> datetime | None:
+        return at if at is None or at <= latest else None
+
+    shares = {share: at for share, at in record.shares.items() if at <= latest}
+    damaged_at = None if record.damaged_at is None else min(record.damaged_at, latest)
+    return replace(
+        record, shares=shares, job=known(record.job), failed_at=known(record.failed_at), damaged_at=damaged_at
+    )
 
 
 @dataclass(frozen=True)
@@ -248,13 +266,23 @@ def describe_damage(copies: Iterable[Copy]) -> list[str]:
             sound = [one.name for one in ordered if one.sound]
             right = f"still right: {_some(sound, _MOST_COPIES)}" if sound else "no copy is known to be right"
             names = _some([one.name for one in damaged], _MOST_COPIES)
-            texts.append(f"PVC {namespace}/{volume}: damaged: {names}: {_first_fault(damaged)}; {right}")
+            fault = _first_fault(one.found for one in damaged if one.found is not None)
+            texts.append(f"PVC {namespace}/{volume}: damaged: {names}: {fault}; {right}")
     return texts
 
 
-def _first_fault(damaged: Sequence[Copy]) -> str:
-    faults = [fault for one in damaged if one.found is not None for fault in one.found.faults]
-    return " ".join(faults[0].split())[:_FAULT_CHARACTERS] if faults else "no cause"
+def describe_unnamed(snapshots: Iterable[VerifiedSnapshot]) -> list[str]:
+    """Return a text about damage in snapshots to which no backup of this cluster refers; empty: there is none."""
+    damaged = [one for one in snapshots if one.outcome is VerificationOutcome.FAILED]
+    if not damaged:
+        return []
+    names = _some([one.id for one in damaged], _MOST_COPIES)
+    return [f"kopia snapshots without a backup in this cluster: damaged: {names}: {_first_fault(damaged)}"]
+
+
+def _first_fault(damaged: Iterable[VerifiedSnapshot]) -> str:
+    fault = next((fault for one in damaged for fault in one.faults), "no cause")
+    return " ".join(fault.split())[:_FAULT_CHARACTERS]
 
 
 def _some(names: Sequence[str], most: int) -> str:

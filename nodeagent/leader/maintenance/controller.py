@@ -65,6 +65,7 @@ class MaintenanceController:
         failed = "verifying the repository failed"
         self._verification_steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         self._decisions: dict[str, JsonDict] = {}
+        self._waiting: set[str] = set()
 
     async def run(self) -> None:
         """Maintain the repositories until canceled, and verify them; each unless that is switched off."""
@@ -138,10 +139,12 @@ class MaintenanceController:
                 await queue.run(handle)
         finally:
             self._decisions.clear()
+            self._waiting.clear()
 
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
         """Drop what is remembered about the deleted repository `name`."""
         self._decisions.pop(name, None)
+        self._waiting.discard(name)
         self._steps.forget(name)
         self._verification_steps.forget(name)
         steps.forget(name)
@@ -153,7 +156,15 @@ class MaintenanceController:
         repository = BackupRepository.parse(raw)
         if self._switch is MaintenanceSwitch.OFF or not _is_kept(repository):
             return None
-        requeue, decision = await _step(steps, repository, jobs)
+        try:
+            requeue, decision = await _step(steps, repository, jobs)
+        except AgentError:
+            self._waiting.discard(repository.name)
+            raise
+        if decision.hold is Hold.CONCURRENCY:
+            self._waiting.add(repository.name)
+        else:
+            self._waiting.discard(repository.name)
         self._decisions[repository.name] = _show(decision)
         self._publish(repository, decision)
         return requeue
@@ -162,7 +173,9 @@ class MaintenanceController:
         self, verifications: VerificationSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
     ) -> Requeue | None:
         repository = BackupRepository.parse(raw)
-        return await verifications.step(repository, jobs) if _is_kept(repository) else None
+        if not _is_kept(repository):
+            return None
+        return await verifications.step(repository, jobs, waiting=len(self._waiting))
 
     def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""

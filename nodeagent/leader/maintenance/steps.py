@@ -356,10 +356,6 @@ class MaintenanceSteps:
             await self._attendant.delete(job)
 
 
-def _count_running(jobs: Iterable[MaintenanceJob]) -> int:
-    return sum(job.ours and not job.ended for job in jobs)
-
-
 def _fingerprint(uids: Iterable[str]) -> str:
     """Return a hash of the finished backups: a new one changes it, and so does one that was deleted."""
     return hashlib.sha256(",".join(sorted(uids)).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ import logging
 from asyncio import Lock
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from msgspec import structs
@@ -46,6 +46,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
 from exposer.pod_status import parse_pod_end
+from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, START_SECONDS, STEP_SECONDS, explain_start
 from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_verification
@@ -67,9 +68,11 @@ from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
     after_job,
+    before,
     choose_shares,
     decide_verification,
     describe_damage,
+    describe_unnamed,
     least_shares,
     proves,
     verification_name,
@@ -88,6 +91,9 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
     (DATA_UPLOADS, DataUpload),
     (POD_VOLUME_BACKUPS, PodVolumeBackup),
 )
+
+_CLOCKS: Final = timedelta(minutes=15)
+"""The most by which clocks differ; later times are from one that was wrong."""
 
 _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a verification that is due: each costs some requests."""
@@ -112,6 +118,7 @@ class VerificationSteps:
         self._sources = sources
         self._namespace = namespace
         self._launching = launching
+        self._most = MaintenanceSettings().max_concurrent_jobs
         self._ages = Timers(cluster.clock)
         self._held: dict[str, float] = {}
         self._reported: dict[str, str] = {}
@@ -122,16 +129,23 @@ class VerificationSteps:
         self._held.pop(name, None)
         self._reported.pop(name, None)
 
-    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue | None:
+    async def step(
+        self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int = 0
+    ) -> Requeue | None:
         """Take one step for the repository, and return when to look again.
 
         Args:
             repository: as last observed; each write fails if it has changed since.
             jobs: all Jobs of the namespace, as last observed.
+            waiting: number of repositories whose maintenance waits for a place: it goes first.
         """
-        own, record = verifications_of(repository, jobs), verification_of(repository)
+        own, record = verifications_of(repository, jobs), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
-        new = [job for job in own if job.ended and (record.job is None or job.created > record.job)]
+        new = [
+            job
+            for job in own
+            if job.ended and (record.job is None or job.created > record.job) and job.created <= self._latest()
+        ]
         if new:
             await self._store(repository, new[0])
             return Requeue(STEP_SECONDS)
@@ -150,17 +164,26 @@ class VerificationSteps:
             has_backups=bool(list(backups)),
             ready_once=was_ready(repository),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
+            running_jobs=count_running(jobs) + waiting,
+            max_concurrent_jobs=self._most,
         )
         decision = decide_verification(view)
         if decision.hold is None and not self._is_held(repository.name):
             async with self._launching:
-                decision = await self._start(repository, view)
+                decision = await self._start(repository, view, waiting)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
                 self._held[repository.name] = self._cluster.clock.monotonic()
         seconds = LOOK_AGAIN_SECONDS
         if decision.wait_until is not None:
             seconds = max(1.0, min(seconds, (decision.wait_until - self._cluster.now()).total_seconds()))
         return Requeue(seconds)
+
+    def _latest(self) -> datetime:
+        """Return the latest time that can be one of the past."""
+        return self._cluster.now() + _CLOCKS
+
+    def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
+        return before(verification_of(repository), self._latest())
 
     def _is_held(self, name: str) -> bool:
         since = self._held.get(name)
@@ -181,7 +204,7 @@ class VerificationSteps:
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
         return Requeue(STEP_SECONDS)
 
-    async def _start(self, repository: BackupRepository, view: VerificationView) -> Decision:
+    async def _start(self, repository: BackupRepository, view: VerificationView, waiting: int) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
         cluster, name = self._cluster, repository.spec.backup_storage_location
         jobs = await list_jobs(cluster.client, self._namespace)
@@ -191,12 +214,13 @@ class VerificationSteps:
         fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
         if fresh.metadata.resource_version != repository.metadata.resource_version:
             return Decision(Hold.NOT_OBSERVED)
+        self._most = settings.max_concurrent_jobs
         own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
         view = replace(
             view,
             location=location_state(location),
             job_unfinished=any(not job.ended for job in own),
-            running_jobs=count_running(jobs),
+            running_jobs=count_running(jobs) + waiting,
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
@@ -266,20 +290,22 @@ class VerificationSteps:
         self, repository: BackupRepository, job: MaintenanceJob, found: _Found, transfers: Iterable[Transfer]
     ) -> None:
         """Write what the Job has found to the transfers, and then to the repository, with Events."""
-        record, cluster, key = verification_of(repository), self._cluster, key_of(repository)
-        by_id = {one.id: one for one in found.snapshots}
+        record, cluster, key = self._record_of(repository), self._cluster, key_of(repository)
+        found_by_id = {one.id: one for one in found.snapshots}
+        unnamed = dict(found_by_id)
         copies, own = [], []
         for cr in transfers:
             is_own = (cr.repository_namespace, cr.spec.backup_storage_location) == key[:2]
-            one = by_id.get(cr.status.snapshot_id) if is_own else None
+            one = found_by_id.get(cr.status.snapshot_id) if is_own else None
             copies.append(_copy_of(cr, one))
             if is_own:
                 own.append((cr, one))
+                unnamed.pop(cr.status.snapshot_id, None)
         after = after_job(
             record,
             job.created,
             found.shares,
-            damaged=[redact(text) for text in describe_damage(copies)],
+            damaged=[redact(text) for text in (*describe_damage(copies), *describe_unnamed(unnamed.values()))],
             failure=None if found.failure is None else redact(found.failure),
             at=cluster.now(),
             memory_bytes=found.memory_bytes,

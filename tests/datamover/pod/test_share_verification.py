@@ -5,9 +5,10 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from core.contract import parse_result
 from core.models.verification import (
@@ -74,15 +75,16 @@ def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pyte
     return bed
 
 
-def _refer(pod: MoverPod, snapshot: str) -> None:
+def _refer(pod: MoverPod, snapshot: str, *, backup: str = "") -> None:
     """Have a completed DataUpload of the repository refer to the snapshot."""
+    labels = {"labels": {"velero.io/backup-name": backup}} if backup else {}
     names = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
     spec = {"sourceNamespace": "app", "backupStorageLocation": "default", "csiSnapshot": names}
     pod.kube.put(
         {
             "apiVersion": "velero.io/v2alpha1",
             "kind": "DataUpload",
-            "metadata": {"name": f"of-{snapshot}", "namespace": "velero", "uid": snapshot},
+            "metadata": {"name": f"of-{snapshot}", "namespace": "velero", "uid": snapshot} | labels,
             "spec": spec | {"snapshotType": "CSI", "sourcePVC": "data", "operationTimeout": "10m"},
             "status": {"phase": "Completed", "snapshotID": snapshot},
         }
@@ -130,6 +132,31 @@ async def test_a_snapshot_that_is_missing_is_found_unless_its_backup_is_gone_too
     found = await bed.run(5)
     assert [(one.id, one.outcome) for one in found.values()] == [("0123456789abcdef0123456789abcdef", _FAILED)]
     assert bed.shares == [5]
+
+
+async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted = "0123456789abcdef0123456789abcdef"
+    read = snapshot_verification.read_elements
+
+    def read_before(*given: Any) -> list[Any]:
+        found = list(read(*given))
+        return [*found, replace(found[0], id=deleted)]
+
+    monkeypatch.setattr(snapshot_verification, "read_elements", read_before)
+    _packs(bed.repository)[0].unlink()
+    found = await bed.run(0)
+    assert set(found) == {bed.first, bed.second}
+    # A Velero server deletes snapshots before the Backup.
+    _refer(bed.pod, deleted, backup="daily-1")
+    bed.pod.kube.put(
+        {
+            "apiVersion": "velero.io/v1",
+            "kind": "Backup",
+            "metadata": {"name": "daily-1", "namespace": "velero"},
+            "status": {"phase": "Deleting"},
+        }
+    )
+    assert set(await bed.run(0)) == {bed.first, bed.second}
 
 
 async def test_a_repository_that_is_gone_fails_all_backups_that_refer_to_it(bed: Bed) -> None:

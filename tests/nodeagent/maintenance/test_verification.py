@@ -14,9 +14,11 @@ from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
     after_job,
+    before,
     choose_shares,
     decide_verification,
     describe_damage,
+    describe_unnamed,
     least_shares,
     proves,
 )
@@ -122,6 +124,20 @@ def test_a_job_that_failed_leaves_what_was_read_and_is_tried_again_later_each_ti
     assert (after.failures, after.memory_bytes, after.message, after.outcome) == (0, 0, "", _PASSED)
 
 
+def test_times_of_a_clock_that_was_wrong_hold_nothing() -> None:
+    ahead = _read(RepositoryVerification(), NOW + 400 * DAY, *range(SHARES))
+    assert decide_verification(VerificationView(NOW, PLAN, ahead)).hold is Hold.NOT_DUE
+    record = before(ahead, NOW)
+    assert (record.job, record.proven_at) == (None, None)
+    assert decide_verification(VerificationView(NOW, PLAN, record)).hold is None
+    damaged = after_job(ahead, NOW + 400 * DAY, [], damaged=["PVC shop/data"], failure=None, at=NOW)
+    right = _read(before(damaged, NOW), NOW + DAY, *range(SHARES))
+    assert (right.outcome, right.damaged, right.damaged_at) == (_PASSED, [], None)
+    failed = after_job(ahead, NOW, [], damaged=[], failure="no answer", at=NOW + 400 * DAY)
+    later = NOW + PLAN.period / SHARES
+    assert decide_verification(VerificationView(later, PLAN, before(failed, later))).hold is None
+
+
 def test_damage_stays_until_all_was_read_again() -> None:
     all_shares = [VerifiedShare(share=share) for share in range(SHARES)]
     texts = [f"PVC shop/{number}" for number in range(20)]
@@ -155,3 +171,14 @@ def test_damage_names_volumes_files_and_the_copies_that_are_right() -> None:
         "PVC shop/data: damaged: backup data-2: db/wal: invalid checksum; still right: backup data-3, backup data-1",
         "PVC shop/logs: damaged: backup logs-1: db/wal: invalid checksum; no copy is known to be right",
     ]
+
+
+def test_damage_in_snapshots_without_a_backup_is_named_too() -> None:
+    found = [
+        VerifiedSnapshot(id="k1", outcome=_PASSED),
+        VerifiedSnapshot(id="k2", outcome=_FAILED, faults=["db: invalid\nchecksum"]),
+        VerifiedSnapshot(id="k3"),
+    ]
+    text = "kopia snapshots without a backup in this cluster: damaged: k2: db: invalid checksum"
+    assert describe_unnamed(found) == [text]
+    assert describe_unnamed(found[:1]) == []

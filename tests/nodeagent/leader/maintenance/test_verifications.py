@@ -143,6 +143,20 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
     assert sorted(reason for reason, _ in scene.events()) == ["VerificationFailed", "VerificationFailed"]
 
 
+async def test_damage_to_which_no_backup_refers_is_no_success(scene: Scene) -> None:
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        lines = [
+            _found(VERIFIED_LINE, "one", VerificationOutcome.PASSED),
+            _found(VERIFIED_LINE, "of another cluster", VerificationOutcome.FAILED, "db: invalid checksum"),
+            *_shares(*_ALL),
+        ]
+        await scene.finish(job, *lines)
+    assert scene.verified()["one"] == "passed"
+    assert scene.stored["outcome"] == "failed"
+    assert scene.reasons() == ["VerificationFailed"]
+
+
 @pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod"])
 async def test_what_a_job_could_not_find_out_is_tried_again(scene: Scene, kind: str) -> None:
     async with scene.running():
@@ -178,6 +192,25 @@ async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
             await scene.until_labeled(first)
         scene.end(first, 0, result())
         await scene.until_job(seconds=10 * MINUTE, but=1)
+
+
+async def test_maintenance_that_waits_goes_before_the_next_verification() -> None:
+    scene = Scene(switch=MaintenanceSwitch.ON)
+    scene.verification, scene.backups = VerificationPlan(timedelta(hours=16)), ["uid"]
+    # It is looked at first, and only to be verified; the other one is to be maintained, too.
+    first = repository_object(frequency="168h0m0s")
+    scene.kube.put(first | {"status": {"phase": "New"}})
+    scene.kube.put(repository_object("shop-default-kopia"))
+    async with scene.running():
+        proof = await scene.until_job(seconds=2 * MINUTE)
+        scene.start_pod(proof)
+        scene.kube.put(first)
+        await asyncio.sleep(2 * _HOUR)
+        assert len(scene.jobs) == 1
+        scene.end(proof, 0, seal(SnapshotVerification(snapshots=0)))
+        await scene.until_job(seconds=2 * MINUTE, but=1)
+        (job,) = (one for one in scene.jobs if "status" not in one)
+        assert "nodeagent.io/verified-repository" not in job["metadata"]["labels"]
 
 
 async def test_nothing_is_verified_unless_configured(scene: Scene) -> None:
