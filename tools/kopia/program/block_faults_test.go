@@ -177,3 +177,34 @@ func TestRestoreIsRefusedBeforeAnythingIsWritten(t *testing.T) {
 		}
 	}
 }
+
+// largest is the number of bytes of the largest write.
+type largest int
+
+func (l *largest) Write(data []byte) (int, error) {
+	*l = max(*l, largest(len(data)))
+
+	return len(data), nil
+}
+
+type spaces struct{}
+
+func (spaces) Read(data []byte) (int, error) {
+	return copy(data, bytes.Repeat([]byte{' '}, len(data))), nil
+}
+
+// TestListIsNeverOneText has lists of large devices, whose text would take much memory.
+func TestListIsNeverOneText(t *testing.T) {
+	var most largest
+
+	must(t, newBlockList(10000).encode(&most))
+
+	if most > 1000 {
+		t.Errorf("%v bytes were written at once", most)
+	}
+
+	rest := &io.LimitedReader{R: spaces{}, N: 1 << 24}
+	if _, err := decodeList(io.MultiReader(strings.NewReader(`{"entries":[{"l":"damaged"},`), rest)); err == nil || rest.N < 1<<23 {
+		t.Errorf("%v bytes are left: %v", rest.N, err)
+	}
+}

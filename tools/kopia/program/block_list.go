@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 
 	"github.com/pkg/errors"
 
@@ -28,11 +29,6 @@ const (
 
 // blockList has the object of each block of a device, in their order.
 type blockList []object.IndirectObjectEntry
-
-type listDocument struct {
-	Stream  string    `json:"stream"`
-	Entries blockList `json:"entries"`
-}
 
 func newBlockList(count int) blockList {
 	list := make(blockList, count)
@@ -68,7 +64,7 @@ func (l blockList) write(ctx context.Context, w repo.RepositoryWriter, descripti
 	})
 	defer writer.Close() //nolint:errcheck // as its result says
 
-	if err := json.NewEncoder(writer).Encode(&listDocument{listStream, l}); err != nil {
+	if err := l.encode(writer); err != nil {
 		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
 	}
 
@@ -78,6 +74,28 @@ func (l blockList) write(ctx context.Context, w repo.RepositoryWriter, descripti
 	}
 
 	return object.ParseID("I" + id.String())
+}
+
+// encode writes the document entry by entry: as a whole, that of a device of 1 TiB would take some 300 MB.
+func (l blockList) encode(to io.Writer) error {
+	before := `{"stream":"` + listStream + `","entries":[`
+
+	for _, one := range l {
+		entry, err := json.Marshal(one)
+		if err != nil {
+			return err
+		}
+
+		if _, err := io.WriteString(to, before+string(entry)); err != nil {
+			return err
+		}
+
+		before = ","
+	}
+
+	_, err := io.WriteString(to, "]}\n")
+
+	return err
 }
 
 // writeBlock writes the content of one block.
@@ -129,12 +147,10 @@ func loadBlocks(ctx context.Context, rep repo.Repository, root object.ID) (list 
 		return nil, errors.Errorf("the object %v is not a list of blocks", file.ObjectID)
 	}
 
-	document := &listDocument{}
-	if err := readJSON(ctx, rep, index, document); err != nil {
+	if list, err = readList(ctx, rep, index); err != nil {
 		return nil, errors.Wrap(err, "read the list of blocks")
 	}
 
-	list = document.Entries
 	if size := list.size(); size != file.FileSize {
 		return nil, errors.Errorf("the list of blocks is for %v bytes, not %v", size, file.FileSize)
 	}
@@ -150,4 +166,69 @@ func readJSON(ctx context.Context, rep repo.Repository, id object.ID, document a
 	defer reader.Close() //nolint:errcheck // it was only read
 
 	return json.NewDecoder(reader).Decode(document)
+}
+
+func readList(ctx context.Context, rep repo.Repository, id object.ID) (blockList, error) {
+	reader, err := rep.OpenObject(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer reader.Close() //nolint:errcheck // it was only read
+
+	return decodeList(reader)
+}
+
+// decodeList reads a document entry by entry, as encode writes it.
+func decodeList(reader io.Reader) (list blockList, err error) {
+	decoder := json.NewDecoder(reader)
+	if err := expect(decoder, '{'); err != nil {
+		return nil, err
+	}
+
+	for decoder.More() {
+		key, err := decoder.Token()
+		if err != nil {
+			return nil, err
+		}
+
+		if key != "entries" {
+			if err := decoder.Decode(new(json.RawMessage)); err != nil {
+				return nil, err
+			}
+
+			continue
+		}
+
+		if list, err = decodeEntries(decoder, list); err != nil {
+			return nil, err
+		}
+	}
+
+	return list, expect(decoder, '}')
+}
+
+func decodeEntries(decoder *json.Decoder, list blockList) (blockList, error) {
+	if err := expect(decoder, '['); err != nil {
+		return nil, err
+	}
+
+	for decoder.More() {
+		var one object.IndirectObjectEntry
+		if err := decoder.Decode(&one); err != nil {
+			return nil, err
+		}
+
+		list = append(list, one)
+	}
+
+	return list, expect(decoder, ']')
+}
+
+func expect(decoder *json.Decoder, wanted json.Delim) error {
+	found, err := decoder.Token()
+	if err == nil && found != wanted {
+		err = errors.Errorf("%v instead of %v", found, wanted)
+	}
+
+	return err
 }
