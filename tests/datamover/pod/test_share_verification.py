@@ -20,6 +20,7 @@ from core.models.verification import (
     VerifiedSnapshot,
 )
 from core.mover_specs import VerifySnapshots
+from datamover.kopia.long_lists import read_elements
 from datamover.pod import snapshot_verification
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
@@ -136,10 +137,9 @@ async def test_a_snapshot_that_is_missing_is_found_unless_its_backup_is_gone_too
 
 async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = "0123456789abcdef0123456789abcdef"
-    read = snapshot_verification.read_elements
 
     def read_before(*given: Any) -> list[Any]:
-        found = list(read(*given))
+        found = list(read_elements(*given))
         return [*found, replace(found[0], id=deleted)]
 
     monkeypatch.setattr(snapshot_verification, "read_elements", read_before)
