@@ -36,10 +36,9 @@ from nodeagent.config.expose_settings import build_defaults, build_expose_settin
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.schema import missing
 from nodeagent.config.source import read_config
-from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
-from nodeagent.maintenance.rules import decide_memory
+from nodeagent.maintenance.rules import decide_memory, record_of
 
 __all__ = [
     "IncompleteLogError",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from client.bundle_fields import COLLECTED
 from client.install.daemonset import CREDENTIALS_SECRET
-from client.install.objects import resource_of
+from client.install.options import resource_of
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.kube.types import Manifest, Object

@@ -39,7 +39,6 @@ from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotRepo
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import missing
-from nodeagent.maintenance.facts import view_of
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import (
@@ -48,6 +47,7 @@ from nodeagent.maintenance.rules import (
     decide_memory,
     is_full_incomplete,
     location_state,
+    view_of,
 )
 from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings

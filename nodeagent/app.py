@@ -26,7 +26,7 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
-from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
+from nodeagent.config.current import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import API_REQUESTS, SKIPPED_OBJECTS

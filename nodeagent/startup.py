@@ -16,8 +16,8 @@ from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
+from nodeagent.config.current import LiveConfig
 from nodeagent.config.expose_settings import build_defaults, read_cluster, read_template
-from nodeagent.config.live import LiveConfig
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig

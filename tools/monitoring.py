@@ -5,7 +5,7 @@ from typing import Final
 
 import yaml
 
-from client.install.objects import build_object
+from client.install.options import build_object
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE

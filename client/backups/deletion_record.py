@@ -15,7 +15,7 @@ from msgspec import structs
 
 from client.backups.copies import Copy
 from client.backups.retention import WINDOW, GoneCopy
-from client.install.objects import build_object
+from client.install.options import build_object
 from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, NotFoundError

@@ -9,9 +9,8 @@ import click
 
 from client.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
-from client.status.describe import TransferDetails, TransferReader
+from client.status.describe import TransferDetails, TransferReader, TransferStage, find_stages, tell_story
 from client.status.records import TRANSFER_KINDS, Target, kind_named, parse_target
-from client.status.story import Stage, find_stages, tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from core.models.base import format_time
 from core.models.phases import AttemptStage, Phase
@@ -98,7 +97,7 @@ def _print(printer: Printer, one: TransferDetails, now: datetime, *, wide: bool)
     printer.line(Styled(f"What to do next: {one.advice}", HEADING))
 
 
-def _bars(stages: Sequence[Stage]) -> list[list[Cell]]:
+def _bars(stages: Sequence[TransferStage]) -> list[list[Cell]]:
     """Return a row for each stage, with a bar where it is in the whole life of the transfer."""
     whole = sum((stage.length for stage in stages), timedelta()) or timedelta(seconds=1)
     rows: list[list[Cell]] = []

@@ -7,7 +7,7 @@ from typing import Final
 
 from client.cli.job_tools import build_job_tools
 from client.cli.output import HEADING, Cell, OutputFormat, Printer, Styled
-from client.restores.stored import StoredList, list_stored
+from client.restores.sources import StoredList, list_stored
 from client.text import format_bytes
 from core.clock import SystemClock
 from core.models.base import parse_time

@@ -10,8 +10,7 @@ import click
 from client.cli.options import UserCommand, cluster_options
 from client.cli.output import Printer
 from client.status.read import StatusReader
-from client.ui.details import Details
-from client.ui.live import Live
+from client.ui.live import Details, Live
 from client.ui.server import Pages, serve
 from core.clock import SystemClock
 from core.errors import ConfigError

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from client.install.objects import place_of, resource_of
+from client.install.options import place_of, resource_of
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient

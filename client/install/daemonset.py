@@ -6,8 +6,7 @@ secrets.
 
 from typing import Final
 
-from client.install.objects import build_object
-from client.install.options import AgentOptions, ContainerResources, InstallOptions
+from client.install.options import AgentOptions, ContainerResources, InstallOptions, build_object
 from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
 from exposer.template import Placement, build_node_affinity

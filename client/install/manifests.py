@@ -13,8 +13,7 @@ from typing import Final
 import yaml
 
 from client.install.daemonset import CREDENTIALS_SECRET, build_daemonset
-from client.install.objects import build_object
-from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions
+from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions, build_object
 from core.kube.types import Manifest
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT

@@ -1,12 +1,14 @@
-"""What can be chosen about an installation; the values of the Helm chart have the same names."""
+"""What can be chosen about an installation, and what all of its objects have in common."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from core.kube.types import PodToleration
+from core.kube import resources as kube
+from core.kube.resources import Resource
+from core.kube.types import Manifest, PodToleration
 from core.models.base import JsonDict
-from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from core.models.names import MOVER_SERVICE_ACCOUNT, PART_OF_LABELS, SERVICE_ACCOUNT
 from core.version import VERSION
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
@@ -23,6 +25,9 @@ __all__ = [
     "InstallOptions",
     "LocationOptions",
     "ProxyOptions",
+    "build_object",
+    "place_of",
+    "resource_of",
 ]
 
 DEFAULT_IMAGE: Final = f"node-agent:{VERSION}"
@@ -171,3 +176,45 @@ class InstallOptions:
     def cluster_name(self, suffix: str) -> str:
         """Return the name of a cluster-scoped object: the namespace is part of it, so that two can be installed."""
         return f"{self.namespace}-{suffix}"
+
+
+_RESOURCES: Final = {
+    resource.kind: resource
+    for resource in (
+        kube.BACKUP_STORAGE_LOCATIONS,
+        kube.CLUSTER_ROLES,
+        kube.CLUSTER_ROLE_BINDINGS,
+        kube.CONFIG_MAPS,
+        kube.CUSTOM_RESOURCE_DEFINITIONS,
+        kube.DAEMON_SETS,
+        kube.JOBS,
+        kube.LEASES,
+        kube.NAMESPACES,
+        kube.NETWORK_POLICIES,
+        kube.PRIORITY_CLASSES,
+        kube.ROLES,
+        kube.ROLE_BINDINGS,
+        kube.SECRETS,
+        kube.SECURITY_CONTEXT_CONSTRAINTS,
+        kube.SERVICE_ACCOUNTS,
+    )
+}
+
+
+def build_object(api_version: str, kind: str, name: str, namespace: str = "") -> Manifest:
+    """Return an object without content; without `namespace` it is cluster-scoped."""
+    metadata: Manifest = {"name": name}
+    if namespace:
+        metadata["namespace"] = namespace
+    return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
+
+
+def resource_of(manifest: Mapping[str, Any]) -> Resource:
+    """Return the resource of an object of an installation, or of one that agents create."""
+    return _RESOURCES[manifest["kind"]]
+
+
+def place_of(obj: Mapping[str, Any]) -> str:
+    """Return kind, namespace and name of an object as text, such as `DaemonSet velero/node-agent`."""
+    meta = obj["metadata"]
+    return f"{obj['kind']} {'/'.join(meta[key] for key in ('namespace', 'name') if meta.get(key))}"

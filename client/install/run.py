@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from client.install.apply import ApplyTools, apply_installation
 from client.install.manifests import build_installation
-from client.install.objects import place_of, resource_of
-from client.install.options import InstallOptions
+from client.install.options import InstallOptions, place_of, resource_of
 from client.install.wait import WaitTools, wait_installation
 from client.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
 from core.errors import ConfigError

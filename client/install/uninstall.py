@@ -11,7 +11,7 @@ from typing import Final
 
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.manifests import build_everything, read_definitions
-from client.install.objects import place_of, resource_of
+from client.install.options import place_of, resource_of
 from client.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from client.install.apply import Applied, ApplyResult
-from client.install.objects import place_of
+from client.install.options import place_of
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection, select_labels

@@ -31,7 +31,7 @@ from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSource
 from core.models.base import Int64, WireModel
 from core.models.names import RESTORE_PLAN_LABEL, label_value
 from core.models.storage import RepositoryKey
-from core.models.transfer_settings import PLAN_LINE, RestorePlan
+from core.models.transfer_settings import PLAN_LINE, InPlacePlan
 from core.mover_specs import PlanRestore
 from exposer.manifests import (
     build_bound_snapshot,
@@ -64,7 +64,7 @@ class VolumeReport(WireModel, omit_defaults=True):
     snapshot: str = ""
     total_bytes: Int64 = 0
     device: bool = False
-    plan: RestorePlan | None = None
+    plan: InPlacePlan | None = None
 
 
 class InPlaceReport(WireModel):
@@ -148,7 +148,7 @@ class _Scratch:
         self._name = f"{one.name}-plan"
         self._labels = {RESTORE_PLAN_LABEL: label_value(one.name)}
 
-    async def compare(self, snapshot: Manifest) -> RestorePlan:
+    async def compare(self, snapshot: Manifest) -> InPlacePlan:
         """Return what the restore does with the data in the snapshot, and remove all scratch objects.
 
         Raises:

@@ -1,10 +1,11 @@
-"""Everything about one transfer: its history, its attempts, Events, pods, the end of its mover's log.
+"""Everything about one transfer: its phases with their times, its attempts, Events, pods, the end of its mover's log.
 
 Read by a handful of requests. What cannot be read is named, and the rest is shown.
 """
 
-from collections.abc import Awaitable
-from datetime import datetime
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
@@ -13,13 +14,14 @@ from client.repository_view import EventLine, read_events
 from client.status.health import advise
 from client.status.parse import transfer_record
 from client.status.records import Target, TransferRecord
+from client.text import format_bytes
 from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS
 from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
-from core.models.base import JsonDict, Time, WireModel
+from core.models.base import JsonDict, Time, WireModel, parse_time
 from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
@@ -27,14 +29,15 @@ from core.models.names import (
     VELERO_BACKUP_LABEL,
     VELERO_SCHEDULE_LABEL,
 )
-from core.models.phases import RUNNING_PHASES, Interruption
+from core.models.phases import RUNNING_PHASES, Interruption, Phase
 from core.models.transfer_settings import BandwidthLimits, LeftOut, read_left_out
 from core.models.transfers import Transfer
 from core.redact import redact
+from core.text import format_age
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
 from nodeagent.config.schema import missing
 
-__all__ = ["Moment", "PodLine", "TransferDetails", "TransferReader"]
+__all__ = ["Moment", "TransferDetails", "TransferReader", "TransferStage", "find_stages", "tell_story"]
 
 _T = TypeVar("_T")
 
@@ -236,3 +239,71 @@ def _plain_spec(raw: UncheckedObject) -> JsonDict:
     """Return the fields of the spec whose values are no objects."""
     spec = raw.get("spec")
     return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}
+
+
+@dataclass(frozen=True)
+class TransferStage:
+    """What the transfer did from `began` to `ended`: `pending`, `preparing` or `moving`."""
+
+    name: str
+    began: datetime
+    ended: datetime
+
+    @property
+    def length(self) -> timedelta:
+        """How long it took; a node's clock may differ from the API server's, and time does not run back."""
+        return max(self.ended - self.began, timedelta())
+
+
+def find_stages(one: TransferDetails, now: datetime) -> list[TransferStage]:
+    """Return its stages up to its end, or to now; none if it is not known when it was created."""
+    if not one.created:
+        return []
+    created = parse_time(one.created)
+    started = next((moment.at for moment in one.history if moment.what == Phase.IN_PROGRESS), one.began)
+    borders = [("pending", created), ("preparing", one.accepted), ("moving", started)]
+    known = [(name, moment) for name, moment in borders if moment is not None]
+    ends = [moment for _, moment in known[1:]] + [max(one.completed or now, created)]
+    return [TransferStage(name, moment, end) for (name, moment), end in zip(known, ends, strict=True)]
+
+
+def tell_story(one: TransferDetails, now: datetime) -> list[str]:
+    """Return what has become of it, a sentence for each step; nothing if it is not known when it was created."""
+    stages = {stage.name: stage for stage in find_stages(one, now)}
+    if "pending" not in stages:
+        return []
+    return list(_tell(one, stages, now))
+
+
+def _tell(one: TransferDetails, stages: dict[str, TransferStage], now: datetime) -> Iterator[str]:
+    pending, preparing, moving = (stages.get(name) for name in ("pending", "preparing", "moving"))
+    what = "back up" if one.is_backup else "restore"
+    if pending is not None:
+        yield f"It was created {format_age(now - pending.began)} ago to {what} {one.queue}/{one.volume}."
+    where = f" on node {one.node}" if one.node else ""
+    if preparing is not None and pending is not None:
+        yield f"After {format_age(pending.length)} the leader accepted it."
+    if moving is not None and preparing is not None:
+        yield f"After {format_age(preparing.length)} more, its data mover{where} began to move data."
+    for end in one.interruptions:
+        there = f" on node {end.node}" if end.node else ""
+        yield f"It was interrupted {format_age(now - end.at)} ago{there}: {end.cause}."
+    if one.phase.final:
+        yield _tell_end(one, moving)
+    elif one.moving:
+        share = f" of {format_bytes(one.total_bytes)}" if one.total_bytes else ""
+        attempt = f" in attempt {one.number}" if one.number > 1 else ""
+        yield f"It has moved {format_bytes(one.bytes_done)}{share}{attempt}."
+    elif one.reason:
+        yield f"It waits: {one.reason}{f': {one.message}' if one.message else ''}."
+    if one.canceling:
+        yield "It is being canceled."
+
+
+def _tell_end(one: TransferDetails, moving: TransferStage | None) -> str:
+    after = f" after {format_age(moving.length)}" if moving is not None else ""
+    if one.phase is Phase.COMPLETED:
+        new = "" if one.new_bytes is None else f", {format_bytes(one.new_bytes)} of it new"
+        return f"It moved {format_bytes(one.total_bytes)}{new}, and completed{after}."
+    how = "failed" if one.phase is Phase.FAILED else "was canceled"
+    return f"It {how}{after}{f': {one.message}' if one.message else ''}."

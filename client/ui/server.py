@@ -15,14 +15,23 @@ from typing import Any, Final
 import jinja2
 from aiohttp import web
 
+from client.status.describe import tell_story
 from client.status.records import TRANSFER_KINDS, Target
-from client.status.story import tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
-from client.ui.details import Details, Observed
 from client.ui.guard import BrowserGuard
-from client.ui.live import Live, State
-from client.ui.nodes import build_grid, describe_configuration, find_node
-from client.ui.tables import TransferFilter, VolumeRow, choose_transfers, cut, list_volumes, parse_page, volume_of
+from client.ui.live import Details, Live, Observed, State
+from client.ui.tables import (
+    TransferFilter,
+    VolumeRow,
+    build_grid,
+    choose_transfers,
+    cut,
+    describe_configuration,
+    find_node,
+    list_volumes,
+    parse_page,
+    volume_of,
+)
 from client.ui.timeline import build_curves, build_timeline, sum_growth
 from core.errors import AgentError
 from core.kube.errors import NotFoundError

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.status.describe import TransferDetails
+from client.status.describe import TransferDetails, find_stages
 from client.status.records import TransferRecord
-from client.status.story import find_stages
 from client.text import format_bytes
 from core.models.phases import Phase
 from core.text import format_age

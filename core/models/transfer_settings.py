@@ -51,9 +51,9 @@ __all__ = [
     "EndedPlan",
     "Exclusions",
     "InPlace",
+    "InPlacePlan",
     "LeftOut",
     "PlannedEntries",
-    "RestorePlan",
     "check_pattern",
     "parse_compression",
     "read_left_out",
@@ -437,7 +437,7 @@ class PlannedEntries(WireModel, omit_defaults=True):
         return bool(self.files or self.directories)
 
 
-class RestorePlan(WireModel):
+class InPlacePlan(WireModel):
     """What a restore into a volume with data would do.
 
     `to_set` gets another owner, mode or time alone. `equal` stays as it is. `to_delete` is not in the snapshot, or has
@@ -455,7 +455,7 @@ class RestorePlan(WireModel):
     refusal: str = ""
 
 
-PLAN_LINE: Final = OutputLine("nodeagent.io/restore-plan", RestorePlan)
+PLAN_LINE: Final = OutputLine("nodeagent.io/restore-plan", InPlacePlan)
 
 
 class EndedPlan(WireModel):

@@ -1,4 +1,8 @@
-"""Backup of a volume into a kopia snapshot.
+"""Backup of a volume into a kopia snapshot, and how that differs from the ones before.
+
+kopia counts the files that it read. One that continues from an earlier attempt's checkpoint or complete snapshot takes
+those from it that the attempt has read, so the snapshots are compared then.
+Source: kopia 0.23.1, internal/diff/diff.go.
 
 Knows when a snapshot is complete, and what is deleted when it is not. Does not know how kopia is run
 (`datamover.data_path.snapshot_runs`).
@@ -8,6 +12,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,17 +26,19 @@ from msgspec import UNSET
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from core.models.names import BLOCK_DATA_MOVER
+from core.models.shrinkage import SavedSize, Shrinkage, find_full
 from core.models.transfer_settings import Compression, Exclusions
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
-from datamover.data_path.increment import count_incremental, find_shrinkage
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun, open_run
 from datamover.data_path.stage import STAGE_PATTERN, has_stage
 from datamover.kinds import NO_PARENT
+from datamover.kopia.location_files import open_output
 from datamover.kopia.policy import describe_exclusions, read_policy
 from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
     Snapshot,
@@ -42,9 +49,60 @@ from datamover.kopia.snapshots import (
 )
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 
-__all__ = ["BackupParameters", "back_up"]
+__all__ = ["BackupParameters", "back_up", "count_incremental"]
 
 _logger = logging.getLogger(__name__)
+
+_CHANGED: Final = re.compile(rb"(?:added file \./.* \(|changed \./.* at .* \(size \d+ -> )(\d+)(?: bytes)?\)$")
+"""A line about one file, with its size now."""
+
+
+async def count_incremental(
+    repository: Repository, snapshot: Snapshot, inheritance: Inheritance, meter: Meter
+) -> int | None:
+    """Return the size of the files that changed since the last complete snapshot, within half a percent; None: unknown.
+
+    Of a backup that continued from an earlier attempt, it does not include files that this one read only because their
+    owner, mode or time had changed.
+    """
+    if meter.cached_bytes == 0 or (inheritance.continued and inheritance.latest is None):
+        return snapshot.size_bytes
+    read_bytes = meter.hashed_bytes
+    if inheritance.continued and inheritance.latest is not None:
+        compared_bytes = await _compare(repository, inheritance.latest, snapshot)
+        if compared_bytes is None:
+            return None
+        read_bytes = max(read_bytes, compared_bytes)
+    return min(read_bytes, snapshot.size_bytes)
+
+
+async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int | None:
+    """Return the size of the files in `new` whose content `old` does not have there; None: unknown.
+
+    kopia reads only directories that differ.
+    """
+    with open_output(repository.work_dir) as file:
+        attempted = f"compare with snapshot {old.snapshot_id}"
+        try:
+            answer = await repository.call(attempted, "diff", old.root_object, new.root_object, output_fd=file.fileno())
+            answer.check()
+        except DataPathError as e:
+            _logger.warning("incrementalBytes is not known: %s", e)
+            return None
+        file.seek(0)
+        return sum(int(found[1]) for line in file if (found := _CHANGED.match(line.rstrip(b"\n"))))
+
+
+async def find_shrinkage(size: SavedSize, inheritance: Inheritance, attempt: BackupAttempt | None) -> Shrinkage | None:
+    """Return from what the backup of a file system has shrunk; None: it has not.
+
+    What somebody has acknowledged is only asked for if it matters: that lists transfers.
+    """
+    found = find_full(inheritance.sizes, size)
+    if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):
+        return found
+    return find_full(inheritance.sizes, size, acknowledged)
+
 
 _CANCELED_CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds; if this does not suffice, the next backup of the source cleans up."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
-from datamover.kopia.one_open import device_flags, read_blocks
+from datamover.kopia.backup_process import device_flags, read_blocks
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot

@@ -25,18 +25,17 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
-from datamover.data_path.attributes import Attributes
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.in_place_compare import Comparison
 from datamover.data_path.links import named, show_path
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal
+from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, Folded, Refused
 from datamover.data_path.run import DataPath
-from datamover.data_path.stage import OpenStage, Stage, find_mounts
-from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit
-from datamover.kopia.long_lists import open_output
+from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage, Step, Unit, find_mounts
+from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop

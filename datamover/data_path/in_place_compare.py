@@ -18,9 +18,8 @@ from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, open_directories, read_targets
 from datamover.data_path.refused import Directories, Directory
-from datamover.data_path.stage import is_stage
-from datamover.data_path.units import PendingUnits, Step, Unit, decide_file, decide_link, decide_same_link
-from datamover.kopia.long_lists import open_output
+from datamover.data_path.stage import PendingUnits, Step, Unit, decide_file, decide_link, decide_same_link, is_stage
+from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop

@@ -15,16 +15,16 @@ from typing import Final, TypeVar
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.transfer_settings import Exclusions, InPlace, PlannedEntries, RestorePlan
-from datamover.data_path.attributes import Attributes
+from core.models.transfer_settings import Exclusions, InPlace, InPlacePlan, PlannedEntries
 from datamover.data_path.extra_files import ExtraFiles, find_unexplained
 from datamover.data_path.in_place import has_entries
 from datamover.data_path.in_place_compare import Comparison
 from datamover.data_path.links import named
+from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, keep_name
 from datamover.data_path.run import DataPath
-from datamover.data_path.units import Step, Unit
-from datamover.kopia.long_lists import open_output
+from datamover.data_path.stage import Step, Unit
+from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
@@ -98,7 +98,7 @@ class RestorePlanner:
             self.repository, self.snapshot, self.rule, self, self._extra, doing, precision_ns=_PRECISION_NS
         )
 
-    async def plan(self) -> RestorePlan:
+    async def plan(self) -> InPlacePlan:
         """Return the plan.
 
         Raises:
@@ -111,11 +111,11 @@ class RestorePlanner:
             raise DataPathError(f"cannot read {self.volume}: {e.strerror}") from e
         # Into an empty volume, all is written, and nothing deleted.
         if filled and self.rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
-            return RestorePlan(refusal=fault)
+            return InPlacePlan(refusal=fault)
         with open_output(self.repository.work_dir) as file:
             await self._comparison.run(Directories(file))
         self.entries += self._comparison.entries
-        return RestorePlan(
+        return InPlacePlan(
             to_write=self.to_write.planned,
             to_set=self.to_set.planned,
             equal=self.equal.planned,

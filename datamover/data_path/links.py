@@ -22,7 +22,7 @@ from typing import IO, Final, Protocol
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from datamover.data_path.file_names import mangle
-from datamover.kopia.long_lists import open_output, read_directories
+from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop

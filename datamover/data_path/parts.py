@@ -20,9 +20,9 @@ from typing import Final
 
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
-from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.links import DirectoryReader, show_path
-from datamover.kopia.long_lists import open_output, read_directories
+from datamover.data_path.probe import Attribute, Attributes
+from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.restore_errors import TARGET_FAILURES
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop

@@ -1,27 +1,40 @@
-"""A probe file in the target of a restore, which shows whether the target keeps owners, modes, times and names.
+"""What the target of a restore keeps: a probe file shows it; owners, modes and times; entries that are read-only.
 
 A file server may refuse to set them, set them without an effect (CIFS with `uid=`), or round them; kopia ignores the
 refusals for want of a permission (`--ignore-permission-errors`, its default), and looks at nothing afterward.
+
+kopia leaves out of an entry what is 0, and gives a directory the latest time of what is below it, the root aside.
+Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/repofs.go (loadLocked).
+
+kopia opens what is there already for writing, and sets the mode afterward. Root needs no mode, an ordinary user does.
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (createDirectory, copyFileContent).
 """
 
 import errno
 import logging
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from core.errors import ContractError
+from core.errors import ContractError, DataPathError
 from core.models.base import JsonDict
-from datamover.kopia.snapshot_files import parse_time_ns
-from datamover.kopia.snapshots import Snapshot
+from datamover.data_path.links import TargetLinks, read_entries
+from datamover.data_path.run import DataPath
+from datamover.kopia.location_files import open_output
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import open_root
+from datamover.runtime.tree import join, open_below, open_root, walk_tree
 
-__all__ = ["TIME_TOLERANCE_NS", "Probe", "probe_target"]
+__all__ = ["TIME_TOLERANCE_NS", "Attribute", "Attributes", "Probe", "allow_writing", "probe_target"]
 
 _logger = logging.getLogger(__name__)
 
@@ -172,3 +185,143 @@ def _is_ours(name: str, root: int) -> bool:
     if stat.S_ISLNK(status.st_mode):
         return os.readlink(name, dir_fd=root) == _NAME
     return stat.S_ISREG(status.st_mode) and not status.st_size
+
+
+_SECOND_NS: Final = 10**9
+_NO_TIME: Final = "1970-01-01T00:00:00Z"
+
+
+class Attribute(StrEnum):
+    """What a restore sets of an entry, as messages name it."""
+
+    OWNER = "owner"
+    MODE = "mode"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Owner, mode and time of one entry of a snapshot; a link has no mode, and an entry may have no valid time."""
+
+    owner: tuple[int, int]
+    mode: int | None
+    time_ns: int | None
+
+    @classmethod
+    def of(cls, entry: JsonDict, *, root: bool = False) -> Self:
+        """Return the attributes that kopia sets for one of its entries; `root`: it is the snapshot's root."""
+        time = "" if root else (entry.get("summ") or {}).get("maxTime", "")
+        time_ns = None
+        with suppress(ContractError):
+            time_ns = parse_time_ns(str(time or entry.get("mtime", _NO_TIME)))
+        mode = None if entry.get("type") == EntryType.LINK else parse_mode(str(entry.get("mode", "0"))) or 0
+        return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
+
+    @classmethod
+    def of_status(cls, status: os.stat_result) -> Self:
+        """Return the attributes of a directory or file."""
+        return cls((status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+
+    def find_unset(self, status: os.stat_result, *, tolerance_ns: int = TIME_TOLERANCE_NS) -> dict[str, str]:
+        """Return which of them a file does not have, and what it has instead.
+
+        Times that differ by less than `tolerance_ns` are alike.
+        """
+        found: dict[str, str] = {}
+        if (owner := (status.st_uid, status.st_gid)) != self.owner:
+            found[Attribute.OWNER] = "owner {}:{} instead of {}:{}".format(*owner, *self.owner)
+        if self.mode is not None and (mode := stat.S_IMODE(status.st_mode)) != self.mode:
+            found[Attribute.MODE] = f"mode {mode:o} instead of {self.mode:o}"
+        if self.time_ns is not None and abs(status.st_mtime_ns - self.time_ns) >= tolerance_ns:
+            seconds = status.st_mtime_ns // _SECOND_NS, self.time_ns // _SECOND_NS
+            found[Attribute.TIME] = "time {} instead of {}".format(*seconds)
+        return found
+
+    def changes(self, name: str, directory: int, unset: Collection[str]) -> Iterator[Callable[[], None]]:
+        """Yield what sets these attributes of an entry of the open directory; no link is followed."""
+        if Attribute.OWNER in unset:
+            yield partial(os.chown, name, *self.owner, dir_fd=directory, follow_symlinks=False)
+        if self.time_ns is not None and Attribute.TIME in unset:
+            times = (self.time_ns, self.time_ns)
+            yield partial(os.utime, name, ns=times, dir_fd=directory, follow_symlinks=False)
+        # The last one: a new owner may change it, and it may close the directory.
+        if self.mode is not None and (Attribute.MODE in unset or Attribute.OWNER in unset):
+            yield partial(_set_mode, name, self.mode, directory)
+
+
+def _set_mode(name: str, mode: int, directory: int) -> None:
+    """Set the mode of what is opened: meanwhile, a link may be there."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISLNK(os.fstat(fd).st_mode):
+            os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101 - a descriptor
+    finally:
+        os.close(fd)
+
+
+_EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE)
+_OVERRIDE: Final = 1 << 1
+"""Source: linux/capability.h, CAP_DAC_OVERRIDE."""
+
+
+async def allow_writing(
+    repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath, files: bool
+) -> None:
+    """Let the owner write to directories, and with `files` to files, that kopia sets the modes of later.
+
+    Raises:
+        DataPathError: the target cannot be read, or a mode not be changed.
+    """
+    if _overrides_modes():
+        return
+    with open_output(repository.work_dir) as file:
+        found = TargetLinks(file)
+        walk = partial(_find, target, found=found, files=files)
+        await data_path.run_in_thread(walk, "looking for read-only files in the target", lambda: found.entries)
+        for part in found.in_parts():
+            entries = await read_entries(repository, snapshot, [path for path in part.paths if path])
+            wanted = [path for path in part.paths if not path or path in entries]
+            await data_path.run_in_thread(partial(_change, target, wanted), "making files in the target writable")
+
+
+def _overrides_modes() -> bool:
+    found = _EFFECTIVE.search(Path("/proc/self/status").read_text())
+    return found is not None and bool(int(found[1], 16) & _OVERRIDE)
+
+
+def _find(target: Path, stop: ShouldStop, found: TargetLinks, *, files: bool) -> None:
+    """Add the root, and each entry whose owner may not write to it."""
+    user = os.geteuid()
+    found.add(b"")
+    try:
+        for directory, entries in walk_tree(target, stop):
+            for entry in entries:
+                found.entries += 1
+                # It may be deleted meanwhile, or its directory be unreadable.
+                with suppress(FileNotFoundError, PermissionError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == user and _missing(status.st_mode, files=files):
+                        found.add(join(directory, entry.name))
+    except OSError as e:
+        raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
+
+
+def _missing(mode: int, *, files: bool = True) -> int:
+    """Return the bits of a mode that the owner lacks to write to a directory or file."""
+    wanted = stat.S_IRWXU if stat.S_ISDIR(mode) else stat.S_IWUSR if files and stat.S_ISREG(mode) else 0
+    return wanted & ~mode
+
+
+def _change(target: Path, paths: Sequence[bytes], _: ShouldStop) -> None:
+    with open_root(target) as root:
+        for path in paths:
+            directory, name = os.path.split(path)
+            with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as above:
+                fd = os.open(name or b".", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                try:
+                    status = os.fstat(fd)
+                    if status.st_uid == os.geteuid() and (missing := _missing(status.st_mode)):
+                        # Of what was opened: meanwhile, a link may be there.
+                        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | missing)  # noqa: PTH101
+                finally:
+                    os.close(fd)

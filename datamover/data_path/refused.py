@@ -20,12 +20,11 @@ from typing import IO, Final
 
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.base import JsonDict, cut_text
-from datamover.data_path.attributes import Attributes
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import DirectoryReader, open_directories, read_together, show_path
-from datamover.data_path.probe import Probe
+from datamover.data_path.probe import Attributes, Probe
 from datamover.data_path.run import DataPath
-from datamover.kopia.long_lists import open_output
+from datamover.kopia.location_files import open_output
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, join, open_below, open_root

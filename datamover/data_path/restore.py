@@ -27,13 +27,12 @@ from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
 from datamover.data_path.parts import Placeholders, find_parts
-from datamover.data_path.probe import Probe, probe_target
-from datamover.data_path.read_only import allow_writing
+from datamover.data_path.probe import Probe, allow_writing, probe_target
 from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
-from datamover.kopia.long_lists import open_output
+from datamover.kopia.location_files import open_output
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository

@@ -38,8 +38,7 @@ from datamover.data_path.attempts import (
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
-from datamover.kopia.one_open import MoverBackup, Offer, device_flags
+from datamover.kopia.backup_process import GracefulStop, MoverBackup, Offer, device_flags, keep_checkpoint
 from datamover.kopia.policy import SourcePolicy, decide_policy, ensure_policy, excluding
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles

@@ -1,26 +1,174 @@
-"""All files of a storage location, with kopia as the client of its storage.
+"""The files of a storage location, Velero's about backups among them, with kopia as the client of its storage.
 
 kopia reads any blob of a repository. So it gets a configuration whose storage is a path that holds no repository,
 read-only, and the format of an empty repository, which kopia takes from its cache. Nothing is written to the location,
 except to remove a file.
 Source: kopia 0.23.1, repo/format/format_manager.go and format_blob_cache.go, repo/blob/readonly,
 cli/command_blob_list.go and command_blob_show.go.
+
+Knows the names of the files; of their content only that it names snapshots and backups, and not how kopia gets at them
+(`datamover.kopia.location_files`).
+Source: Velero v1.18, pkg/persistence/object_store_layout.go, internal/volume/volumes_information.go; kopia 0.23.1,
+repo/blob/*.
+
+Source: kopia 0.23.1, cli/json_output.go (jsonList): each element is on a line of its own;
+snapshot/snapshotfs/dir_writer.go: a directory is one line.
 """
 
+import codecs
 import json
+import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeVar
 
+from core.errors import ContractError, RepositoryError
 from core.models.base import JsonDict, WireModel
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
-from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["QUICK_FORMAT", "Blob", "LocationFiles"]
+__all__ = [
+    "QUICK_FORMAT",
+    "BackupFiles",
+    "LocationFiles",
+    "find_names",
+    "open_output",
+    "read_directories",
+    "read_elements",
+    "unpack",
+]
+
+_T = TypeVar("_T", bound=WireModel)
+
+_ENTRIES: Final = '"entries":'
+"""The quotes of a name are escaped."""
+
+_NO_DIRECTORY: Final = "kopia's output is not a directory"
+
+_PIECE_BYTES: Final = 1 << 16
+_DECODER: Final = json.JSONDecoder()
+
+_BRACKETS: Final = (b"", b"[", b"]")
+
+
+def open_output(work_dir: WorkDir) -> IO[bytes]:
+    """Return a file without a name for kopia's output."""
+    return tempfile.TemporaryFile(dir=work_dir.path)
+
+
+def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iterator[_T]:
+    """Yield each element of the list in `file`, the output of the call that `answer` is of.
+
+    Raises:
+        KopiaError: kopia failed, or an element is not of that form.
+    """
+    answer.check()
+    file.seek(0)
+    last = b""
+    for line in file:
+        last = line.strip()
+        if last in _BRACKETS or last.startswith(b"//"):
+            continue
+        try:
+            yield model.from_json(last.removesuffix(b",").decode())
+        except (ContractError, UnicodeDecodeError) as e:
+            raise answer.error(f"kopia's output is invalid: {e}") from e
+    if last != b"]":
+        raise answer.error("kopia's output is not a complete list")
+
+
+def read_directories(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[Iterator[JsonDict]]:
+    """Yield the entries of each directory in `file`, the output of the call that `answer` is of.
+
+    Those of one directory are to be read before the next one.
+
+    Raises:
+        KopiaError: kopia failed, or its output is not a directory.
+    """
+    answer.check()
+    file.seek(0)
+    text = _Text(file)
+
+    def read_entries() -> Iterator[JsonDict]:
+        try:
+            for value in text.values():
+                if not isinstance(value, dict):
+                    raise answer.error(_NO_DIRECTORY)
+                yield value
+        except ValueError as e:
+            raise answer.error(_NO_DIRECTORY) from e
+
+    while text.skip_to(_ENTRIES):
+        yield read_entries()
+
+
+class _Text:
+    """A file with JSON; one piece of it is in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._piece = ""
+        self._at = 0
+
+    def skip_to(self, mark: str) -> bool:
+        """Skip what precedes the next `mark`, and the mark; return False if there is none."""
+        while (found := self._piece.find(mark, self._at)) < 0:
+            self._at = max(self._at, len(self._piece) - len(mark))
+            if not self._read_more():
+                return False
+        self._at = found + len(mark)
+        return True
+
+    def values(self) -> Iterator[object]:
+        """Yield each element of the list that follows, or none for `null`.
+
+        Raises:
+            ValueError: it is not a list, or cut off.
+        """
+        separator = self._next()
+        while separator in {"[", ","} and self._peek() != "]":
+            yield self._value()
+            separator = self._next()
+        if separator not in {"[", "]", "n"}:
+            raise ValueError("not a list")
+
+    def _value(self) -> object:
+        while True:
+            try:
+                decoded: tuple[object, int] = _DECODER.raw_decode(self._piece, self._at)
+            except ValueError:
+                if not self._read_more():
+                    raise
+            else:
+                value, self._at = decoded
+                return value
+
+    def _next(self) -> str:
+        character = self._peek()
+        self._at += 1
+        return character
+
+    def _peek(self) -> str:
+        """Return the next character that is no space; empty at the end of the file."""
+        while True:
+            while (character := self._piece[self._at : self._at + 1]).isspace():
+                self._at += 1
+            if character or not self._read_more():
+                return character
+
+    def _read_more(self) -> bool:
+        read = self._file.read(_PIECE_BYTES)
+        self._piece = self._piece[self._at :] + self._decoder.decode(read, final=not read)
+        self._at = 0
+        return bool(read)
+
 
 _FOLDER: Final = "location-files"
 _CONFIG: Final = f"{_FOLDER}/repository.config"
@@ -112,3 +260,184 @@ class LocationFiles:
             file.touch()
         more = _EMPTY | {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _CONFIG)}
         return await self._kopia.call(attempted, *arguments, seconds=_CALL_SECONDS, more=more, output_fd=output_fd)
+
+
+_BACKUPS: Final = "backups/"
+
+_METADATA: Final = "velero-backup.json"
+"""The Backup, with its UID. Every backup has it."""
+
+_COMPRESSED: Final = ("volumeinfo.json.gz", "podvolumebackups.json.gz")
+"""Both name snapshots; preceded by the backup's name. Velero before 1.13 does not write the first one."""
+
+_OBJECT_STORES: Final = frozenset({"s3", "azureBlob", "gcs"})
+"""Types of storage whose blobs kopia gives the names of their objects. Source: kopia 0.23.1, repo/blob/*."""
+
+_NOT_FOUND: Final = "error presenting blob: error reading blob: BLOB not found"
+"""The whole line: kopia could also miss the format of the repository."""
+
+_FILES_A_CALL: Final = 64
+"""A start of kopia takes longer than to read a file."""
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_NAME: Final = re.compile(rb"[0-9A-Za-z-]+")
+_LONGEST_NAME: Final = 256
+"""Of a longer word, this is not a name either."""
+
+
+class BackupFiles:
+    """The files of all backups in the location of a repository."""
+
+    def __init__(self, kopia: Kopia, work_dir: WorkDir, volume_namespace: str) -> None:
+        """Read the location of the repository that `kopia` is connected to, by the configuration in `work_dir`."""
+        self._files = LocationFiles(kopia, work_dir, "files of backups")
+        self._work_dir = work_dir
+        self._volume_namespace = volume_namespace
+        self._count = 0
+
+    async def exist(self) -> bool:
+        """Return whether the location has any file or folder of a backup.
+
+        Raises:
+            RepositoryError: its files cannot be read in this way.
+            DataPathError: they cannot be listed.
+        """
+        await self._prepare()
+        with open_output(self._work_dir) as file:
+            answer = await self._list_blobs(file)
+            return any(blob.id.removeprefix(_BACKUPS) for blob in read_elements(answer, file, Blob))
+
+    async def find_named(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Return the part of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
+
+        Raises:
+            RepositoryError: the location has no backups, or its files cannot be read in this way.
+            DataPathError: not all of them could be read.
+        """
+        await self._prepare()
+        self._count = 0
+        named: set[str] = set()
+        for files, unpack in zip(await self._list(), (False, True), strict=True):
+            for first in range(0, len(files), _FILES_A_CALL):
+                named |= await self._read(files[first : first + _FILES_A_CALL], wanted, unpack=unpack)
+        if not self._count:
+            raise RepositoryError(f"the location has no backups: no files of any below {_BACKUPS}")
+        return frozenset(named)
+
+    async def _prepare(self) -> None:
+        connected = json.loads(self._work_dir.config_file.read_bytes())
+        await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
+
+    async def _list_blobs(self, file: IO[bytes]) -> KopiaAnswer:
+        return await self._files.call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
+
+    async def _list(self) -> tuple[list[str], list[str]]:
+        """Return the blobs with the metadata of backups, and the compressed ones.
+
+        Some storages list all objects, others the folder of each backup alone: then some of these may not exist.
+        """
+        plain: set[str] = set()
+        compressed: set[str] = set()
+        with open_output(self._work_dir) as file:
+            answer = await self._list_blobs(file)
+            for blob in read_elements(answer, file, Blob):
+                name, _, rest = blob.id.removeprefix(_BACKUPS).partition("/")
+                folder = f"{_BACKUPS}{name}/"
+                if not name or blob.id == f"{_BACKUPS}{name}":
+                    continue
+                wanted = {f"{folder}{name}-{ending}" for ending in _COMPRESSED}
+                if not rest:
+                    plain.add(f"{folder}{_METADATA}")
+                    compressed |= wanted
+                elif rest == _METADATA:
+                    plain.add(blob.id)
+                elif blob.id in wanted:
+                    compressed.add(blob.id)
+        return sorted(plain), sorted(compressed)
+
+    async def _read(self, files: Sequence[str], wanted: frozenset[str], *, unpack: bool) -> set[str]:
+        """Return what the files name; one that does not exist names nothing."""
+        with open_output(self._work_dir) as output:
+            answer = await self._files.call("blob", "show", *files, output_fd=output.fileno())
+            if answer.succeeded:
+                self._count += len(files)
+                return await _scan(answer, output, wanted, members=len(files) if unpack else 0)
+        if not any(line.endswith(_NOT_FOUND) for line in answer.lines):
+            raise answer.error()
+        if len(files) == 1:
+            return set()
+        # kopia does not say which one.
+        middle = len(files) // 2
+        first = await self._read(files[:middle], wanted, unpack=unpack)
+        return first | await self._read(files[middle:], wanted, unpack=unpack)
+
+
+def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:
+    """Return the storage of the location, from the repository's at the prefix `inner` in it.
+
+    Raises:
+        RepositoryError: kopia cannot read files of others in it.
+    """
+    prefix = str(storage["config"].get("prefix", ""))
+    if storage["type"] not in _OBJECT_STORES or not prefix.endswith(inner):
+        raise RepositoryError(f"kopia cannot read Velero's files in a storage of the type {storage['type']}")
+    return {"type": storage["type"], "config": storage["config"] | {"prefix": prefix.removesuffix(inner)}}
+
+
+async def _scan(answer: KopiaAnswer, file: IO[bytes], wanted: frozenset[str], *, members: int) -> set[str]:
+    """Return what the output in `file` names, which is of that many compressed files; 0: of plain ones.
+
+    Raises:
+        KopiaError: it is not of that many complete files.
+    """
+    file.seek(0)
+
+    def work(should_stop: ShouldStop) -> set[str]:
+        pieces = unpack(file, members) if members else iter(lambda: file.read(_PIECE_BYTES), b"")
+        return find_names(pieces, wanted, should_stop)
+
+    try:
+        async with run_in_background(work, name="backup-files") as found:
+            return await found
+    except (zlib.error, EOFError) as e:
+        raise answer.error(f"a file is damaged: {e}") from e
+
+
+def find_names(pieces: Iterator[bytes], wanted: frozenset[str], should_stop: ShouldStop = lambda: False) -> set[str]:
+    """Return the part of `wanted` that stands in the text by itself, which comes in pieces of any size."""
+    names = {name.encode(): name for name in wanted}
+    found: set[str] = set()
+    rest = b""
+    for piece in pieces:
+        if should_stop():
+            break
+        text = rest + piece
+        *words, last = [b"", *_NAME.findall(text)]
+        if text.endswith(last):
+            # It may go on in the next piece.
+            rest = last[-_LONGEST_NAME:]
+        else:
+            rest = b""
+            words.append(last)
+        found.update(names[word] for word in words if word in names)
+    return found | {names[word] for word in (rest,) if word in names}
+
+
+def unpack(file: IO[bytes], members: int) -> Iterator[bytes]:
+    """Yield the content of a file that consists of so many compressed ones.
+
+    Raises:
+        zlib.error: one of them is not a compressed file, or damaged.
+        EOFError: one is cut off, or they are more or less: what is missing may name a snapshot.
+    """
+    count, data, inflater = 0, b"", None
+    while data or (data := file.read(_PIECE_BYTES)):
+        if inflater is None:
+            count, inflater = count + 1, zlib.decompressobj(_GZIP)
+        yield inflater.decompress(data, _PIECE_BYTES)
+        data = inflater.unconsumed_tail or inflater.unused_data
+        if inflater.eof:
+            inflater = None
+            yield b"\n"
+    if inflater is not None or count != members:
+        raise EOFError(f"{count} instead of {members}, or cut off")

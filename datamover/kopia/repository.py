@@ -37,9 +37,8 @@ from datamover.kopia.creation import (
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.progress import Meter
-from datamover.kopia.request_time import RequestTime
 from datamover.kopia.stalls import Reachability
-from datamover.kopia.storage_calls import NoAnswerError, StorageCalls, Waits
+from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage

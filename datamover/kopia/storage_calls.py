@@ -3,26 +3,40 @@
 kopia itself retries a storage that refuses connections or is busy for four seconds while it opens a
 repository. A storage that restarts needs longer. Does not know what the calls do.
 Source: kopia 0.23.1, repo/blob/s3/s3_storage.go (newStorageWithCredentials); minio-go 7.2.0, retry.go.
+
+Knows which metrics say so. Does not know what follows from it.
+Source: kopia 0.23.1, repo/blob/storagemetrics/storage_metrics.go, cli/observability_flags.go.
 """
 
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, TypeVar
 
 from core.clock import Backoff, Clock, SystemClock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.units import format_duration
 from datamover.kopia.causes import count_index_blobs, find_outage
-from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.process import Kopia, KopiaAnswer, counter_flags, read_counters
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
 from datamover.runtime.cancellation import run_beside
 
-__all__ = ["KopiaCaller", "NoAnswerError", "StorageCalls", "WaitLog", "WaitReporter", "Waits"]
+__all__ = [
+    "KopiaCaller",
+    "NoAnswerError",
+    "RequestTime",
+    "StorageCalls",
+    "WaitLog",
+    "WaitReporter",
+    "Waits",
+    "parse_request_seconds",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -274,3 +288,52 @@ class StorageCalls:
                 f"{self._description} has {count} index blobs, and reads each one before any data moves: "
                 "run `kopia maintenance run --full`"
             )
+
+
+_LATENCY: Final = re.compile(
+    r'^kopia_blob_storage_latency_ms_(sum|count)\{method="(GetBlob-full|ListBlobs)"\} (\S+)$', re.MULTILINE
+)
+
+
+def parse_request_seconds(counters: str) -> float | None:
+    """Return how long a request took, by kopia's metrics in Prometheus text format; None: there was none.
+
+    It is the mean of the listings or of the downloads, whichever is less: many blobs make the first ones take
+    longer, and large ones the others.
+    """
+    found = {(method, what): float(value) for what, method, value in _LATENCY.findall(counters)}
+    means = [
+        total / number / 1000
+        for (method, what), total in found.items()
+        if what == "sum" and (number := found.get((method, "count"), 0.0)) > 0
+    ]
+    return min(means, default=None)
+
+
+class RequestTime:
+    """Measured by the first calls with the flags of `measuring`; their files are in `folder` meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long a request takes, opening a connection included, since kopia keeps few open; 0: it is not known."""
+        return self._seconds or 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[list[str]]:
+        """Yield kopia's flags for one call within the block; none once the time is known, or without room for files."""
+        directory = None
+        if self._seconds is None:
+            with suppress(OSError):
+                directory = TemporaryDirectory(prefix="requests-", dir=self._folder, ignore_cleanup_errors=True)
+        if directory is None:
+            yield []
+            return
+        with directory as name:
+            yield counter_flags(Path(name))
+            measured = parse_request_seconds(read_counters(Path(name)))
+        if measured is not None:
+            self._seconds = min(measured, self._seconds or measured)

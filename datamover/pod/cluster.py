@@ -1,5 +1,9 @@
 """What a data mover reads from the cluster and its pod, up to a kopia repository to connect to.
 
+After a reboot of the node, the mover may start before the kubelet has mounted the volume again: it would back
+up an empty directory, or restore into one.
+Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5).
+
 Knows where each part comes from: the BackupStorageLocation, its Secrets and the repository's
 state and password from the cluster, credentials from files and environment, limits from the
 cgroup. Does not know what is moved.
@@ -7,15 +11,16 @@ cgroup. Does not know what is moved.
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self
 
 from core.clock import Clock, Deadline
-from core.errors import ConfigError, RepositoryError
+from core.errors import ConfigError, DataPathError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
@@ -37,28 +42,64 @@ from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.mounts import MOUNTS
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import WaitLog, WaitReporter, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import WorkDir
+from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
 __all__ = [
     "FORBIDDEN_SECONDS",
+    "MOUNTS",
     "ClusterReader",
     "MoverTools",
     "PodContext",
-    "RepositoryPlace",
+    "RepositoryAccess",
+    "check_mounted",
     "check_storage",
     "list_volume_namespaces",
-    "resolve_place",
+    "open_access",
     "resolve_repository",
     "resolve_storage",
 ]
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+
+_ROOT, _POINT = 3, 4
+"""The fields of a line: the root of the mount within its file system, and the mount point."""
+
+_NOT_MOUNTED: Final = re.compile(
+    r"/pods/[^/]+/volumes/kubernetes\.io~(?:csi|local-volume|nfs|iscsi|fc|cephfs|rbd)/[^/]+(?:/mount)?(?://deleted)?$"
+)
+"""The root of a mount that is a mount point of the kubelet: a mounted volume has its own root. These plugins mount
+every volume.
+
+An `emptyDir` is a plain directory, and a flexVolume driver decides for itself.
+"""
+
+
+def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
+    """Check that `volume`, a mount point of this process, is not a kubelet's own directory.
+
+    Does not touch the volume, which may hang.
+
+    Raises:
+        DataPathError: it is one.
+    """
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        # Not Linux.
+        return
+    # Of several mounts on one point, the last one is visible.
+    roots = [fields[_ROOT] for line in lines if len(fields := line.split()) > _POINT and fields[_POINT] == str(volume)]
+    if roots and _NOT_MOUNTED.search(roots[-1]):
+        raise DataPathError(f"volume of the workload pod is not mounted on the node: {roots[-1]} is a plain directory")
+
 
 _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 """kopia asks for a password before it finds that there is no repository. Too short to be redacted from a message."""
@@ -383,3 +424,53 @@ def _give_access(
     context.redactor.add(password, *access.secrets(context.environment))
     own = {**access.environment, "KOPIA_PASSWORD": password}
     return Kopia(kopia_environment(context.environment, tools.work_dir, own), context.redactor), access
+
+
+@dataclass(frozen=True)
+class RepositoryAccess:
+    """What one repository is opened with; `context` has the environment for kopia."""
+
+    context: PodContext
+    tools: MoverTools
+
+    @property
+    def work_dir(self) -> WorkDir:
+        """The directory that kopia's configuration and cache are in."""
+        return self.tools.work_dir
+
+    async def resolve(self, location: BackupStorageLocation, wanted: BackupRepository) -> Repository:
+        """Return the kopia repository of the BackupRepository, not yet connected.
+
+        Raises:
+            RepositoryError: as of `resolve_repository`.
+        """
+        return await resolve_repository(self.context, location, wanted, self.tools)
+
+    async def resolve_namespace(self, location: BackupStorageLocation, volume_namespace: str) -> Repository:
+        """Return the kopia repository for the volumes of a namespace, not yet connected.
+
+        Raises:
+            RepositoryError: as of `resolve_place`.
+        """
+        place = RepositoryPlace(location, volume_namespace, f"repository of namespace {volume_namespace}")
+        return await resolve_place(self.context, place, self.tools)
+
+
+@contextmanager
+def open_access(context: PodContext, reporter: WaitReporter | None = None) -> Iterator[RepositoryAccess]:
+    """Yield what one repository is opened with; its directory is removed at the end.
+
+    Each needs its own: kopia would find the format of another repository in its cache.
+
+    Args:
+        context: this process's pod.
+        reporter: reports waits for a storage; None: the log has them.
+
+    Raises:
+        ConfigError: no directory is writable, or a limit in the environment is invalid.
+    """
+    with open_work_dir(context.environment) as work_dir:
+        settings = context.limits.maintenance_settings(context.environment)
+        environment = {**context.environment, **settings, "TMPDIR": str(work_dir.path)}
+        waits = Waits(context.clock, read_stall_limits(environment), reporter or WaitLog())
+        yield RepositoryAccess(replace(context, environment=environment), MoverTools(work_dir, waits))

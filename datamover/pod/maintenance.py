@@ -49,9 +49,8 @@ from datamover.kopia.maintenance import (
 )
 from datamover.kopia.repository import Repository, RepositoryStatus
 from datamover.kopia.stalls import Watchdog
-from datamover.pod.cluster import PodContext
+from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
-from datamover.pod.repository_access import open_access
 from datamover.pod.snapshot_report import SnapshotReporter
 from datamover.runtime.child import children_peak_bytes, own_peak_bytes
 

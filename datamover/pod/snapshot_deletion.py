@@ -27,17 +27,14 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     UnreadRepository,
 )
-from datamover.kopia.backup_files import BackupFiles
-from datamover.kopia.long_lists import open_output, read_directories, read_elements
+from datamover.kopia.location_files import BackupFiles, open_output, read_directories, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import delete_snapshots
-from datamover.pod.cluster import PodContext, resolve_storage
-from datamover.pod.references import read_named_snapshots
+from datamover.pod.cluster import PodContext, open_access, resolve_storage
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.repository_access import open_access
-from datamover.pod.snapshot_list import SHOWN_UNREAD, build_unread
+from datamover.pod.snapshot_report import SHOWN_UNREAD, build_unread, read_named_snapshots
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage

@@ -1,35 +1,215 @@
-"""The snapshot report of one repository in a pod: each kopia snapshot that nothing refers to, with the reason.
+"""Reports about snapshots, in a pod: all of a storage location, and the ones of a repository that nothing refers to.
+
+Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in tests/recordings/velero-1.18.2.
 
 Reads the repository, the cluster, and the bucket if a verdict depends on it; in this order, so that what is stored
 meanwhile counts as a reference. Changes nothing. Does not know the rules (`datamover.kopia.references`).
 Source: kopia 0.23.1, cli/command_snapshot_list.go and command_snapshot_delete.go.
+
+Reads the location and changes nothing; a repository that cannot be opened is named, and the others are listed. Each
+snapshot is a line of the output.
+Source: Velero v1.18, pkg/repository/config/config.go (a repository is in the folder `kopia/<namespace>`),
+pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Final
 
-from core.errors import DataPathError
+from core.contract import MoverVerb, VolumeMode
+from core.errors import AgentError, ConfigError, ContractError, DataPathError, RepositoryError, StorageOutageError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError, NotFoundError
+from core.kube.resources import BACKUPS, Resource
+from core.kube.types import UncheckedObject
 from core.models.base import format_time
 from core.models.job_output import JobOutput
-from core.mover_specs import ReportSnapshots
-from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
-from datamover.kopia.backup_files import BackupFiles
-from datamover.kopia.long_lists import open_output, read_elements
+from core.models.names import (
+    BLOCK_DATA_MOVER,
+    DATA_UPLOAD_REQUESTER,
+    OBJECT_NAME,
+    POD_VOLUME_REQUESTER,
+    VELERO_BACKUP_LABEL,
+)
+from core.models.phases import FINAL_PHASES, Attempts, Phase
+from core.models.saved_claim import SavedClaim
+from core.models.storage import BackupStorageLocation, RepositoryKey
+from core.mover_specs import ListSnapshots, ReportSnapshots
+from core.redact import Redactor
+from core.snapshot_contract import (
+    REPORTED_LINE,
+    STORED_LINE,
+    ReportedSnapshot,
+    SnapshotListing,
+    SnapshotReport,
+    SnapshotTotal,
+    SnapshotVerdict,
+    StoredSnapshot,
+    UnreadRepository,
+)
+from datamover.kinds import TRANSFER_KINDS, MoverKind
+from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.location_files import BackupFiles, open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.references import Judgment, ListedSnapshot, References, judge, needs_bucket
-from datamover.kopia.repository import Repository
-from datamover.pod.cluster import PodContext
-from datamover.pod.references import read_cluster_references
+from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
+from datamover.kopia.repository import NotInitializedError, Repository
+from datamover.pod.cluster import PodContext, list_volume_namespaces, open_access
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.repository_access import open_access
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["SnapshotReporter", "report_snapshots"]
+__all__ = [
+    "SHOWN_UNREAD",
+    "SnapshotReporter",
+    "build_unread",
+    "list_snapshots",
+    "read_backup_snapshots",
+    "read_cluster_references",
+    "read_named_snapshots",
+    "report_snapshots",
+]
 
 _logger = logging.getLogger(__name__)
+
+_DELETING: Final = "Deleting"
+"""The phase of a Backup."""
+
+
+async def read_cluster_references(client: KubeClient, namespace: str) -> References:
+    """Return what the transfers and Backups of `namespace` refer to; what cannot be read is in `unread`.
+
+    A backup refers to its snapshot as long as its resource exists, a restore until it has ended.
+    """
+    snapshot_ids: dict[str, str] = {}
+    completed: dict[str, CompletedTransfer] = {}
+    uids: set[str] = set()
+    try:
+        async for kind, raw, found in _list_named(client, namespace):
+            snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+            if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
+                number = Attempts.of(raw["metadata"].get("annotations") or {}).number
+                completed[raw["metadata"]["uid"]] = CompletedTransfer(name, number)
+        async for raw in _list(client, BACKUPS, namespace):
+            uids.add(raw["metadata"]["uid"])
+    except NotFoundError as e:
+        return References(snapshot_ids, completed, unread=f"a resource of Velero is not defined in this cluster: {e}")
+    except (KubeError, ContractError) as e:
+        return References(snapshot_ids, completed, unread=str(e))
+    return References(snapshot_ids, completed, frozenset(uids))
+
+
+async def read_named_snapshots(
+    client: KubeClient, namespace: str, without: Collection[str] = frozenset()
+) -> dict[str, str]:
+    """Return the snapshots that transfers of `namespace` refer to, by ID, but for the transfers with those UIDs.
+
+    The text is a transfer that refers to it.
+
+    Raises:
+        ContractError: a transfer is malformed: what it refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    return {
+        found: f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+        async for kind, raw, found in _list_named(client, namespace)
+        if raw["metadata"]["uid"] not in without
+    }
+
+
+async def read_backup_snapshots(client: KubeClient, namespace: str, key: RepositoryKey) -> set[str]:
+    """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
+
+    Those of a Backup that is being deleted do not count: a Velero server deletes its snapshots before its transfers.
+    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go.
+
+    Raises:
+        ContractError: what a transfer refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    found = {
+        snapshot: raw
+        async for kind, raw, snapshot in _list_named(client, namespace)
+        if kind.verb is MoverVerb.BACKUP and _is_complete_in(kind, raw, key)
+    }
+    deleting = await _list_deleting(client, namespace)
+    return {snapshot for snapshot, raw in found.items() if not deleting.intersection(_backups_of(raw))}
+
+
+async def _list_deleting(client: KubeClient, namespace: str) -> set[str]:
+    """Return the names of the Backups that are being deleted; none if they cannot be listed."""
+    try:
+        return {
+            raw["metadata"]["name"]
+            async for raw in _list(client, BACKUPS, namespace)
+            if raw["metadata"].get("deletionTimestamp") or (raw.get("status") or {}).get("phase") == _DELETING
+        }
+    except (KubeError, ContractError) as e:
+        _logger.warning("a backup that is being deleted counts as one that is kept: %s", e)
+        return set()
+
+
+def _backups_of(raw: UncheckedObject) -> set[str]:
+    meta = raw["metadata"]
+    owners = {one["name"] for one in meta.get("ownerReferences") or [] if one.get("kind") == BACKUPS.kind}
+    return owners | {name for name in [(meta.get("labels") or {}).get(VELERO_BACKUP_LABEL)] if name}
+
+
+def _is_complete_in(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> bool:
+    try:
+        cr = kind.model.parse(raw)
+    except ContractError as e:
+        _logger.warning("its snapshot is not verified: %s", e)
+        return False
+    place = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
+    return cr.phase is Phase.COMPLETED and place == key and not cr.deleting
+
+
+async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, UncheckedObject, str]]:
+    """Yield all transfers that refer to a snapshot, with its ID."""
+    for kind in TRANSFER_KINDS.values():
+        async for raw in _list(client, kind.resource, namespace):
+            if found := _named_snapshot(raw, kind.verb):
+                yield kind, raw, found
+
+
+async def _list(
+    client: KubeClient, resource: Resource[UncheckedObject], namespace: str
+) -> AsyncIterator[UncheckedObject]:
+    """Yield all objects of a kind.
+
+    Raises:
+        ContractError: one is malformed: what it refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    async for page in client.pages(Selection(resource, namespace)):
+        if page.malformed:
+            raise ContractError(f"a {resource.kind} in namespace {namespace} is malformed")
+        for raw in page.items:
+            yield raw
+
+
+def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str:
+    """Return the ID of the kopia snapshot that the transfer refers to; empty if it does not.
+
+    Raises:
+        ContractError: the transfer is malformed.
+    """
+    status, spec = raw.get("status") or {}, raw.get("spec") or {}
+    try:
+        found = status.get("snapshotID") if verb is MoverVerb.BACKUP else spec.get("snapshotID")
+        ended = verb is MoverVerb.RESTORE and status.get("phase") in FINAL_PHASES
+    except (AttributeError, TypeError) as e:
+        raise _malformed(raw) from e
+    if not isinstance(found or "", str):
+        raise _malformed(raw)
+    return "" if ended else found or ""
+
+
+def _malformed(raw: UncheckedObject) -> ContractError:
+    return ContractError(f"{raw['kind']} {raw['metadata']['name']} is malformed")
+
 
 _REASON_LIMIT: Final = 500
 
@@ -125,3 +305,135 @@ def _describe(snapshot: ListedSnapshot, verdict: SnapshotVerdict, reason: str) -
         bytes=snapshot.size_bytes,
         command=f"kopia snapshot delete {snapshot.id} --delete" if verdict is SnapshotVerdict.UNREFERENCED else "",
     )
+
+
+SHOWN_UNREAD: Final = 3
+"""So many messages and names are shorter than the limit of a termination message."""
+
+_SOURCES: Final = (
+    re.compile(
+        rf"{DATA_UPLOAD_REQUESTER}/(?P<uploader>kopia|{BLOCK_DATA_MOVER})/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"
+    ),
+    # Its last part is the name of the PVC if the volume has one, else the volume's in its pod.
+    re.compile(rf"{POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
+)
+
+
+async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Termination:
+    """Write a line for each complete snapshot in the location, and return the SnapshotListing.
+
+    Raises:
+        AgentError: the location cannot be listed, or no repository in it can be.
+    """
+    location = await context.reader.location(spec.name)
+    output = JobOutput()
+    lister = _Lister(context, location, output)
+    names = spec.volume_namespaces or await lister.find_namespaces()
+    if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
+        raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
+    return build_success(output.seal(await lister.run(names)))
+
+
+class _Lister:
+    """Lists the repositories of a location to `output`."""
+
+    def __init__(self, context: PodContext, location: BackupStorageLocation, output: JobOutput) -> None:
+        self._context = context
+        self._location = location
+        self._output = output
+
+    async def find_namespaces(self) -> Sequence[str]:
+        with open_access(self._context) as access:
+            found = await list_volume_namespaces(access.context, self._location, access.tools)
+        if found is None:
+            raise RepositoryError(
+                f"BackupStorageLocation {self._location.name}: its folders cannot be listed in a storage of the "
+                f"provider {self._location.spec.provider}: name a namespace (-n)"
+            )
+        return [name for name in found if OBJECT_NAME.fullmatch(name)]
+
+    async def run(self, volume_namespaces: Sequence[str]) -> SnapshotListing:
+        counts: list[int] = []
+        unread: list[UnreadRepository] = []
+        for name in volume_namespaces:
+            try:
+                counts.append(await self._list(name))
+            except NotInitializedError:
+                _logger.info("there is no repository in the folder %s", name)
+            except StorageOutageError:
+                raise
+            except AgentError as e:
+                _logger.warning("cannot list the repository of namespace %s: %s", name, e)
+                unread.append(build_unread(name, e, self._context.redactor))
+        if unread and not counts:
+            raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
+        return SnapshotListing(
+            repositories=len(counts),
+            snapshots=sum(counts),
+            unread=unread[:SHOWN_UNREAD],
+            unread_count=len(unread),
+        )
+
+    async def _list(self, volume_namespace: str) -> int:
+        """Write the lines of one repository, and return how many there are."""
+        with open_access(self._context) as access, open_output(access.work_dir) as file:
+            repository = await access.resolve_namespace(self._location, volume_namespace)
+
+            async def read() -> KopiaAnswer:
+                attempted = f"{repository.description}: list snapshots"
+                answer = await repository.call(
+                    attempted, "snapshot", "list", "--all", "--json", output_fd=file.fileno()
+                )
+                return answer.check()
+
+            answer = await repository.open(read, read_only=True)
+            count = 0
+            for one in read_elements(answer, file, ListedSnapshot):
+                self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
+                count += 1
+            return count
+
+
+def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapshot:
+    """Return what the tags and the source of a snapshot in the repository of `volume_namespace` say.
+
+    A PVC of another namespace counts as none: who may write to one repository could name one of anybody else.
+    """
+    saved, named = (
+        claim if claim is not None and claim.namespace == volume_namespace else None
+        for claim in (one.claim, _claim_of(one.shown_source))
+    )
+    return StoredSnapshot(
+        id=one.id,
+        volume_namespace=volume_namespace,
+        source=one.shown_source,
+        requester=one.requester,
+        start=format_time(one.start_time),
+        bytes=one.size_bytes,
+        cluster=one.cluster,
+        backup=one.backup_name,
+        backup_volumes=one.backup_volumes,
+        backup_uid=one.backup_uid,
+        transfer_uid=one.transfer_uid,
+        claim=saved or named,
+        described=saved is not None,
+    )
+
+
+def _claim_of(source: str) -> SavedClaim | None:
+    """Return the PVC that the source of a snapshot names, of its spec only the volume mode; None: it names none."""
+    identity, _, path = source.partition(":")
+    if identity != IDENTITY:
+        return None
+    found: Mapping[str, str] = next((match.groupdict() for one in _SOURCES if (match := one.fullmatch(path))), {})
+    if not found or not all(OBJECT_NAME.fullmatch(name) for name in found.values()):
+        return None
+    # Only into such a volume can it be restored.
+    mode = VolumeMode.BLOCK if found.get("uploader") == BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
+    return SavedClaim(namespace=found["namespace"], name=found["claim"], volume_mode=str(mode))
+
+
+def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:
+    """Return the repository with the cause."""
+    lines = redactor.redact(str(error)).splitlines() or [""]
+    return UnreadRepository(volume_namespace=volume_namespace, message=lines[0])

@@ -28,7 +28,7 @@ from core.models.verification import (
 )
 from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
-from datamover.kopia.long_lists import open_output, read_elements
+from datamover.kopia.location_files import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import Repository
@@ -42,10 +42,9 @@ from datamover.kopia.verification import (
     is_damage,
     verify_snapshot,
 )
-from datamover.pod.cluster import PodContext
-from datamover.pod.references import read_backup_snapshots
+from datamover.pod.cluster import PodContext, RepositoryAccess, open_access
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.repository_access import RepositoryAccess, open_access
+from datamover.pod.snapshot_report import read_backup_snapshots
 
 __all__ = ["verify_snapshots"]
 

@@ -57,16 +57,14 @@ from datamover.kinds import (
     parse_settings,
     plan_of,
 )
-from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
+from datamover.kopia.backup_process import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
-from datamover.pod.fence import Fence, exit_fenced, read_fence_timeout
-from datamover.pod.follower import TransferFollower, WatchedTransfer
-from datamover.pod.mounts import check_mounted
+from datamover.pod.cluster import MoverTools, PodContext, check_mounted, resolve_repository
+from datamover.pod.follower import Fence, TransferFollower, WatchedTransfer, exit_fenced, read_fence_timeout
 from datamover.pod.reporting import (
     Reporter,
     Termination,

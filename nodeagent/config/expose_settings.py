@@ -29,7 +29,7 @@ from exposer.settings import (
 )
 from exposer.template import AgentTemplate, PlacementRule, PlacementRules
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
-from nodeagent.config.retries import build_retry_rules
+from nodeagent.config.own_keys import build_retry_rules
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.settings import Settings
 

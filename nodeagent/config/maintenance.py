@@ -26,6 +26,7 @@ from exposer.pods import JobSettings, is_reserved_label
 from exposer.template import Alternatives
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
+from nodeagent.config.own_keys import WindowKeys
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
 from nodeagent.config.schema import ConfigFinding, Location, show_key, sort_keys
 from nodeagent.config.value_types import (
@@ -38,7 +39,6 @@ from nodeagent.config.value_types import (
     expected,
     is_zero,
 )
-from nodeagent.config.window_keys import WindowKeys
 from nodeagent.config.windows import Window
 
 __all__ = [

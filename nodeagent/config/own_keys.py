@@ -1,47 +1,232 @@
-"""The keys of the configuration that Velero does not have, below the key `nodeagent.io`.
+"""The keys of the configuration that Velero does not have, below the key `nodeagent.io`: limits, windows, retries.
+
+Knows the keys, and the rules for each kind of transfer that follow from them. Does not know what an
+interruption is (`nodeagent.transfers.waiting`).
 
 They are under one key, so that none clashes with a later one of Velero's. Three older ones of ours are
 beside Velero's keys (`nodeagent.config.keys`).
 """
 
-from datetime import timedelta
-from typing import Final, Literal, Self
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from core.contract import BackupMover
 from core.kube.types import VolumeSource
+from core.models.phases import RetryRules
 from core.models.storage import BlockHash
-from core.models.transfer_settings import READY_SETS, Compression, Exclusions
+from core.models.transfer_settings import READY_SETS, BandwidthLimits, Compression, Exclusions
 from core.models.units import parse_duration, parse_quantity
 from exposer.settings import DEFAULT_EXCLUDED
-from nodeagent.config.bandwidth import BandwidthKeys
-from nodeagent.config.retries import RetryKeys
 from nodeagent.config.value_types import (
     AbsolutePath,
+    Duration,
     DurationText,
     HostName,
     KeyPrefix,
     MountPath,
     ObjectName,
+    OptionalDurationText,
     Pattern,
     QuantityText,
     Section,
     expected,
+    is_zero,
 )
-from nodeagent.config.window_keys import ScheduleText, TimeZoneName, WindowKeys
-from nodeagent.config.windows import VerificationPlan, Window, parse_schedule, parse_time_zone
+from nodeagent.config.windows import VerificationPlan, Window, is_open, parse_schedule, parse_time_zone
 
-__all__ = [
-    "OWN_KEY",
-    "CompressionKeys",
-    "ExcludeKeys",
-    "ExclusionKeys",
-    "NfsVolume",
-    "OwnKeys",
-    "RepositoryVolume",
-    "VerificationKeys",
-]
+__all__ = ["OWN_KEY", "BandwidthBudget", "BandwidthKeys", "OwnKeys", "WindowKeys", "build_retry_rules", "rules_of_kind"]
+
+
+def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """Return the validator of a string that `parse` accepts."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as e:
+            raise expected(f"{what} ({e})") from e
+        return text
+
+    return AfterValidator(check)
+
+
+ScheduleText = Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
+TimeZoneName = Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')]
+
+
+class WindowKeys(Section):
+    """One of `windows`."""
+
+    schedule: ScheduleText = Field(description="when the window opens, as in a CronJob", examples=["0 22 * * *"])
+    time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
+    duration: Duration = Field(description="how long it is open", examples=["8h"])
+
+    def to_window(self) -> Window:
+        """Return it for decisions."""
+        return Window(parse_schedule(self.schedule), parse_time_zone(self.time_zone), self.duration)
+
+
+_LEAST: Final = 100_000
+"""With less, a request of kopia's would time out before one of its blobs of 20 MB has passed."""
+
+
+def _check_rate(rate: int) -> int:
+    if 0 < rate < _LEAST:
+        raise expected(f"at least {_LEAST}, or 0: no limit")
+    return rate
+
+
+_Rate = Annotated[StrictInt, Field(ge=0, le=2**50), AfterValidator(_check_rate)]
+
+
+class BandwidthBudget(Section):
+    """A limit in each direction, as seen from the node; with windows, it holds in these alone."""
+
+    upload_bytes_per_second: _Rate = Field(
+        default=0, description="bytes per second that are sent; 0: no limit", examples=[50_000_000]
+    )
+    download_bytes_per_second: _Rate = Field(
+        default=0, description="bytes per second that are received; 0: no limit", examples=[50_000_000]
+    )
+    windows: tuple[WindowKeys, ...] = Field(
+        default=(),
+        description="when the limits hold; without one: always",
+        examples=[[{"schedule": "0 8 * * 1-5", "timeZone": "Europe/Berlin", "duration": "10h"}]],
+    )
+
+    def at(self, moment: datetime) -> BandwidthLimits:
+        """Return the limits that hold at `moment`."""
+        if self.windows and not is_open([one.to_window() for one in self.windows], moment):
+            return BandwidthLimits()
+        return BandwidthLimits(
+            upload_bytes_per_second=self.upload_bytes_per_second,
+            download_bytes_per_second=self.download_bytes_per_second,
+        )
+
+
+class BandwidthKeys(Section):
+    """The value of `nodeagent.io.bandwidth`."""
+
+    per_mover: BandwidthBudget = Field(
+        default_factory=BandwidthBudget,
+        description="limits of each data mover",
+        examples=[{"uploadBytesPerSecond": 20_000_000}],
+    )
+    per_node: BandwidthBudget = Field(
+        default_factory=BandwidthBudget,
+        description="limits that all data movers of a node share",
+        examples=[{"uploadBytesPerSecond": 100_000_000}],
+    )
+    per_location: dict[str, BandwidthBudget] = Field(
+        default_factory=dict,
+        description="limits on each node that its data movers share which use a BackupStorageLocation, by its name",
+        examples=[{"default": {"downloadBytesPerSecond": 50_000_000}}],
+    )
+
+
+_Kind = Literal["DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore"]
+
+_MOST_RETRIES: Final = 100
+"""An annotation has the attempts, and each starts a pod."""
+
+_LARGEST_FACTOR: Final = 10
+
+
+def _check_limit(text: str) -> str:
+    if text and is_zero(text):
+        raise expected('more than 0, such as "8Gi"')
+    return text
+
+
+_Retries = Annotated[StrictInt, Field(ge=0, le=_MOST_RETRIES)]
+_Factor = Annotated[float, Field(strict=True, ge=1, le=_LARGEST_FACTOR, allow_inf_nan=False)]
+_Limit = Annotated[QuantityText, AfterValidator(_check_limit)]
+
+
+class RetryOverrides(Section):
+    """An entry of `perKind`: what differs for one kind."""
+
+    enabled: StrictBool | None = Field(default=None, description="enabled of this kind", examples=[False])
+    max_retries: _Retries | None = Field(default=None, description="maxRetries of this kind", examples=[5])
+    initial_backoff: DurationText | None = Field(
+        default=None, description="initialBackoff of this kind", examples=["1m"]
+    )
+    max_backoff: DurationText | None = Field(default=None, description="maxBackoff of this kind", examples=["30m"])
+    deadline: OptionalDurationText | None = Field(default=None, description="deadline of this kind", examples=["8h"])
+    oom_memory_factor: _Factor | None = Field(default=None, description="oomMemoryFactor of this kind", examples=[2])
+    oom_memory_limit_max: _Limit | None = Field(
+        default=None, description="oomMemoryLimitMax of this kind", examples=["16Gi"]
+    )
+
+
+class RetryKeys(Section):
+    """The value of `nodeagent.io.retry`."""
+
+    enabled: StrictBool = Field(
+        default=True,
+        description="give an interrupted transfer another attempt; false: it is Failed, as in Velero",
+        examples=[False],
+    )
+    max_retries: _Retries = Field(default=3, description="how many more attempts a transfer gets at most", examples=[5])
+    initial_backoff: DurationText = Field(
+        default="30s",
+        description="delay of the second attempt after the interruption; each further one is delayed for twice as long",
+        examples=["1m"],
+    )
+    max_backoff: DurationText = Field(
+        default="10m", description="longest delay, also where initialBackoff is longer", examples=["30m"]
+    )
+    deadline: OptionalDurationText = Field(
+        default="",
+        description='age of a transfer from which it is not retried; "0": none; empty: "4h" if it has an owner, '
+        "which is as long as a Velero server waits by default, and else none",
+        examples=["8h"],
+    )
+    oom_memory_factor: _Factor = Field(
+        default=1.5,
+        description="factor of the memory limit and request of a data mover after each one that ran out of memory; no "
+        "effect without podResources.memoryLimit",
+        examples=[2],
+    )
+    oom_memory_limit_max: _Limit = Field(
+        default="",
+        description="largest memory limit that results from the factor; empty: four times podResources.memoryLimit",
+        examples=["8Gi"],
+    )
+    per_kind: dict[_Kind, RetryOverrides] = Field(
+        default_factory=dict,
+        description="other values for some kinds of transfers",
+        examples=[{"DataUpload": {"maxRetries": 5}}],
+    )
+
+
+def build_retry_rules(retry: RetryKeys, *, velero_server: bool) -> dict[str, RetryRules]:
+    """Return the rules for each kind, such as `DataUpload`.
+
+    Args:
+        retry: the active configuration.
+        velero_server: whether a Velero server waits for the transfers, which is no longer than its item timeout.
+    """
+    return {kind: rules_of_kind(retry, kind, velero_server=velero_server) for kind in get_args(_Kind)}
+
+
+def rules_of_kind(retry: RetryKeys, kind: str, *, velero_server: bool) -> RetryRules:
+    """Return the rules for one kind, such as `DataUpload`; arguments as for `build_retry_rules`."""
+    own: RetryOverrides | None = dict(retry.per_kind).get(kind)  # type: ignore[call-overload] # any kind may be asked for
+    deadline = RetryRules.deadline if velero_server else None
+    chosen = retry if own is None else retry.model_copy(update=own.model_dump(exclude_none=True))
+    return RetryRules(
+        enabled=chosen.enabled,
+        max_retries=chosen.max_retries,
+        initial_backoff=parse_duration(chosen.initial_backoff),
+        max_backoff=parse_duration(chosen.max_backoff),
+        deadline=(parse_duration(chosen.deadline) or None) if chosen.deadline else deadline,
+        oom_memory_factor=chosen.oom_memory_factor,
+        oom_memory_limit_max=chosen.oom_memory_limit_max,
+    )
 
 
 class CompressionKeys(Section):

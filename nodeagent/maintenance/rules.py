@@ -1,6 +1,8 @@
 """The rules of maintenance: when a repository is maintained, under which name, and with how much memory.
 
 Pure functions over a frozen view. What runs, quick or full, is decided in the pod, which sees kopia's own schedule.
+
+Pure.
 """
 
 import hashlib
@@ -14,7 +16,18 @@ from msgspec.structs import replace
 
 from core.contract import FOREIGN_INTERVALS, MaintenanceMode
 from core.kube.types import ResourceRequirements
-from core.models.storage import BackupStorageLocation, MaintenanceEntry, MaintenanceOutcome
+from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_CREATED_ANNOTATION, REPOSITORY_ID_ANNOTATION
+from core.models.storage import (
+    FULL_INTERVAL_KEY,
+    FULL_INTERVAL_SECONDS,
+    BackupRepository,
+    BackupStorageLocation,
+    MaintenanceEntry,
+    MaintenanceOutcome,
+    RepositoryKey,
+    RepositoryPhase,
+)
+from core.models.units import parse_duration
 from nodeagent.config.windows import Window, is_open, next_start
 from nodeagent.maintenance.record import FULLS_AFTER_CHANGE, MaintenanceRecord
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -28,12 +41,18 @@ __all__ = [
     "count_failures",
     "decide_maintenance",
     "decide_memory",
+    "frequency_of",
+    "full_interval_of",
     "is_full_incomplete",
     "is_report_due",
     "job_name",
+    "key_of",
     "location_state",
     "merge_history",
+    "record_of",
     "slot_of",
+    "view_of",
+    "was_ready",
 ]
 
 _SERVER_GONE: Final = timedelta(hours=1)
@@ -382,3 +401,56 @@ def decide_memory(record: MaintenanceRecord, *, may_be_full: bool, most_bytes: i
 
 def _request_bytes(peak_bytes: int, first_bytes: int) -> int:
     return peak_bytes * 13 // 10 if peak_bytes else first_bytes
+
+
+_DEFAULT_FREQUENCY: Final = timedelta(hours=1)
+
+
+def record_of(repository: BackupRepository) -> MaintenanceRecord:
+    """Return the record in the repository's annotation."""
+    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
+
+
+def key_of(repository: BackupRepository) -> RepositoryKey:
+    """Return the identity of the repository."""
+    return RepositoryKey(repository.spec.volume_namespace, repository.spec.backup_storage_location)
+
+
+def was_ready(repository: BackupRepository) -> bool:
+    """Return whether the repository was Ready at some time."""
+    meta, status = repository.metadata, repository.status
+    ready = status.last_maintenance_time is not None or status.phase is RepositoryPhase.READY
+    return ready or REPOSITORY_ID_ANNOTATION in meta.annotations
+
+
+def frequency_of(repository: BackupRepository) -> timedelta:
+    """Return how often maintenance may run; an hour if that is invalid or not positive."""
+    try:
+        frequency = parse_duration(repository.spec.maintenance_frequency)
+    except ValueError:
+        return _DEFAULT_FREQUENCY
+    return frequency if frequency > timedelta() else _DEFAULT_FREQUENCY
+
+
+def full_interval_of(repository: BackupRepository) -> timedelta | None:
+    """Return the interval that a repository of ours gets; None: the one of any other is left as it is."""
+    wanted = repository.spec.repository_config.get(FULL_INTERVAL_KEY, "")
+    if repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) != "true" or not wanted:
+        return None
+    seconds = FULL_INTERVAL_SECONDS.get(wanted)
+    return timedelta(seconds=seconds) if seconds else None
+
+
+def view_of(repository: BackupRepository, now: datetime) -> MaintenanceView:
+    """Return the view of a decision, with what the repository says; the rest has its defaults."""
+    meta, status = repository.metadata, repository.status
+    return MaintenanceView(
+        now=now,
+        created_at=meta.creation_timestamp or now,
+        frequency=frequency_of(repository),
+        last_maintenance=status.last_maintenance_time,
+        entries=tuple(status.recent_maintenance),
+        record=record_of(repository),
+        ready_once=was_ready(repository),
+        new_full_interval=full_interval_of(repository),
+    )

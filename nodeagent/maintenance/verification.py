@@ -23,9 +23,9 @@ from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_
 from nodeagent.maintenance.rules import Decision, Hold, LocationState
 
 __all__ = [
-    "Copy",
     "RepositoryVerification",
     "VerificationView",
+    "VerifiedCopy",
     "after_job",
     "before",
     "choose_shares",
@@ -231,7 +231,7 @@ def proves(record: RepositoryVerification, completed: datetime, last: Verificati
 
 
 @dataclass(frozen=True)
-class Copy:
+class VerifiedCopy:
     """A copy of a volume, by names that people know; `found` is what was found out about it, None: nothing."""
 
     namespace: str
@@ -254,9 +254,9 @@ class Copy:
         return self.last is not None and self.last.passed
 
 
-def describe_damage(copies: Iterable[Copy]) -> list[str]:
+def describe_damage(copies: Iterable[VerifiedCopy]) -> list[str]:
     """Return a text for each volume with a damaged copy: its files, and the newest copies that are still right."""
-    volumes: dict[tuple[str, str], list[Copy]] = {}
+    volumes: dict[tuple[str, str], list[VerifiedCopy]] = {}
     for copy in copies:
         volumes.setdefault((copy.namespace, copy.volume), []).append(copy)
     texts = []

@@ -17,7 +17,7 @@ from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.phases import RUNNING_PHASES
 from core.models.transfer_settings import BandwidthLimits
 from core.models.transfers import Transfer
-from nodeagent.config.bandwidth import BandwidthKeys
+from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import BANDWIDTH_LIMIT
 from nodeagent.node.cache import TransferCache

@@ -14,7 +14,7 @@ from client.backups.deletion_report import BackupDeletion
 from client.backups.files import FileList
 from client.collections.models import Backup, BackupList, Restore, RestoreList
 from client.repository_view import RepositoryList
-from client.restores.stored import StoredList
+from client.restores.sources import StoredList
 from client.schedules.store import ScheduleList
 from client.status.view import StatusView
 from client.verifications.report import VerificationReport

@@ -53,7 +53,7 @@ _RARE = {
     "delete jobs": ("only beyond the Jobs to keep", f"{_STEPS}::test_as_many_finished_jobs_are_kept_as_configured"),
     "list backups": (
         "only for the snapshot report",
-        "tests/datamover/pod/test_references.py::test_backups_refer_by_their_status_and_restores_until_they_have_ended",
+        "tests/datamover/pod/test_snapshot_report_references.py::test_backups_refer_by_their_status_and_restores_until_they_have_ended",
     ),
     "get backups": (
         "only for an interrupted PodVolumeBackup that a Backup owns",

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from client.install.objects import resource_of
+from client.install.options import resource_of
 from core.kube.resources import NAMESPACES
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission

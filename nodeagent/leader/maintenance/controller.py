@@ -21,9 +21,8 @@ from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
-from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob
-from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete
+from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete, record_of
 from nodeagent.metrics.table import (
     CONTENTS,
     INDEX_BLOBS,

@@ -17,10 +17,9 @@ from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceO
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
 from nodeagent.leader.context import Cluster
-from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
-from nodeagent.maintenance.rules import merge_history
+from nodeagent.maintenance.rules import merge_history, record_of
 from nodeagent.metrics.table import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 
 __all__ = ["HistoryWriter", "starts_of"]

@@ -24,10 +24,15 @@ from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, STEP_SECONDS, JobAttendant
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
-from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
-from nodeagent.maintenance.facts import frequency_of, key_of, record_of, view_of
+from nodeagent.leader.maintenance.jobs import (
+    LOOK_AGAIN_SECONDS,
+    STEP_SECONDS,
+    JobAttendant,
+    JobRequest,
+    PodRejectedError,
+    create_job,
+)
 from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
 from nodeagent.maintenance.rules import (
@@ -37,10 +42,14 @@ from nodeagent.maintenance.rules import (
     count_failures,
     decide_maintenance,
     decide_memory,
+    frequency_of,
     is_report_due,
     job_name,
+    key_of,
     location_state,
+    record_of,
     slot_of,
+    view_of,
 )
 from nodeagent.metrics.table import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch

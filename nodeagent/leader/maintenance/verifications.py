@@ -48,10 +48,16 @@ from core.redact import redact
 from exposer.pod_status import parse_pod_end
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, START_SECONDS, STEP_SECONDS, explain_start
-from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_verification
+from nodeagent.leader.maintenance.jobs import (
+    LOOK_AGAIN_SECONDS,
+    START_SECONDS,
+    STEP_SECONDS,
+    JobRequest,
+    PodRejectedError,
+    create_verification,
+    explain_start,
+)
 from nodeagent.leader.maintenance.steps import MaintenanceSources
-from nodeagent.maintenance.facts import key_of, record_of, was_ready
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
     count_running,
@@ -62,11 +68,11 @@ from nodeagent.maintenance.jobs import (
     verifications_of,
 )
 from nodeagent.maintenance.record import FailureCause
-from nodeagent.maintenance.rules import Decision, Hold, decide_memory, location_state
+from nodeagent.maintenance.rules import Decision, Hold, decide_memory, key_of, location_state, record_of, was_ready
 from nodeagent.maintenance.verification import (
-    Copy,
     RepositoryVerification,
     VerificationView,
+    VerifiedCopy,
     after_job,
     before,
     choose_shares,
@@ -366,14 +372,14 @@ class VerificationSteps:
             await self._cluster.events.record(repository, reason, redact(message), warning=True)
 
 
-def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> Copy:
+def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
     meta, created = cr.metadata, cr.metadata.creation_timestamp
     owners = (owner.name for owner in meta.owner_references if owner.kind == BACKUPS.kind)
     backup = meta.annotations.get(BACKUP_ANNOTATION) or next(owners, "")
     name = f"backup {backup}" if backup else f"{cr.kind_name} {cr.name}"
     if created is not None:
         name += f" of {format_time(created)}"
-    return Copy(
+    return VerifiedCopy(
         cr.repository_namespace,
         cr.source_claim or cr.name,
         f"{name} in location {cr.spec.backup_storage_location}",

@@ -11,7 +11,7 @@ import pytest
 
 from client.cli import collection_commands, restore, restore_create, stored
 from client.collections.models import RestoreList
-from client.restores.stored import StoredList
+from client.restores.sources import StoredList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from client.cli import collection_commands, job_tools, restore_create
-from core.models.transfer_settings import PlannedEntries, RestorePlan
+from core.models.transfer_settings import InPlacePlan, PlannedEntries
 from tests.client.support.commands import Shell, reach
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA
@@ -54,7 +54,7 @@ def test_the_plan_is_shown_and_asked_for(shell: _Shell, monkeypatch: pytest.Monk
     assert transfer["spec"]["targetVolume"]["pv"] == "pv-1"
 
 
-PLAN = RestorePlan(
+PLAN = InPlacePlan(
     to_write=PlannedEntries(files=1200, bytes=5 << 30, directories=3, names=["a/one", "b", "c/two", "d"]),
     to_set=PlannedEntries(files=1, bytes=10, names=["secret"]),
     equal=PlannedEntries(files=34, bytes=1 << 20, names=["e"]),

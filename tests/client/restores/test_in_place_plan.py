@@ -15,14 +15,14 @@ from client.restores.sources import RestoreError
 from core.kube.errors import UnreachableError
 from core.kube.resources import JOBS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
-from core.models.transfer_settings import InPlace, PlannedEntries, RestorePlan
+from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
 from tests.client.support.in_place_scene import InPlaceScene
 from tests.client.support.restore_scene import DATA, saved
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 
-PLAN = RestorePlan(to_write=PlannedEntries(files=3, bytes=7, names=["a", "b", "c"]))
+PLAN = InPlacePlan(to_write=PlannedEntries(files=3, bytes=7, names=["a", "b", "c"]))
 
 
 class Command:
@@ -110,7 +110,7 @@ async def test_without_a_yes_the_snapshot_goes_too() -> None:
 
 
 async def test_a_deletion_that_the_restore_would_refuse_is_an_error_before_anything_is_changed() -> None:
-    scene = InPlaceScene().with_controllers(RestorePlan(refusal="snapshot s1 lacks 2 files"))
+    scene = InPlaceScene().with_controllers(InPlacePlan(refusal="snapshot s1 lacks 2 files"))
     with pytest.raises(RestoreError, match=r"PVC app/data: snapshot s1 lacks 2 files \(--delete-extra-files\)"):
         await Command(scene).run(delete_extra_files=True)
     assert_untouched(scene)

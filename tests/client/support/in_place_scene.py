@@ -10,7 +10,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.kube.transport import Request, Response
-from core.models.transfer_settings import PLAN_LINE, EndedPlan, RestorePlan
+from core.models.transfer_settings import PLAN_LINE, EndedPlan, InPlacePlan
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.job_output import seal
 from tests.support.objects import JsonDict
@@ -93,7 +93,7 @@ class InPlaceScene(RestoreScene):
             spec = volume["spec"] | {"claimRef": reference | {"uid": claim["metadata"]["uid"]}}
             self.kube.put(volume | {"spec": spec})
 
-    def with_controllers(self, plan: RestorePlan | None) -> Self:
+    def with_controllers(self, plan: InPlacePlan | None) -> Self:
         """Return the scene, where snapshots become ready and Jobs end with this plan; None: they fail."""
         inner = self.kube.request
 
@@ -121,7 +121,7 @@ class InPlaceScene(RestoreScene):
                 self._put("VolumeSnapshotContent", content, version, spec=spec | {"source": {}}, status=status)
             self.kube.put(snapshot | {"status": {"readyToUse": True, "boundVolumeSnapshotContentName": content}})
 
-    def _end_jobs(self, plan: RestorePlan | None) -> None:
+    def _end_jobs(self, plan: InPlacePlan | None) -> None:
         pods = {one["metadata"]["name"] for one in self.kube.objects(PODS)}
         for job in self.kube.objects(JOBS):
             name = f"{job['metadata']['name']}-x"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from client.ui.details import Details
-from client.ui.live import Live
+from client.ui.live import Details, Live
 from client.ui.server import Pages, serve
 from core.clock import Clock, SystemClock
 from tests.client.support.status_scene import StatusScene

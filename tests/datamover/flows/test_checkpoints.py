@@ -13,7 +13,7 @@ from core.contract import VolumeMode
 from core.errors import CanceledError, KopiaError
 from datamover.data_path.attempts import inherit
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.kopia.graceful_stop import GracefulStop
+from datamover.kopia.backup_process import GracefulStop
 from datamover.kopia.repository import Repository
 from datamover.runtime.cancellation import Canceler
 from datamover.runtime.signals import StopSignal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datamover.arguments import LocalBackup
-from datamover.kopia.endless import EndlessFiles
+from datamover.kopia.stalls import EndlessFiles
 from datamover.local.command import LocalMover
 from tests.datamover.support.backup_movers import BACKUP_VERB, plain_only
 from tests.datamover.support.mounts import need_root

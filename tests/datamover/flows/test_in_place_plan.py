@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from core.models.transfer_settings import Exclusions, InPlace, RestorePlan
+from core.models.transfer_settings import Exclusions, InPlace, InPlacePlan
 from datamover.data_path.in_place_plan import RestorePlanner
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 BOTH = InPlace(incremental=True, delete_extra_files=True)
 
 
-async def _plan(repository: Repository, snapshot_id: str, volume: Path, rule: InPlace = BOTH) -> RestorePlan:
+async def _plan(repository: Repository, snapshot_id: str, volume: Path, rule: InPlace = BOTH) -> InPlacePlan:
     found = await repository.open(partial(read_snapshot, repository, snapshot_id), read_only=True)
     return await RestorePlanner(repository, found, volume, rule, restore_data_path()).plan()
 

@@ -11,7 +11,7 @@ import pytest
 
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.transfer_settings import Exclusions, InPlace
-from datamover.data_path import in_place, units
+from datamover.data_path import in_place, stage
 from datamover.kopia.repository import Repository
 from tests.datamover.flows.test_in_place import INCREMENTAL, RULES, add, change, restore_in_place, snapshot
 from tests.datamover.support.mounts import mounted, need_root
@@ -32,7 +32,7 @@ async def test_large_directories_are_restored_in_several_runs_of_kopia(
     snapshot_id = await snapshot(mover_repository, volume)
     change(volume)
     extra = add(volume)
-    monkeypatch.setattr(units, "_RUN_UNITS", 7)
+    monkeypatch.setattr(stage, "_RUN_UNITS", 7)
     monkeypatch.setattr(in_place, "_WHOLE_ENTRIES", 2)
     await restore_in_place(mover_repository, snapshot_id, volume, rule)
     assert not any(os.path.lexists(volume / name) for name in extra)

@@ -10,8 +10,7 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
-from datamover.pod.api_transport import PodTransport, pod_transport
-from datamover.pod.http import HostPort
+from datamover.pod.api_transport import HostPort, PodTransport, pod_transport
 from tests.support.sockets import free_port
 from tests.testbed.pki import Authority
 

@@ -16,7 +16,7 @@ from core.kube.resources import EVENTS
 from core.kube.retry import Retry
 from datamover.kopia.progress import Direction, Meter
 from datamover.pod.reporting import Reporter
-from datamover.pod.snapshot_list import SHOWN_UNREAD
+from datamover.pod.snapshot_report import SHOWN_UNREAD
 from tests.support.clock import NOON, LoopClock
 from tests.support.fakekube import FakeKube
 

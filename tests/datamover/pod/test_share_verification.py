@@ -20,9 +20,9 @@ from core.models.verification import (
     VerifiedSnapshot,
 )
 from core.mover_specs import VerifySnapshots
-from datamover.kopia.long_lists import read_elements
+from datamover.kopia.location_files import read_elements
 from datamover.pod import snapshot_verification
-from datamover.pod.storage_commands import run_storage_command
+from datamover.pod.command import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.support.fakekube import FakeKube

@@ -201,7 +201,7 @@ async def test_the_bucket_is_not_read_when_the_cluster_names_every_snapshot(bed:
 async def test_the_files_of_many_backups_are_read_though_one_is_missing(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datamover.kopia.backup_files._FILES_A_CALL", 4)
+    monkeypatch.setattr("datamover.kopia.location_files._FILES_A_CALL", 4)
     named = bed.snapshot(_FOREIGN)
     for number in range(5):
         folder = put_backup(bed.prefix, f"b-{number}", f"uid-{number}", moved=(named,) if number == 4 else ())

@@ -18,9 +18,8 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.logs import set_up_logging
 from datamover.arguments import LogOptions, PodOptions
-from datamover.pod.api_transport import PodTransport
+from datamover.pod.api_transport import HostPort, PodTransport
 from datamover.pod.cluster import PodContext
-from datamover.pod.http import HostPort
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal

@@ -11,8 +11,7 @@ from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
-from nodeagent.config.current import CurrentConfig
-from nodeagent.config.live import ConfigAnnouncer
+from nodeagent.config.current import ConfigAnnouncer, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, describe_difference
 from tests.nodeagent.support.board import FakeBoard

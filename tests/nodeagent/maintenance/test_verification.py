@@ -10,9 +10,9 @@ from core.models.verification import SHARES, Verification, VerificationOutcome, 
 from nodeagent.config.windows import VerificationPlan, Window, parse_time_zone
 from nodeagent.maintenance.rules import Hold, LocationState
 from nodeagent.maintenance.verification import (
-    Copy,
     RepositoryVerification,
     VerificationView,
+    VerifiedCopy,
     after_job,
     before,
     choose_shares,
@@ -150,12 +150,12 @@ def test_damage_stays_until_all_was_read_again() -> None:
     assert (right.outcome, right.damaged, right.damaged_at) == (_PASSED, [], None)
 
 
-def _copy(volume: str, day: int, outcome: VerificationOutcome | None, *, last: bool | None = None) -> Copy:
+def _copy(volume: str, day: int, outcome: VerificationOutcome | None, *, last: bool | None = None) -> VerifiedCopy:
     found = (
         None if outcome is None else VerifiedSnapshot(id="k1", outcome=outcome, faults=["db/wal: invalid\nchecksum"])
     )
     verified = None if last is None else Verification(at=NOW, outcome=_PASSED if last else _FAILED)
-    return Copy("shop", volume, f"backup {volume}-{day}", NOW + day * DAY, found, verified)
+    return VerifiedCopy("shop", volume, f"backup {volume}-{day}", NOW + day * DAY, found, verified)
 
 
 def test_damage_names_volumes_files_and_the_copies_that_are_right() -> None:

@@ -14,7 +14,7 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
-from nodeagent.config.bandwidth import BandwidthKeys
+from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.metrics.registry import Metrics
 from nodeagent.node.bandwidth import NodeBandwidth, share_limits
 from nodeagent.node.cache import TransferCache

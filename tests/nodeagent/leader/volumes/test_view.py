@@ -13,9 +13,8 @@ from core.kube.retry import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from core.models.retention import RetentionReport
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.coverage import CoverageReader
 from nodeagent.leader.volumes.plans import PlanReader
-from nodeagent.leader.volumes.view import VolumeView
+from nodeagent.leader.volumes.view import CoverageReader, VolumeView
 from nodeagent.metrics.registry import Metrics
 from tests.nodeagent.leader.volumes.test_plans import NOW, an_object, deletions
 from tests.nodeagent.leader.volumes.test_states import backup

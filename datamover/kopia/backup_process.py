@@ -1,0 +1,337 @@
+"""kopia's process of a backup: `mover-backup` opens the repository once, and a stop leaves time to save a checkpoint.
+
+`mover-backup` and `block-write` offer what the repository has of a source, wait, and back it up. `block-read` writes a
+snapshot to a device. Knows the lines that both sides write. Does not know what is decided
+(`datamover.data_path.snapshot_runs`).
+Source: tools/kopia/program (backup.go, block_write.go, block_read.go).
+
+Knows how much time, and what the signal does with and without a kopia that can save one. A cancel request needs
+nothing of this: it cancels the transfer at once, also during that time.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from core.contract import CANCELED_ENDING, MOVER_GRACE
+from core.errors import CanceledError, ConfigError, FencedError, KopiaError
+from core.models.base import JsonDict
+from core.models.units import format_duration
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
+from datamover.kopia.progress import Meter
+from datamover.kopia.snapshots import unpin_snapshot
+from datamover.kopia.stalls import read_duration
+from datamover.runtime.cancellation import Canceler, run_in_background
+from datamover.runtime.signals import StopSignal
+
+__all__ = [
+    "GracefulStop",
+    "MoverBackup",
+    "Offer",
+    "device_flags",
+    "keep_checkpoint",
+    "read_blocks",
+    "read_checkpoint_grace",
+]
+
+_KEPT_LINES: Final = 40
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a repository has of a source: all snapshots, the effective policy, and the source's own, None without one.
+
+    The oldest snapshot is the first; each is as kopia lists it. `unique_id` is the repository's.
+    """
+
+    unique_id: str
+    snapshots: tuple[JsonDict, ...]
+    policy: JsonDict
+    defined: JsonDict | None
+
+
+class MoverBackup:
+    """One run of a subcommand for a source, in kopia's format `user@host:path`.
+
+    `files` are without input and output. `command` is `mover-backup`, or `block-write` with its flags for the device.
+    Who opens it must end it.
+    """
+
+    def __init__(
+        self,
+        kopia: Kopia,
+        target: str,
+        attempted: str,
+        *,
+        files: KopiaFiles,
+        listener: Listener,
+        meter: Meter,
+        command: Sequence[str] = ("mover-backup",),
+    ) -> None:
+        self._kopia = kopia
+        self._arguments = [*command, f"--source={target}"]
+        self._attempted = attempted
+        self._files = files
+        self._listener = listener
+        self._meter = meter
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._child: asyncio.Task[KopiaAnswer] | None = None
+        self._decision_fd = -1
+        self._offered: asyncio.Future[Offer] | None = None
+        self._result: JsonDict = {}
+
+    @property
+    def offer(self) -> Offer:
+        """What the repository has, once it is open."""
+        if self._offered is None:
+            raise RuntimeError("kopia was not started")
+        return self._offered.result()
+
+    @property
+    def result(self) -> JsonDict:
+        """What kopia says about the backup besides its snapshot; empty before its end."""
+        return self._result
+
+    async def open(self) -> KopiaAnswer:
+        """Start kopia, and return its answer so far once it has opened the repository, or its only one.
+
+        Raises:
+            DataPathError: it cannot be started or confined.
+        """
+        await self.end()
+        loop = asyncio.get_running_loop()
+        offered = self._offered = loop.create_future()
+        decided_fd, self._decision_fd = os.pipe()
+        files = replace(self._files, stdin_fd=decided_fd, on_output=self._take_output)
+        child = loop.create_task(
+            self._kopia.move_data(self._attempted, *self._arguments, files=files, listener=self), name="mover-backup"
+        )
+        # A decision that kopia does not read fails then.
+        child.add_done_callback(lambda _: os.close(decided_fd))
+        self._child = child
+        both: set[asyncio.Future[object]] = {child, offered}  # type: ignore[arg-type] # only their end matters
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return child.result() if child.done() else KopiaAnswer(self._attempted, 0, b"", list(self._lines))
+
+    async def carry_out(self, decision: JsonDict) -> KopiaAnswer:
+        """Have kopia back up as is decided, and return its answer, whose output is the snapshot's manifest.
+
+        Cancellation kills kopia, which then saves nothing.
+        """
+        if self._child is None:
+            raise RuntimeError("kopia was not started")
+        document, fd = json.dumps(decision).encode(), self._decision_fd
+        async with run_in_background(lambda _: _write_all(fd, document), name="decision"):
+            answer = await self._child
+        output = json.dumps(self._result["snapshot"]).encode() if self._result else b""
+        return replace(answer, output=output)
+
+    async def end(self) -> None:
+        """Kill kopia if it still runs."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.cancel()
+        await asyncio.wait({child})
+        if not child.cancelled():
+            child.exception()
+        os.close(self._decision_fd)
+
+    def take_progress(self, line: str) -> str:
+        """Parse when kopia begins the snapshot; return the line."""
+        return self._listener.take_progress(line)
+
+    def keep(self, line: str) -> None:
+        """Keep a line of its errors, and pass it on."""
+        self._lines.append(line)
+        self._listener.keep(line)
+
+    def _take_output(self, line: str) -> None:
+        key, value = _parse(line)
+        match key:
+            case "offer":
+                if self._offered is not None and not self._offered.done():
+                    offer = Offer(
+                        value["unique_id"], tuple(value["snapshots"] or ()), value["policy"], value["defined"]
+                    )
+                    self._offered.set_result(offer)
+            case "progress":
+                self._meter.take_report(value)
+            case "result":
+                self._result = value
+
+
+async def read_blocks(
+    kopia: Kopia, attempted: str, *arguments: str, device_fd: int, listener: Listener, meter: Meter
+) -> KopiaAnswer:
+    """Return the answer of `block-read` with these arguments, whose output is what it did to the device.
+
+    Cancellation kills kopia, which leaves the device as it is then.
+
+    Raises:
+        DataPathError: it cannot be started or confined.
+    """
+    results: list[JsonDict] = []
+
+    def take(line: str) -> None:
+        match _parse(line):
+            case "progress", value:
+                meter.take_report(value)
+            case "result", value:
+                results.append(value)
+
+    files = KopiaFiles(inherited_fd=device_fd, on_output=take)
+    answer = await kopia.move_data(attempted, "block-read", *arguments, files=files, listener=listener)
+    return replace(answer, output=json.dumps(results[-1]).encode() if results else b"")
+
+
+def device_flags(device_fd: int, size_bytes: int) -> list[str]:
+    """Return the flags for an open device, which is inherited, of that size."""
+    return [f"--device-fd={device_fd}", f"--device-size={size_bytes}"]
+
+
+def _parse(line: str) -> tuple[str, JsonDict]:
+    """Return key and value of a line; a kopia that is killed may leave a part of one, which is ignored."""
+    try:
+        ((key, value),) = json.loads(line).items()
+    except ValueError:
+        return "", {}
+    return key, value
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    # kopia may have ended: its answer says why.
+    with suppress(BrokenPipeError):
+        while content:
+            content = content[os.write(fd, content) :]
+
+
+_logger = logging.getLogger(__name__)
+
+_VARIABLE: Final = "DATA_MOVER_CHECKPOINT_GRACE"
+"""Inherited by mover pods from the node agent's DaemonSet."""
+
+_DEFAULT: Final = timedelta(seconds=25)
+"""kopia writes out what it holds: up to 21 MB for each file that it reads in parallel, and the index blobs. The rest of
+the pod's grace period is for the end of the mover itself."""
+
+
+def read_checkpoint_grace(environment: Mapping[str, str]) -> timedelta:
+    """Return how long kopia may save a checkpoint, from `DATA_MOVER_CHECKPOINT_GRACE`, such as 10s; 0 means not at all.
+
+    Raises:
+        ConfigError: its value is not a duration, negative, or not less than the grace period of a mover pod.
+    """
+    grace = read_duration(environment, _VARIABLE, _DEFAULT)
+    if grace >= MOVER_GRACE:
+        limit = f"must be less than the grace period of the pod, {format_duration(MOVER_GRACE)}"
+        raise ConfigError(f'{_VARIABLE}: {limit}: "{environment[_VARIABLE]}"')
+    return grace
+
+
+class GracefulStop:
+    """What a signal does to a transfer: cancels it, after `grace` if a kopia runs that can save a checkpoint."""
+
+    def __init__(self, canceler: Canceler, grace: timedelta, announce: Callable[[CanceledError], None]) -> None:
+        """Cancel the transfer through `canceler`.
+
+        Args:
+            canceler: takes the request when there is nothing to wait for, or the time is over.
+            grace: how long kopia gets; zero: no time.
+            announce: is called with the error to end with, should this process be killed before.
+        """
+        self._canceler = canceler
+        self._grace = grace
+        self._announce = announce
+        self._running = False
+        self._signaled = asyncio.Event()
+        self._interrupted = False
+        self._stopped = ""
+
+    @property
+    def signaled(self) -> bool:
+        """Whether a signal arrived while kopia could save a checkpoint."""
+        return self._signaled.is_set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the transfer ends without a cancel request or a failure, so that another attempt may follow."""
+        return self._interrupted or isinstance(self._canceler.error, FencedError)
+
+    def listen(self, stop: StopSignal) -> None:
+        """Take the signals of this process; the first one counts."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            loop.call_soon_threadsafe(self._take, stop.reason)
+
+        stop.listen(on_signal)
+
+    @property
+    def terminate(self) -> asyncio.Event:
+        """What is set when kopia is to save a checkpoint, within a block of `saving`."""
+        return self._signaled
+
+    @contextmanager
+    def saving(self) -> Iterator[asyncio.Event]:
+        """Let a kopia that runs within the block save a checkpoint; yield `terminate`."""
+        self._running = True
+        try:
+            yield self._signaled
+        finally:
+            self._running = False
+
+    def error(self, detail: str) -> CanceledError:
+        """Return the error that ends a transfer after a signal; `detail` is about the checkpoint."""
+        return CanceledError(f"{self._stopped}; {detail}: {CANCELED_ENDING}")
+
+    def _take(self, reason: str) -> None:
+        if self.signaled or self._canceler.requested:
+            return
+        self._interrupted = True
+        if not self._running or not self._grace:
+            self._canceler.cancel(reason)
+            return
+        self._stopped = reason
+        within = format_duration(self._grace)
+        _logger.info("%s; kopia may save a checkpoint within %s", self._stopped, within)
+        self._signaled.set()
+        self._announce(self.error("it was killed before kopia had saved a checkpoint"))
+        late = self.error(f"kopia did not save a checkpoint within {within}")
+        asyncio.get_running_loop().call_later(self._grace.total_seconds(), self._canceler.fail, late)
+
+
+async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop) -> None:
+    """Unpin the incomplete snapshot that kopia left after a signal; nothing is done if it left a complete one.
+
+    The incomplete one refers to the files that were read completely, so that maintenance keeps their data. kopia
+    prints it before it writes the last indexes: exit code 0 says that it was saved, or that it is found afterwards.
+    For kopia does not wait for a checkpoint that it is writing when it closes the repository, and crashes then.
+    `kopia mover-backup` pins none that is incomplete, and prints it after that.
+    Source: kopia 0.23.1, cli/app.go (repositoryWriterAction), snapshot/upload/upload.go (periodicallyCheckpoint).
+
+    Raises:
+        CanceledError: there is no complete snapshot; says whether a checkpoint was saved.
+    """
+    unsaved = stop.error(f"kopia saved no checkpoint: {answer.exit_status}")
+    try:
+        document = answer.document()
+    except KopiaError as e:
+        raise unsaved from e
+    if not document.get("incomplete"):
+        return
+    try:
+        if document.get("pins"):
+            await unpin_snapshot(kopia, str(document["id"]))
+    except KopiaError as e:
+        _logger.warning("%s", e)
+        if not answer.succeeded:
+            raise unsaved from e
+    raise stop.error("kopia saved a checkpoint, so the next backup of the volume does not send again what was sent")

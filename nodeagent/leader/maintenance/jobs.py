@@ -1,0 +1,286 @@
+"""The Jobs of a repository: the start of one whose pod the API server accepts, and what is done until it has ended.
+
+The pod is tried by a dry run first: a Job whose pod is rejected never ends.
+
+Every step starts from what the API server has, and may run twice. A Job gets the label by which a Velero server sees it
+only once its pod runs, and no Job with that label is deleted before its end.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from core.errors import ExposeError, RepositoryError
+from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.resources import JOBS, PODS
+from core.kube.types import Manifest, Pod
+from core.logs import fields
+from core.models.names import REPO_NAME_LABEL, VERIFIED_REPOSITORY_LABEL, repo_name_label
+from core.models.storage import (
+    CACHE_LIMIT_KEY,
+    DEFAULT_CACHE_LIMIT_MIB,
+    BackupRepository,
+    BackupStorageLocation,
+)
+from core.models.units import parse_count
+from core.mover_specs import MaintainRepository, VerifySnapshots
+from exposer.causes import CauseFinder
+from exposer.model import Owner
+from exposer.ownership import NO_PRIORITY_CLASS
+from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
+from exposer.settings import ExposeSettings
+from exposer.storage_access import access_of
+from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.context import Cluster
+from nodeagent.leader.maintenance.absence import ServerAbsence
+from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
+from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.record import RunningJob
+from nodeagent.maintenance.rules import Memory, full_interval_of, record_of
+from nodeagent.runtime.workqueue import Requeue, Timers
+
+__all__ = [
+    "LOOK_AGAIN_SECONDS",
+    "START_SECONDS",
+    "STEP_SECONDS",
+    "JobAttendant",
+    "JobRequest",
+    "PodRejectedError",
+    "create_job",
+    "create_verification",
+    "explain_start",
+]
+
+_log = logging.getLogger(__name__)
+
+
+class PodRejectedError(RepositoryError):
+    """The API server rejects the pod of the Job: a quota, or an admission webhook."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """One Job to create: its `name`, what it maintains or verifies, and what applies to it.
+
+    `memory` is what it gets unless `settings` say otherwise. `ignore_foreign`: maintenance by another cluster does not
+    hold it. `report_snapshots`: it also reports the snapshots that nothing refers to.
+    """
+
+    name: str
+    repository: BackupRepository
+    location: BackupStorageLocation
+    settings: MaintenanceSettings
+    memory: Memory
+    ignore_foreign: bool = False
+    report_snapshots: bool = False
+
+
+async def create_job(
+    client: KubeClient, request: JobRequest, expose: ExposeSettings, check_leading: Callable[[], None]
+) -> MaintenanceJob:
+    """Create the Job and return it.
+
+    Raises:
+        AlreadyExistsError: a Job of that name exists: another leader created it in the same slot.
+        PodRejectedError: the API server rejects its pod.
+        KubeError: the API server rejected a request for another reason.
+    """
+    return await _create(client, _build(request, expose), check_leading)
+
+
+async def create_verification(
+    client: KubeClient,
+    request: JobRequest,
+    spec: VerifySnapshots,
+    expose: ExposeSettings,
+    check_leading: Callable[[], None],
+) -> MaintenanceJob:
+    """Create a Job that verifies the repository by `spec`, and return it; it gets no label of Velero's.
+
+    Raises:
+        KubeError: as of `create_job`.
+        PodRejectedError: the API server rejects its pod.
+    """
+    manifest = build_command_job(_plan_run(request), expose, spec)
+    manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
+    return await _create(client, manifest, check_leading)
+
+
+async def _create(client: KubeClient, manifest: Manifest, check_leading: Callable[[], None]) -> MaintenanceJob:
+    manifest = await _try_pod(client, manifest)
+    check_leading()
+    return MaintenanceJob.parse(await client.create(JOBS, manifest))
+
+
+def _plan_run(request: JobRequest) -> MaintenanceRun:
+    repository, settings = request.repository, request.settings
+    job = settings.job
+    if job.resources is None:
+        job = replace(job, resources=request.memory.resources)
+    return MaintenanceRun(
+        owner=Owner.of(repository),
+        name=request.name,
+        settings=job,
+        storage=access_of(request.location),
+        cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
+        or DEFAULT_CACHE_LIMIT_MIB,
+    )
+
+
+def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
+    repository, settings = request.repository, request.settings
+    interval = full_interval_of(repository)
+    spec = MaintainRepository(
+        job=request.name,
+        ignore_foreign=request.ignore_foreign,
+        verify_blobs=settings.verify_blob_limit,
+        full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
+        report_snapshots=request.report_snapshots,
+    )
+    return build_maintenance_job(_plan_run(request), expose, spec)
+
+
+async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
+    """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist.
+
+    Raises:
+        PodRejectedError: it does not accept it.
+    """
+    meta, template = manifest["metadata"], manifest["spec"]["template"]
+    pod: Manifest = {
+        "apiVersion": PODS.api_version,
+        "kind": PODS.kind,
+        "metadata": template["metadata"] | {"name": meta["name"], "namespace": meta["namespace"]},
+        "spec": template["spec"],
+    }
+    extra = fields(kind=JOBS.kind, namespace=meta["namespace"], name=meta["name"])
+    try:
+        await client.try_create(PODS, pod)
+    except (ForbiddenError, InvalidError) as e:
+        priority_class = template["spec"].get("priorityClassName", "")
+        if not priority_class or NO_PRIORITY_CLASS not in str(e):
+            raise PodRejectedError(f"the pod of Job {meta['namespace']}/{meta['name']} is rejected: {e}") from e
+        _log.warning("PriorityClass %s does not exist, creating the Job without it: %s", priority_class, e, extra=extra)
+        spec = {key: value for key, value in template["spec"].items() if key != "priorityClassName"}
+        manifest = manifest | {"spec": manifest["spec"] | {"template": template | {"spec": spec}}}
+        return await _try_pod(client, manifest)
+    return manifest
+
+
+STEP_SECONDS: Final = 5.0
+"""Between two steps of a repository that something is done about."""
+
+LOOK_AGAIN_SECONDS: Final = 60.0
+"""Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
+
+START_SECONDS: Final = 600.0
+"""How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
+
+_ABANDONED_SECONDS: Final = 3600.0
+"""How long a Job of a Velero server that is gone may have no pod."""
+
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that writes no more."""
+
+
+async def explain_start(causes: CauseFinder, pod: Pod | None) -> str:
+    """Return that the pod of a Job did not start in time, and why; None: it has none."""
+    cause = "the Job controller did not create it"
+    if pod is not None:
+        try:
+            pending = await causes.explain(pod)
+            cause = pending.message if pending is not None else "it is pending"
+        except ExposeError as e:
+            cause = str(e)
+    return f"the pod of the Job did not start within {timedelta(seconds=START_SECONDS)}: {cause}"
+
+
+class JobAttendant:
+    """Attends the Jobs of all repositories of a namespace during one term of this leader."""
+
+    def __init__(
+        self, cluster: Cluster, causes: CauseFinder, *, history: HistoryWriter, absence: ServerAbsence, namespace: str
+    ) -> None:
+        """Attend the Jobs in `namespace`; ask `causes` why a pod is pending."""
+        self._cluster = cluster
+        self._causes = causes
+        self._history = history
+        self._absence = absence
+        self._namespace = namespace
+        self._ages = Timers(cluster.clock)
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered about a repository that was deleted."""
+        self._ages.forget(name)
+
+    async def attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
+        """Label the Job once its pod runs; delete one whose pod never comes."""
+        cluster = self._cluster
+        seconds = self._ages.seconds(repository.name, job.uid)
+        running = record_of(repository).running
+        if job.ours and (running is None or running.uid != job.uid) and job.created not in starts_of(repository):
+            # An earlier leader created it, and could not store that.
+            await self._history.note_started(repository, RunningJob(name=job.name, uid=job.uid, created=job.created))
+            return Requeue(STEP_SECONDS)
+        if job.labeled and job.ours:
+            # It ends by itself: its pod has a deadline, and so has the Job.
+            return Requeue(LOOK_AGAIN_SECONDS)
+        pod = await read_pod(cluster.client, self._namespace, job.name)
+        if not job.ours:
+            if pod is None and seconds >= _ABANDONED_SECONDS and not await self._absence.look():
+                await self.delete(job)
+            return Requeue(LOOK_AGAIN_SECONDS)
+        if job.created in starts_of(repository):
+            # It was given up.
+            await self.delete(job)
+            return Requeue(STEP_SECONDS)
+        phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
+        if phase == "Pending" and seconds < START_SECONDS:
+            return Requeue(STEP_SECONDS)
+        if phase == "Pending":
+            await self._give_up(repository, job, pod)
+            return Requeue(STEP_SECONDS)
+        jobs = await list_jobs(cluster.client, self._namespace)
+        others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
+        if any(one.labeled for one in others) or await self._absence.look():
+            # Its pod ends by itself without the label.
+            return Requeue(STEP_SECONDS)
+        cluster.check_leading()
+        meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
+        await cluster.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
+        return Requeue(LOOK_AGAIN_SECONDS)
+
+    async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: Pod | None) -> None:
+        """Store that the Job's pod did not start, and why; then delete the Job."""
+        message = await explain_start(self._causes, pod)
+        await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
+        await self.delete(job)
+
+    async def look_for(self, repository: BackupRepository, running: RunningJob) -> Requeue:
+        """Store the loss of a Job that was deleted before it ended, once its pod is gone."""
+        if running.created in starts_of(repository):
+            # A Velero server has stored its end.
+            await self._history.note_ended(repository)
+            return Requeue(STEP_SECONDS)
+        raw = await self._cluster.client.read(JOBS, self._namespace, running.name)
+        if raw is not None and raw["metadata"]["uid"] == running.uid:
+            # Not observed yet.
+            return Requeue(STEP_SECONDS)
+        pod = await read_pod(self._cluster.client, self._namespace, running.name)
+        if pod is not None and (pod.get("status") or {}).get("phase") not in _OVER:
+            # It may still write.
+            return Requeue(STEP_SECONDS)
+        await self._history.write_lost(repository, running)
+        return Requeue(STEP_SECONDS)
+
+    async def delete(self, job: MaintenanceJob) -> None:
+        """Delete the Job as it was observed; one that a Velero server sees is left to the server."""
+        if job.labeled and await self._absence.look():
+            return
+        self._cluster.check_leading()
+        client = self._cluster.client
+        await client.delete(JOBS, self._namespace, job.name, uid=job.uid, resource_version=job.version)
+        _log.debug("deleted Job %s", job.name)

@@ -1,0 +1,70 @@
+"""The story of a transfer: a sentence for each step that is known, whatever became of it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from client.status.describe import Moment, TransferDetails, find_stages, tell_story
+from core.models.phases import Interruption, InterruptionCause, Phase
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+def details(phase: str, kind: str = "DataUpload", **more: Any) -> TransferDetails:
+    fields = {"name": "one", "namespace": "velero", "queue": "app", "volume": "data"} | more
+    fields.setdefault("created", "2026-11-21T11:00:00Z")
+    return TransferDetails(kind=kind, phase=Phase(phase), **fields)
+
+
+MOVED: dict[str, Any] = {
+    "accepted": NOW - 50 * MINUTE,
+    "history": [Moment(at=NOW - 45 * MINUTE, what="InProgress")],
+    "node": "a",
+    "total_bytes": 2048,
+    "completed": NOW - 15 * MINUTE,
+}
+BEGAN = [
+    "It was created 60m ago to back up app/data.",
+    "After 10m the leader accepted it.",
+    "After 5m more, its data mover on node a began to move data.",
+]
+
+
+@pytest.mark.parametrize(
+    ("one", "story"),
+    [
+        pytest.param(
+            details("Completed", **MOVED, new_bytes=5),
+            [*BEGAN, "It moved 2.0 KiB, 5 B of it new, and completed after 30m."],
+            id="completed",
+        ),
+        pytest.param(
+            details("Failed", **MOVED, message="no space"), [*BEGAN, "It failed after 30m: no space."], id="failed"
+        ),
+        pytest.param(details("Canceled"), [BEGAN[0], "It was canceled."], id="canceled early"),
+        pytest.param(
+            details("New", "DataDownload", reason="Queued", message="position 1", canceling=True),
+            ["It was created 60m ago to restore app/data.", "It waits: Queued: position 1.", "It is being canceled."],
+            id="pending",
+        ),
+        pytest.param(details("New", created=""), [], id="not known"),
+    ],
+)
+def test_each_step_that_is_known_is_a_sentence(one: TransferDetails, story: list[str]) -> None:
+    assert tell_story(one, NOW) == story
+
+
+def test_a_running_transfer_says_what_interrupted_it_and_how_far_it_is() -> None:
+    end = Interruption(at=NOW - 20 * MINUTE, cause=InterruptionCause.OUT_OF_MEMORY, node="b")
+    one = details("InProgress", **MOVED | {"completed": None}, bytes_done=1024, number=2, interruptions=(end,))
+    assert tell_story(one, NOW)[3:] == [
+        "It was interrupted 20m ago on node b: OOMKilled.",
+        "It has moved 1.0 KiB of 2.0 KiB in attempt 2.",
+    ]
+
+
+def test_a_clock_that_is_behind_gives_a_stage_without_length() -> None:
+    stages = find_stages(details("InProgress", accepted=NOW - 90 * MINUTE), NOW)
+    assert [(stage.name, stage.length) for stage in stages] == [("pending", timedelta()), ("preparing", 90 * MINUTE)]

@@ -1,0 +1,121 @@
+"""The validation of a location with a real kopia: what makes it available, and that nothing is written to it."""
+
+import asyncio
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.mover_specs import ValidateLocation
+from datamover.pod.command import run_storage_command
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3proxy import Fault, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_CLOUD = {"name": "cloud", "key": "key"}
+_AVAILABLE, _NEEDS_POD = {"needsPod": False}, {"needsPod": True}
+
+
+async def _validate(pod: MoverPod, *, keys_only: bool = False) -> int:
+    spec = ValidateLocation(backup_storage_location="default", keys_only=keys_only)
+    return await run_storage_command(spec, pod.context)
+
+
+@pytest.fixture
+def on_s3(s3: S3Server, tmp_path: Path) -> MoverPod:
+    """A pod whose location is a bucket, with keys."""
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({"s3Url": s3.url}, bucket=s3.make_bucket("validation"), credential=_CLOUD)
+    pod.put_secret("cloud", "key", s3.credentials_file)
+    return pod
+
+
+@pytest.mark.parametrize("access_mode", ["ReadWrite", "ReadOnly"])
+async def test_a_bucket_is_available_and_stays_empty(s3: S3Server, on_s3: MoverPod, access_mode: str) -> None:
+    bucket = s3.make_bucket("empty")
+    on_s3.put_location({"s3Url": s3.url}, bucket=bucket, credential=_CLOUD, accessMode=access_mode)
+    assert await _validate(on_s3, keys_only=True) == 0, on_s3.message
+    assert on_s3.result == _AVAILABLE
+    assert list((s3.folder / bucket).iterdir()) == []
+
+
+async def test_a_bucket_with_repositories_is_available(on_s3: MoverPod) -> None:
+    on_s3.put_repository()
+    assert await on_s3.init() == 0, on_s3.message
+    assert await _validate(on_s3) == 0, on_s3.message
+
+
+async def test_a_missing_bucket_is_named(s3: S3Server, on_s3: MoverPod) -> None:
+    on_s3.put_location({"s3Url": s3.url}, bucket="missing", credential=_CLOUD)
+    assert await _validate(on_s3) == 12
+    assert "the bucket does not exist" in on_s3.message
+    assert "s3://missing/kopia/" in on_s3.message
+
+
+async def test_a_wrong_key_is_reported_and_not_shown(s3: S3Server, on_s3: MoverPod) -> None:
+    on_s3.put_secret("cloud", "key", s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
+    assert await _validate(on_s3) == 12
+    assert "the secret access key is not accepted" in on_s3.message
+    assert "not-the-secret-key" not in on_s3.message
+
+
+async def test_a_missing_secret_is_named(on_s3: MoverPod, s3: S3Server) -> None:
+    on_s3.put_location({"s3Url": s3.url}, bucket="b", credential={"name": "other", "key": "key"})
+    assert await _validate(on_s3) == 12
+    assert on_s3.message == "Secret velero/other does not exist"
+
+
+@pytest.mark.thorough
+async def test_an_endpoint_that_refuses_connections_is_reported_within_a_minute(s3: S3Server, on_s3: MoverPod) -> None:
+    with run_s3_proxy(s3) as proxy:
+        on_s3.put_location({"s3Url": proxy.url}, bucket="validation", credential=_CLOUD)
+        proxy.fail(Fault.REFUSE)
+        async with asyncio.timeout(100):
+            assert await _validate(on_s3) == 16
+    assert "the endpoint cannot be reached" in on_s3.message
+
+
+@pytest.mark.parametrize(
+    ("provider", "config"),
+    [("velero.io/aws", {"s3Url": "http://192.0.2.1:1"}), ("velero.io/fs", {"fspath": "/backups"})],
+    ids=["identity", "directory"],
+)
+async def test_access_that_depends_on_the_pod_is_left_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, config: dict[str, str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location(config, provider=provider)
+    assert await _validate(pod, keys_only=True) == 0, pod.message
+    assert pod.result == _NEEDS_POD
+
+
+@pytest.mark.parametrize("spec", [{}, {"objectStorage": {"bucket": "b", "prefix": "some/where"}}], ids=["", "prefix"])
+async def test_a_directory_is_available_and_stays_empty(tmp_path: Path, spec: dict[str, Any]) -> None:
+    pod, root = MoverPod(FakeKube(), tmp_path), tmp_path / "backups"
+    pod.put_location({"fspath": str(root)}, provider="velero.io/fs", **spec)
+    root.mkdir()
+    assert await _validate(pod) == 0, pod.message
+    assert json.loads(pod.message) == _AVAILABLE
+    assert list(root.iterdir()) == []
+
+
+async def test_a_directory_that_is_missing_or_unreadable_is_unavailable(tmp_path: Path) -> None:
+    pod, root = MoverPod(FakeKube(), tmp_path), tmp_path / "backups"
+    assert await _validate(pod) == 12
+    assert pod.message == f"directory {root} does not exist"
+    root.write_text("a file")
+    assert await _validate(pod) == 12
+    root.unlink()
+    root.mkdir(mode=stat.S_IWUSR)
+    if os.geteuid() == 0:
+        return
+    assert await _validate(pod) == 12
+    assert "cannot be read: Permission denied" in pod.message

@@ -1,0 +1,164 @@
+"""The snapshots in a location, with a real kopia and no BackupRepository: what is listed, and what is not."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import parse_result
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.job_output import read_output
+from core.models.saved_claim import SavedClaim
+from core.mover_specs import ListSnapshots
+from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
+from datamover.pod.command import run_storage_command
+from tests.datamover.support.location_bed import LocationBed
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import S3Server
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("directory")]
+
+_UPLOAD: Final = "snapshot-data-upload-download/kopia"
+_POD_VOLUME: Final = "snapshot-pod-volume/kopia"
+_CLAIM: Final = SavedClaim(
+    namespace="app", name="data", size="2Gi", storage_class="fast", access_modes=("ReadWriteOnce",), labels={"a": "b,c"}
+)
+_UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
+
+
+class Bed(LocationBed):
+    """A location whose snapshots are listed."""
+
+    def snapshot(self, namespace: str, path: str, **tags: str) -> str:
+        return self.add_snapshot(namespace, path, tags)
+
+    async def list(self, *namespaces: str) -> int:
+        spec = ListSnapshots(backup_storage_location="default", volume_namespaces=namespaces)
+        return await run_storage_command(spec, self.pod.context)
+
+    async def listing(self, *namespaces: str) -> SnapshotListing:
+        assert await self.list(*namespaces) == 0, self.pod.message
+        return parse_result(SnapshotListing, self.pod.message)
+
+    def contents(self) -> dict[str, str]:
+        files = [path for path in self.root.rglob("*") if path.is_file()]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(params=[pytest.param("", id="directory"), pytest.param("listed", id="bucket")])
+def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
+    return Bed.make(request.param, s3, kopia_program, tmp_path)
+
+
+def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
+    lines = [STORED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
+    return {line.id: line for line in lines if line is not None}
+
+
+@pytest.mark.sample("bucket")
+async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repository(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tags = {"snapshot-requester": "snapshot-data-upload-download", "snapshot-uploader": "kopia"}
+    mine = {
+        "nodeagent.io/cluster": "uid-1",
+        "nodeagent.io/backup": "night-1",
+        "nodeagent.io/backup-volumes": "3",
+        "nodeagent.io/claim": _CLAIM.text,
+    }
+    own = bed.snapshot("app", f"{_UPLOAD}/app/data", **tags, **mine)
+    velero = bed.snapshot("app", f"{_UPLOAD}/app/web", **tags, **{"velero.io/async-operation-id": f"du-{_UID}.6601d2"})
+    files = bed.snapshot(
+        "db", f"{_POD_VOLUME}/db/writer/fsdata", **tags | {"snapshot-requester": "snapshot-pod-volume"}
+    )
+    blocks = bed.snapshot("db", "snapshot-data-upload-download/velero-block/db/disk")
+    odd = bed.snapshot("db", "/home/me")
+    before = bed.contents()
+    listing = await bed.listing()
+    listed = _listed(capsys)
+    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 5, [])
+    assert listed.keys() == {own, velero, files, blocks, odd}
+    assert (listed[own].claim, listed[own].described, listed[own].backup, listed[own].cluster) == (
+        *(_CLAIM, True),
+        *("night-1", "uid-1"),
+    )
+    assert (listed[own].bytes, listed[own].volume_namespace, listed[own].backup_volumes) == (5, "app", 3)
+    assert listed[velero].backup_volumes == 0
+    assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
+    assert listed[velero].backup_uid == _UID
+    assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")
+    assert listed[blocks].claim == SavedClaim(namespace="db", name="disk", volume_mode="Block")
+    assert (listed[odd].claim, listed[odd].source) == (None, "default@default:/home/me")
+    # Nothing was created, here or there.
+    assert bed.contents() == before
+    assert bed.pod.stored(BACKUP_REPOSITORIES) == []
+
+
+async def test_a_claim_of_another_namespace_than_the_repository_s_counts_as_none(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_source = bed.snapshot("tenant-b", f"{_UPLOAD}/tenant-b/data", **{"nodeagent.io/claim": _CLAIM.text})
+    by_nothing = bed.snapshot("tenant-b", f"{_UPLOAD}/app/data", **{"nodeagent.io/claim": _CLAIM.text})
+    await bed.listing()
+    listed = _listed(capsys)
+    assert (listed[by_source].claim, listed[by_source].described) == (
+        *(SavedClaim(namespace="tenant-b", name="data"), False),
+    )
+    assert (listed[by_nothing].claim, listed[by_nothing].described) == (None, False)
+
+
+async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.snapshot("db", f"{_UPLOAD}/db/data")
+    listing = await bed.listing("app", "missing")
+    assert (listing.repositories, listing.snapshots) == (1, 1)
+    (one,) = read_output(STORED_LINE, bed.pod.message, capsys.readouterr().out)
+    assert one.id == wanted
+    assert not (bed.root / "kopia" / "missing").exists()
+
+
+async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_listed(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.snapshot("db", f"{_UPLOAD}/db/data")
+    (damaged,) = bed.root.glob("kopia/db/kopia.repository*")
+    damaged.write_bytes(b"not a repository")
+    listing = await bed.listing()
+    assert (listing.repositories, listing.snapshots, listing.unread_count) == (1, 1, 1)
+    assert listing.unread[0].volume_namespace == "db"
+    assert listing.unread[0].message
+    assert _listed(capsys).keys() == {good}
+
+
+@pytest.mark.sample("*")
+async def test_an_empty_location_has_nothing(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await bed.listing() == SnapshotListing()
+    assert _listed(capsys) == {}
+    assert bed.contents() == {}
+
+
+async def test_a_wrong_password_is_an_error(bed: Bed) -> None:
+    bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.pod.put_secret("velero-repo-credentials", "repository-password", "another")
+    assert await bed.list() == 12
+    assert "none of 1 repositories can be listed" in bed.pod.message
+    assert "password" in bed.pod.message
+    assert "another" not in bed.pod.message
+
+
+async def test_a_name_that_leads_out_of_the_location_is_refused(bed: Bed) -> None:
+    assert await bed.list("../../other") == 2
+    assert 'not the name of a namespace: "../../other"' in bed.pod.message
+
+
+async def test_a_storage_whose_folders_kopia_cannot_list_needs_a_namespace(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({}, provider="velero.io/gcp", credential={"name": "c", "key": "k"})
+    pod.put_secret("c", "k", '{"type": "service_account"}')
+    assert await run_storage_command(ListSnapshots(backup_storage_location="default"), pod.context) == 12
+    assert pod.message.endswith(
+        "its folders cannot be listed in a storage of the provider velero.io/gcp: name a namespace (-n)"
+    )
