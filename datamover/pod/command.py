@@ -1,72 +1,24 @@
 """The command that the node agent started a pod for: a transfer, or something about a repository or a location.
 
 Knows what a pod's environment and service account provide.
-
-Knows that nothing is created in a read-only BackupStorageLocation.
 """
 
-import asyncio
-import logging
 import os
-from collections.abc import Callable, Coroutine
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, Final
 
 from core.clock import SystemClock
-from core.contract import InitResult, LocationResult
-from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
+from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
-from core.models.job_output import JobOutput
-from core.models.storage import BackupRepository
-from core.models.transfer_settings import PLAN_LINE, EndedPlan, InPlace
-from core.mover_specs import (
-    DeleteSnapshots,
-    InitRepository,
-    ListFiles,
-    ListSnapshots,
-    MaintainRepository,
-    MoverSpec,
-    PlanRestore,
-    ReportSnapshots,
-    SendFiles,
-    ValidateLocation,
-    VerifySnapshots,
-)
 from core.redact import Redactor
 from datamover.arguments import PodOptions, StorageCommand
-from datamover.data_path.in_place_plan import RestorePlanner
-from datamover.data_path.run import DataPath
-from datamover.kopia.maintenance import Maintenance, parse_full_interval
-from datamover.kopia.progress import Direction, Meter
-from datamover.kopia.repository import NotInitializedError, Repository
-from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import WaitLog, Waits
 from datamover.pod.api_transport import pod_transport
-from datamover.pod.cluster import (
-    FORBIDDEN_SECONDS,
-    MoverTools,
-    PodContext,
-    check_storage,
-    resolve_repository,
-    resolve_storage,
-)
-from datamover.pod.file_stream import FileSender, list_files, open_snapshot
-from datamover.pod.maintenance import build_maintenance_failure, maintain
-from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
-from datamover.pod.snapshot_deletion import delete_transfers
-from datamover.pod.snapshot_report import list_snapshots, report_snapshots
-from datamover.pod.snapshot_verification import verify_snapshots
+from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext
 from datamover.pod.transfer import PodTransfer
-from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_storage_command"]
+__all__ = ["run_in_pod"]
 
 
 async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, redactor: Redactor) -> int:
@@ -94,138 +46,8 @@ async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, red
     try:
         if isinstance(options, PodOptions):
             return await PodTransfer(options, context).run()
+        from datamover.pod.storage_commands import run_storage_command  # noqa: PLC0415 - not needed for a transfer
 
         return await run_storage_command(options.spec, context)
     finally:
         await transport.close()
-
-
-_logger = logging.getLogger(__name__)
-
-_VALIDATION_LIMITS: Final = StallLimits(timeout=timedelta(seconds=20))
-"""How long a storage may not answer: the next validation follows soon."""
-
-_VALIDATION_SECONDS: Final = 60.0
-"""For the whole validation, also of a storage that answers slowly."""
-
-
-async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:  # noqa: C901 - a case for each command
-    """Run the command, and return its exit code.
-
-    The termination message is the command's result (`core.contract`, `core.snapshot_contract`,
-    `core.models.verification`, `core.models.transfer_settings`), or the error.
-    """
-    match spec:
-        case InitRepository():
-            return await _run(lambda: _initialize(spec, context), context, "repository initialization")
-        case ValidateLocation():
-            return await _run(lambda: _validate(spec, context), context, "validation")
-        case MaintainRepository():
-            return await _run(
-                lambda: maintain(spec, context), context, "repository maintenance", fail=build_maintenance_failure
-            )
-        case ReportSnapshots():
-            return await _run(lambda: report_snapshots(spec, context), context, "snapshot report")
-        case ListSnapshots():
-            return await _run(lambda: list_snapshots(spec, context), context, "list of snapshots")
-        case VerifySnapshots():
-            return await _run(lambda: verify_snapshots(spec, context), context, "verification")
-        case PlanRestore():
-            return await _run(lambda: _plan_restore(spec, context), context, "plan of a restore")
-        case DeleteSnapshots():
-            return await _run(lambda: delete_transfers(spec, context), context, "deletion of snapshots")
-        case ListFiles():
-            return await _run(lambda: list_files(spec, context), context, "list of files")
-        case SendFiles():
-            return await _run(FileSender(spec, context).run, context, "sending of files")
-
-
-async def _run(
-    work: Callable[[], Coroutine[Any, Any, Termination]],
-    context: PodContext,
-    what: str,
-    *,
-    fail: Callable[[Exception, Redactor], Termination] = build_failure,
-) -> int:
-    """Do the work until a signal arrives, write the termination message, and return the exit code."""
-    canceler = Canceler()
-    canceler.cancel_on(context.stop)
-    try:
-        termination = await run_unless_canceled(work, canceler)
-    except Exception as e:
-        termination = fail(e, context.redactor)
-        _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "%s failed", what, exc_info=True)
-    write_termination_message(termination, context.termination_file)
-    return termination.exit_code
-
-
-async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
-    reader, name = context.reader, spec.name
-    wanted = await reader.repository(name)
-    location = await reader.location(wanted.spec.backup_storage_location)
-    with open_work_dir(context.environment) as work_dir:
-        recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
-        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
-        waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
-        tools = MoverTools(work_dir, waits)
-        repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
-        if location.read_only:
-            await _connect_read_only(repository)
-            unique_id = await repository.unique_id()
-        else:
-            unique_id = await repository.ensure(spec.block_hash)
-        if repository.created:
-            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
-            await _set_full_interval(wanted, Maintenance(repository, watchdog))
-    return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
-
-
-async def _set_full_interval(wanted: BackupRepository, maintenance: Maintenance) -> None:
-    """Set the full interval of the BackupRepository, if it has one, in the repository that was created for it.
-
-    A failure only delays it: the leader has maintenance set it.
-    """
-    if interval := parse_full_interval(wanted.spec.repository_config):
-        try:
-            await maintenance.set_full_interval(interval)
-        except DataPathError as e:
-            _logger.warning("cannot set the interval of full maintenance: %s", e)
-
-
-async def _connect_read_only(repository: Repository) -> None:
-    try:
-        await repository.connect(read_only=True)
-    except NotInitializedError as e:
-        raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
-
-
-async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
-    location = await context.reader.location(spec.name)
-    storage = await resolve_storage(context, location)
-    if spec.keys_only and storage.needs_pod:
-        return build_success(LocationResult(needs_pod=True).to_json())
-    with open_work_dir(context.environment) as work_dir:
-        tools = MoverTools(work_dir, Waits(context.clock, _VALIDATION_LIMITS))
-        try:
-            async with asyncio.timeout(_VALIDATION_SECONDS):
-                await check_storage(context, storage, tools)
-        except TimeoutError as e:
-            raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
-    return build_success(LocationResult().to_json())
-
-
-async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
-    """Write the InPlacePlan as a line, and return the EndedPlan."""
-    if spec.volume_path is None:
-        raise ConfigError("plan-restore needs --volume-path")
-    rule = InPlace(incremental=spec.incremental, delete_extra_files=spec.delete_extra_files)
-    output = JobOutput()
-    async with open_snapshot(spec, context) as opened:
-        repository, snapshot = opened.repository, opened.snapshot
-        if snapshot.fault:
-            raise DataPathError(f"cannot restore snapshot {spec.snapshot}: {snapshot.fault}")
-        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, read_stall_limits(context.environment))
-        data_path = DataPath(Meter(context.clock, Direction.RESTORE), watchdog)
-        planner = RestorePlanner(repository, snapshot, Path(spec.volume_path), rule, data_path)
-        output.write(PLAN_LINE, await planner.plan())
-    return build_success(output.seal(EndedPlan(entries=planner.entries)))

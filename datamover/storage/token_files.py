@@ -1,11 +1,5 @@
 """What kopia gets in the place of a file with a token, which a link in a volume could name.
 
-Loaded only where a location needs it, since an HTTP client takes memory. Does not know who asks for keys.
-Source: AWS Security Token Service API reference, AssumeRoleWithWebIdentity and AssumeRole; AWS SDKs, container
-credential provider; for which of them is used, and where: minio-go 7.2.0, pkg/credentials/iam_aws.go.
-
-No link in a volume can name it. It serves who knows its secret, which is in kopia's memory alone.
-
 The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
 exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
 interface, as it would ask a service of the cloud; Azure's library has no such way, so kopia gets a signature for the
@@ -14,29 +8,20 @@ Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentia
 cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
 """
 
-import asyncio
 import json
-import logging
-import re
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from hmac import compare_digest
-from html import escape, unescape
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlencode
-from urllib.request import Request
 
 from core.clock import Clock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.bandwidth.requests import BadRequestError, RequestHead
 from datamover.storage.credentials import (
     AZURE_AUTHORITY,
     GOOGLE_FILE,
@@ -44,160 +29,10 @@ from datamover.storage.credentials import (
     google_token_file,
     read_inherited,
 )
-from datamover.storage.s3 import DEFAULT_SESSION, AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
-from datamover.storage.token_requests import (
-    RefusedError,
-    build_client,
-    build_direct_client,
-    parse_json,
-    read_token,
-    send,
-)
+from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
+from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
 
-__all__ = ["Loopback", "LoopbackAnswer", "azure_token_file", "replace_token_files", "serve_on_loopback"]
-
-_VERSION: Final = "2011-06-15"
-_SCHEMA: Final = f"https://sts.amazonaws.com/doc/{_VERSION}/"
-_NAMES: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")
-_GRANTED: Final = re.compile(rf"<({'|'.join(_NAMES)})>([^<]+)</")
-
-
-def encode_refusal(reason: str) -> bytes:
-    """Return an error as a token service does."""
-    inner = f"<Type>Sender</Type><Code>AccessDenied</Code><Message>{escape(reason)}</Message>"
-    return f'<ErrorResponse xmlns="{_SCHEMA}"><Error>{inner}</Error></ErrorResponse>'.encode()
-
-
-def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> bytes:
-    """Return keys of the role from AWS's token service, for the token that its file contains now.
-
-    They are encoded as the answer to a user who assumes a role, which is what kopia asks for.
-
-    Args:
-        authority_pem: trusted in addition to the system's authorities.
-        redactor: learns token and keys.
-
-    Raises:
-        RepositoryError: they were not granted, or the service does not answer.
-    """
-    token = read_token(role.token_file, "AWS_WEB_IDENTITY_TOKEN_FILE")
-    redactor.add(token)
-    form = {
-        "Action": "AssumeRoleWithWebIdentity",
-        "Version": _VERSION,
-        "RoleArn": role.arn,
-        "RoleSessionName": role.session_name or DEFAULT_SESSION,
-        "WebIdentityToken": token,
-    }
-    attempted = f"cannot assume role {role.arn} with the token in {role.token_file}"
-    request = Request(role.token_service, urlencode(form).encode())  # noqa: S310 - https
-    answer = send(build_client(authority_pem), request, attempted).decode(errors="replace")
-    return _encode_grant({name: unescape(value) for name, value in _GRANTED.findall(answer)}, attempted, redactor)
-
-
-def ask_node(url: str, token_file: str, redactor: Redactor) -> bytes:
-    """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does.
-
-    Raises:
-        RepositoryError: they were not granted, or the agent does not answer.
-    """
-    token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
-    redactor.add(token)
-    attempted = f"cannot get keys of this pod's role with the token in {token_file}"
-    request = Request(url, headers={"Authorization": token})  # noqa: S310 - link-local
-    answer = parse_json(send(build_direct_client(), request, attempted))
-    values = {"SessionToken" if name == "Token" else name: value for name, value in answer.items()}
-    return _encode_grant(values, attempted, redactor)
-
-
-def _encode_grant(values: Mapping[str, object], attempted: str, redactor: Redactor) -> bytes:
-    try:
-        keys = {name: str(values[name]) for name in _NAMES}
-        datetime.fromisoformat(keys["Expiration"])
-    except (KeyError, ValueError):
-        raise RefusedError(f"{attempted}: the answer has no keys") from None
-    redactor.add(keys["SecretAccessKey"], keys["SessionToken"])
-    inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in keys.items())
-    return (
-        f'<AssumeRoleResponse xmlns="{_SCHEMA}"><AssumeRoleResult><Credentials>{inner}</Credentials>'
-        "</AssumeRoleResult></AssumeRoleResponse>"
-    ).encode()
-
-
-_logger = logging.getLogger(__name__)
-
-_END: Final = b"\r\n\r\n"
-_REQUEST_SECONDS: Final = 30.0
-_MOST_BODY_BYTES: Final = 65536
-
-
-@dataclass(frozen=True)
-class Loopback:
-    """The URL of the service, and the value of the header that a request must have."""
-
-    url: str
-    secret: str = field(repr=False)
-
-
-@dataclass(frozen=True)
-class LoopbackAnswer:
-    """The body of an answer, and its status."""
-
-    content: bytes = field(repr=False)
-    status: HTTPStatus = HTTPStatus.OK
-
-
-@asynccontextmanager
-async def serve_on_loopback(header: str, answer: Callable[[], Awaitable[LoopbackAnswer]]) -> AsyncIterator[Loopback]:
-    """Answer each request with what `answer` returns, until the end of the block.
-
-    Args:
-        header: the name, in lower case, of the header with the secret.
-    """
-    secret = secrets.token_urlsafe(32)
-    serving: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        work = _serve(reader, writer, lambda head: _knows(head, header, secret), answer)
-        task = asyncio.get_running_loop().create_task(work, name="request for credentials")
-        serving.add(task)
-        task.add_done_callback(serving.discard)
-
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        try:
-            yield Loopback(f"http://{host}:{port}", secret)
-        finally:
-            server.close()
-            for task in serving:
-                task.cancel()
-            if serving:
-                await asyncio.wait(serving)
-
-
-def _knows(head: RequestHead, header: str, secret: str) -> bool:
-    return compare_digest("".join(head.values(header)).encode("latin-1"), secret.encode())
-
-
-async def _serve(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    is_allowed: Callable[[RequestHead], bool],
-    answer: Callable[[], Awaitable[LoopbackAnswer]],
-) -> None:
-    try:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            head = RequestHead.parse((await reader.readuntil(_END)).removesuffix(_END))
-            await reader.readexactly(min(head.body_bytes or 0, _MOST_BODY_BYTES))
-        found = await answer() if is_allowed(head) else LoopbackAnswer(b"", HTTPStatus.FORBIDDEN)
-        lines = [f"HTTP/1.1 {found.status} {found.status.phrase}", f"Content-Length: {len(found.content)}"]
-        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + found.content)
-        await writer.drain()
-    except (OSError, EOFError, TimeoutError, BadRequestError, asyncio.LimitOverrunError) as e:
-        _logger.debug("request for credentials ended: %s", e)
-    finally:
-        writer.close()
-
+__all__ = ["Replacement", "azure_token_file", "replace_token_files"]
 
 _OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecret", "clientCertificate", "credentials")
 """Secrets in the configuration of a storage, which take precedence over a token file."""
@@ -255,6 +90,7 @@ async def _replace_for_s3(
         return
 
     async def answer() -> LoopbackAnswer:
+        from datamover.storage.aws_grants import encode_refusal  # noqa: PLC0415 - few locations need it
         from datamover.storage.token_requests import request_grant  # noqa: PLC0415
 
         try:
@@ -278,8 +114,12 @@ def _find_aws_request(environment: Mapping[str, str], redactor: Redactor) -> Cal
     url = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
     file = environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
     if isinstance(role, AwsRole) and Path(role.token_file).is_file():
+        from datamover.storage.aws_grants import assume_role  # noqa: PLC0415 - few locations need it
+
         return partial(assume_role, role, _read_authority(environment), redactor)
     if url and Path(file).is_file() and not environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        from datamover.storage.aws_grants import ask_node  # noqa: PLC0415
+
         return partial(ask_node, url, file, redactor)
     return None
 

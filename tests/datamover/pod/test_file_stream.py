@@ -15,9 +15,9 @@ import pytest
 
 from core.mover_specs import SendFiles
 from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
-from datamover.pod.command import run_storage_command
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.stored_files import SnapshotBed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

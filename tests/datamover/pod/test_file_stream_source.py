@@ -9,7 +9,7 @@ from core.models.transfer_settings import PLAN_LINE, EndedPlan
 from core.mover_specs import ListFiles, PlanRestore
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from datamover.pod import file_stream
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.stored_files import SnapshotBed
 

@@ -22,7 +22,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from datamover.kopia.location_files import read_elements
 from datamover.pod import snapshot_verification
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.support.fakekube import FakeKube

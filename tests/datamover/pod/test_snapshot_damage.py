@@ -16,7 +16,7 @@ from core.contract import VolumeMode
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.verification import VERIFIED_LINE, VerificationOutcome, VerifiedSnapshot
 from core.mover_specs import VerifySnapshots
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.damage import Blobs, StoredSnapshots, flip, swap
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod

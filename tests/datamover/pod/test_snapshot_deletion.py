@@ -20,7 +20,7 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     TransferToDelete,
 )
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server

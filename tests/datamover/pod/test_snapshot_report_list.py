@@ -12,7 +12,7 @@ from core.models.job_output import read_output
 from core.models.saved_claim import SavedClaim
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server

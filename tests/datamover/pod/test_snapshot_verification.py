@@ -13,7 +13,7 @@ import pytest
 from core.contract import VolumeMode, parse_result
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from core.mover_specs import VerifySnapshots
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.trees import make_tree

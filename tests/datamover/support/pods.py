@@ -28,7 +28,7 @@ from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, ReportSnapshots
 from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import MOUNTS, PodContext
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.mover_specs import ValidateLocation
-from datamover.pod.command import run_storage_command
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
