@@ -15,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import (
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
-    AGENT_LABELS,
+    AGENT_SELECTOR,
     OWNER_UID_LABEL,
     REPO_NAME_LABEL,
 )
@@ -233,9 +233,6 @@ class Collected:
         return f"objects/{self.name or self.resource.plural}.json"
 
 
-_AGENT: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
-
-
 def _is_agents(raw: Object) -> bool:
     return raw["metadata"]["name"] in {AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS}
 
@@ -252,7 +249,7 @@ COLLECTED: Final = (
     Collected(kube.POD_VOLUME_RESTORES, _TRANSFER),
     Collected(kube.BACKUP_REPOSITORIES, _REPOSITORY),
     Collected(kube.BACKUP_STORAGE_LOCATIONS, _LOCATION),
-    Collected(kube.PODS, _POD, selector=_AGENT, name="pods-of-agents"),
+    Collected(kube.PODS, _POD, selector=AGENT_SELECTOR, name="pods-of-agents"),
     Collected(kube.PODS, _POD, selector=OWNER_UID_LABEL, name="pods-of-transfers"),
     Collected(kube.PERSISTENT_VOLUME_CLAIMS, {"status": {"phase": True}}, selector=OWNER_UID_LABEL),
     Collected(kube.JOBS, _WORKLOAD, selector=REPO_NAME_LABEL),

@@ -11,9 +11,8 @@ from core.kube.resources import DAEMON_SETS, PODS
 from core.kube.types import DaemonSet, Pod
 from core.kube.velero_server import has_velero_server
 from core.models.base import WireModel
-from core.models.names import AGENT_DAEMONSET
+from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import Settings
 

@@ -9,8 +9,7 @@ from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import LEASES, PODS
 from core.models.base import WireModel
-from core.models.names import DISPATCHER_LEASE
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
+from core.models.names import AGENT_SELECTOR, DISPATCHER_LEASE
 from nodeagent.runtime.preflight import DefinitionReport
 from nodeagent.runtime.settings import ListenAddress, Settings
 

@@ -21,11 +21,10 @@ from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, LEASES, PODS
 from core.kube.types import Pod
 from core.models.base import JsonDict, format_time
-from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE, OWNER_UID_LABEL
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_SELECTOR, DISPATCHER_LEASE, OWNER_UID_LABEL
 from core.redact import redact, redact_values
 from core.version import VERSION
 from exposer.pod_status import is_ready
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
 
 __all__ = ["Bundle", "BundleFile", "BundleReader", "pack"]

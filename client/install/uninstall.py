@@ -26,6 +26,7 @@ from core.models.names import (
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
     AGENT_LABELS,
+    AGENT_SELECTOR,
     DELETIONS_LEASE,
     DISPATCHER_LEASE,
     HISTORY_CONFIGMAPS,
@@ -36,7 +37,6 @@ from core.models.names import (
 )
 from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.maintenance.jobs import list_jobs
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
 

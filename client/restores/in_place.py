@@ -28,12 +28,12 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
-from core.kube.client import Selection, select_labels
+from core.kube.client import Selection
 from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.names import (
-    AGENT_LABELS,
+    AGENT_SELECTOR,
     FEATURES_ANNOTATION,
     IN_PLACE_LABEL,
     RECLAIM_POLICY_ANNOTATION,
@@ -112,7 +112,7 @@ async def plan_in_place(
 
 
 async def _check_agents(tools: RestoreTools, namespace: str) -> None:
-    agents = await tools.client.list(Selection(PODS, namespace, label_selector=select_labels(AGENT_LABELS)))
+    agents = await tools.client.list(Selection(PODS, namespace, label_selector=AGENT_SELECTOR))
     announced = [(pod["metadata"].get("annotations") or {}).get(FEATURES_ANNOTATION, "").split() for pod in agents]
     if not any(RESTORE_IN_PLACE in features for features in announced):
         raise RestoreError(f"no node agent in namespace {namespace} can restore in place: update them first")

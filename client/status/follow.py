@@ -23,9 +23,9 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import Object
+from core.models.names import AGENT_SELECTOR
 from nodeagent.coverage.read import ObservedVolumes, PlannedVolumes
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
 __all__ = ["ProgressRates", "StatusFollower"]
 

@@ -15,6 +15,7 @@ __all__ = [
     "AGENT_DAEMONSET",
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
+    "AGENT_SELECTOR",
     "ALERT_NOT_PROTECTED_LABEL",
     "ASYNC_OPERATION_ID_LABEL",
     "ATTEMPTS_ANNOTATION",
@@ -217,6 +218,9 @@ REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - Velero's publis
 AGENT_DAEMONSET: Final = "node-agent"
 AGENT_DAEMONSET_WINDOWS: Final = "node-agent-windows"
 AGENT_LABELS: Final = {"role": "node-agent"}
+AGENT_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
+"""The pods of all node agents."""
+
 PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
 """On every object that an installation creates; Velero's objects do not have it."""
 SERVICE_ACCOUNT: Final = "node-agent"

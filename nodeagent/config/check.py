@@ -20,7 +20,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
 from core.kube.types import DaemonSet, Object
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
+from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR, CONFIG_ANNOTATION, NO_CONFIG
 from core.text import guess
 from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
@@ -31,7 +31,7 @@ from nodeagent.config.schema import ConfigFinding, show_key
 from nodeagent.config.source import read_config, read_config_map, read_document
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.connection import ClusterAccess, connect
-from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
+from nodeagent.runtime.own_pod import shown
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
 __all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names", "check_queue_length"]

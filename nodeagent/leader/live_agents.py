@@ -21,14 +21,14 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.kube.types import Object, Pod
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, label_value
+from core.models.names import AGENT_SELECTOR, CONFIG_ANNOTATION, FEATURES_ANNOTATION, label_value
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared
 from core.models.units import format_duration
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.own_pod import AGENT_SELECTOR, AgentReporter, shown
+from nodeagent.runtime.own_pod import AgentReporter, shown
 from nodeagent.runtime.workqueue import Timers
 
 __all__ = ["ConfigAgreement", "LiveAgents", "NodeBackoff", "choose_node", "count_idle", "describe_difference"]

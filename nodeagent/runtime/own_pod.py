@@ -8,22 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
 from core.kube.types import Pod
-from core.models.names import AGENT_LABELS
+from core.models.names import AGENT_LABELS, AGENT_SELECTOR
 from nodeagent.metrics.registry import Metrics
 
-__all__ = ["AGENT_SELECTOR", "AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
+__all__ = ["AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
 
 
 _log = logging.getLogger(__name__)
-
-
-AGENT_SELECTOR: Final = select_labels(AGENT_LABELS)
-"""The pods of all node agents."""
 
 
 class AgentReporter(Protocol):
