@@ -96,19 +96,13 @@ class Admission:
     copies: tuple[str, ...] = ()
 
 
-def find_unsupported(cr: Transfer) -> Admission | None:
-    """Return the failed admission of a transfer that this agent cannot carry out, which would otherwise stay New."""
-    if isinstance(cr, (DataDownload, PodVolumeRestore)) and (fault := _explain_restore_type(cr)):
-        return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, fault)
-    return None
-
-
-def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
+def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:
+    """Return the failed admission of a restore that this agent cannot carry out, which would otherwise stay New."""
     try:
         # Also where the volume is a new one.
         InPlace.of(cr.spec.restore_type, cr.settings)
     except ConfigError as e:
-        return str(e)
+        return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, str(e))
     return None
 
 
@@ -127,8 +121,8 @@ def check_mode(cr: DataUpload | DataDownload, claim: PersistentVolumeClaim | Non
     return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
 
 
-def refuse_unsupported(cr: Transfer) -> None:
-    """Check a transfer that another agent may have accepted, before its mover starts.
+def refuse_unsupported(cr: DataDownload | PodVolumeRestore) -> None:
+    """Check a restore that another agent may have accepted, before its mover starts.
 
     Raises:
         ExposeError: this agent cannot carry it out.

@@ -100,8 +100,6 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
     async def check_admission(self, cr: DataUpload, reader: Reader) -> Admission:
         """Return whether the backup storage location and the source snapshot are ready."""
         spec = cr.spec
-        if (refused := find_unsupported(cr)) is not None:
-            return refused
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
@@ -123,13 +121,10 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
 
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the source snapshot to a mover pod."""
-        refuse_unsupported(cr)
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: DataUpload) -> None:
-        """Check that the volume of the mover was created from the source snapshot, and whether it may start."""
-        if cr.preparing:
-            refuse_unsupported(cr)
+        """Check that the volume of the mover was created from the source snapshot."""
         await self.exposer.confirm(self._request(cr))
 
     async def withdraw(self, cr: DataUpload) -> Pending | None:
