@@ -28,6 +28,7 @@ __all__ = [
     "count_running",
     "describe_end",
     "describe_failure",
+    "has_started",
     "jobs_of",
     "list_jobs",
     "read_pod",
@@ -187,6 +188,11 @@ async def read_pod(client: KubeClient, namespace: str, job_name: str) -> Pod | N
     selector = select_labels({_JOB_NAME_LABEL: job_name})
     pods = await client.list(Selection(PODS, namespace, label_selector=selector))
     return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+
+
+def has_started(pod: Pod | None) -> bool:
+    """Return whether the pod runs, or has ended."""
+    return pod is not None and (pod.get("status") or {}).get("phase", "Pending") != "Pending"
 
 
 def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:

@@ -7,15 +7,15 @@ only once its pod runs, and no Job with that label is deleted before its end.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from core.errors import ExposeError, RepositoryError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
-from core.kube.resources import JOBS, PODS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS, PODS
 from core.kube.types import Manifest, Pod
 from core.logs import fields
 from core.models.names import REPO_NAME_LABEL, VERIFIED_REPOSITORY_LABEL, repo_name_label
@@ -24,6 +24,7 @@ from core.models.storage import (
     DEFAULT_CACHE_LIMIT_MIB,
     BackupRepository,
     BackupStorageLocation,
+    RepositoryKey,
 )
 from core.models.units import parse_count
 from core.mover_specs import MaintainRepository, VerifySnapshots
@@ -37,24 +38,42 @@ from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
-from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
-from nodeagent.maintenance.rules import Memory, full_interval_of, record_of
+from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, key_of, record_of
 from nodeagent.runtime.workqueue import Requeue, Timers
 
 __all__ = [
     "LOOK_AGAIN_SECONDS",
     "START_SECONDS",
     "STEP_SECONDS",
+    "BeforeStart",
     "JobAttendant",
     "JobRequest",
     "PodRejectedError",
     "create_job",
     "create_verification",
     "explain_start",
+    "look_again",
+    "read_before_start",
 ]
 
 _log = logging.getLogger(__name__)
+
+STEP_SECONDS: Final = 5.0
+"""Between two steps of a repository that something is done about."""
+
+LOOK_AGAIN_SECONDS: Final = 60.0
+"""Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
+
+START_SECONDS: Final = 600.0
+"""How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
+
+_ABANDONED_SECONDS: Final = 3600.0
+"""How long a Job of a Velero server that is gone may have no pod."""
+
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that writes no more."""
 
 
 class PodRejectedError(RepositoryError):
@@ -76,6 +95,43 @@ class JobRequest:
     memory: Memory
     ignore_foreign: bool = False
     report_snapshots: bool = False
+
+
+@dataclass(frozen=True)
+class BeforeStart:
+    """What is read at the start of a Job: all Jobs of the namespace, the repository's location, and what applies."""
+
+    jobs: list[MaintenanceJob]
+    location: BackupStorageLocation | None
+    settings: MaintenanceSettings
+
+
+async def read_before_start(
+    client: KubeClient,
+    namespace: str,
+    repository: BackupRepository,
+    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]],
+) -> BeforeStart | None:
+    """Return what a Job of the repository depends on; None: it has changed, and the change is not observed yet.
+
+    Raises:
+        KubeError: the API server rejected a read.
+    """
+    jobs = await list_jobs(client, namespace)
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
+    location = BackupStorageLocation.parse(raw) if raw is not None else None
+    active = await settings(key_of(repository))
+    fresh = BackupRepository.parse(await client.get(BACKUP_REPOSITORIES, namespace, repository.name))
+    if fresh.metadata.resource_version != repository.metadata.resource_version:
+        return None
+    return BeforeStart(jobs, location, active)
+
+
+def look_again(decision: Decision, now: datetime, seconds: float = LOOK_AGAIN_SECONDS) -> Requeue:
+    """Return when to decide again: in `seconds`, or once what was decided until a time has passed."""
+    if decision.wait_until is not None:
+        seconds = max(1.0, min(seconds, (decision.wait_until - now).total_seconds()))
+    return Requeue(seconds)
 
 
 async def create_job(
@@ -170,22 +226,6 @@ async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
     return manifest
 
 
-STEP_SECONDS: Final = 5.0
-"""Between two steps of a repository that something is done about."""
-
-LOOK_AGAIN_SECONDS: Final = 60.0
-"""Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
-
-START_SECONDS: Final = 600.0
-"""How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
-
-_ABANDONED_SECONDS: Final = 3600.0
-"""How long a Job of a Velero server that is gone may have no pod."""
-
-_OVER: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of a pod that writes no more."""
-
-
 async def explain_start(causes: CauseFinder, pod: Pod | None) -> str:
     """Return that the pod of a Job did not start in time, and why; None: it has none."""
     cause = "the Job controller did not create it"
@@ -237,10 +277,9 @@ class JobAttendant:
             # It was given up.
             await self.delete(job)
             return Requeue(STEP_SECONDS)
-        phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
-        if phase == "Pending" and seconds < START_SECONDS:
-            return Requeue(STEP_SECONDS)
-        if phase == "Pending":
+        if not has_started(pod):
+            if seconds < START_SECONDS:
+                return Requeue(STEP_SECONDS)
             await self._give_up(repository, job, pod)
             return Requeue(STEP_SECONDS)
         jobs = await list_jobs(cluster.client, self._namespace)

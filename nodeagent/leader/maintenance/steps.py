@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     BackupRepository,
-    BackupStorageLocation,
     RepositoryKey,
 )
 from core.redact import redact
@@ -32,8 +30,10 @@ from nodeagent.leader.maintenance.jobs import (
     JobRequest,
     PodRejectedError,
     create_job,
+    look_again,
+    read_before_start,
 )
-from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, read_pod
 from nodeagent.maintenance.record import RunningJob
 from nodeagent.maintenance.rules import (
     Decision,
@@ -247,9 +247,7 @@ class MaintenanceSteps:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
         seconds = STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else LOOK_AGAIN_SECONDS
-        if decision.wait_until is not None:
-            seconds = max(1.0, min(seconds, (decision.wait_until - self._cluster.now()).total_seconds()))
-        return Requeue(seconds), decision
+        return look_again(decision, self._cluster.now(), seconds), decision
 
     async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
         """Return what is known without further reads; `_start` completes it."""
@@ -281,16 +279,12 @@ class MaintenanceSteps:
 
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
-        cluster, name = self._cluster, repository.spec.backup_storage_location
+        cluster = self._cluster
         server = await self._absence.look()
-        jobs = await list_jobs(cluster.client, self._namespace)
-        raw = await cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
-        location = BackupStorageLocation.parse(raw) if raw is not None else None
-        settings = await self._sources.settings(key_of(repository))
-        fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
-        if fresh.metadata.resource_version != repository.metadata.resource_version:
-            # Not observed yet.
+        read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
+        if read is None:
             return Decision(Hold.NOT_OBSERVED)
+        jobs, location, settings = read.jobs, read.location, read.settings
         self._most = settings.max_concurrent_jobs
         view = replace(
             view,

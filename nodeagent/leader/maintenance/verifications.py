@@ -20,7 +20,6 @@ from core.kube.client import Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
     BACKUPS,
     DATA_UPLOADS,
     JOBS,
@@ -32,7 +31,7 @@ from core.models.base import format_time
 from core.models.job_output import read_output
 from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, VERIFICATION_ANNOTATION
 from core.models.phases import Phase
-from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.storage import BackupRepository
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from core.models.verification import (
     SHARE_LINE,
@@ -56,14 +55,16 @@ from nodeagent.leader.maintenance.jobs import (
     PodRejectedError,
     create_verification,
     explain_start,
+    look_again,
+    read_before_start,
 )
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
     count_running,
     describe_failure,
+    has_started,
     jobs_of,
-    list_jobs,
     read_pod,
     verifications_of,
 )
@@ -179,10 +180,7 @@ class VerificationSteps:
                 decision = await self._start(repository, view, waiting)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
                 self._held[repository.name] = self._cluster.clock.monotonic()
-        seconds = LOOK_AGAIN_SECONDS
-        if decision.wait_until is not None:
-            seconds = max(1.0, min(seconds, (decision.wait_until - self._cluster.now()).total_seconds()))
-        return Requeue(seconds)
+        return look_again(decision, self._cluster.now())
 
     def _latest(self) -> datetime:
         """Return the latest time that can be one of the past."""
@@ -199,8 +197,7 @@ class VerificationSteps:
         """Wait for the end of the Job; give up one whose pod never runs."""
         seconds = self._ages.seconds(repository.name, job.uid)
         pod = await read_pod(self._cluster.client, self._namespace, job.name)
-        phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
-        if phase != "Pending":
+        if has_started(pod):
             return Requeue(LOOK_AGAIN_SECONDS)
         if seconds < START_SECONDS:
             return Requeue(START_SECONDS - seconds)
@@ -212,14 +209,11 @@ class VerificationSteps:
 
     async def _start(self, repository: BackupRepository, view: VerificationView, waiting: int) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
-        cluster, name = self._cluster, repository.spec.backup_storage_location
-        jobs = await list_jobs(cluster.client, self._namespace)
-        raw = await cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
-        location = BackupStorageLocation.parse(raw) if raw is not None else None
-        settings = await self._sources.settings(key_of(repository))
-        fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
-        if fresh.metadata.resource_version != repository.metadata.resource_version:
+        cluster = self._cluster
+        read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
+        if read is None:
             return Decision(Hold.NOT_OBSERVED)
+        jobs, location, settings = read.jobs, read.location, read.settings
         self._most = settings.max_concurrent_jobs
         own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
         view = replace(
