@@ -1,13 +1,13 @@
-"""Text for people: ages in short, hints for misspelled names, and control characters made harmless for a terminal."""
+"""Text for people: ages and lists in short, hints for misspelled names, control characters harmless for a terminal."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
 from core.redact import redact
 
-__all__ = ["ask", "close_name", "format_age", "guess", "hinted", "one_line", "printable"]
+__all__ = ["ask", "close_name", "format_age", "guess", "hinted", "one_line", "printable", "some_of"]
 
 
 def printable(text: str) -> str:
@@ -24,6 +24,12 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a message as one printable line without secrets."""
     return printable(redact(" ".join(text.split())))
+
+
+def some_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first texts, at most so many, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
 
 
 _AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))

@@ -21,6 +21,7 @@ from core.errors import ExposeError
 from core.kube.event_files import read_start
 from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration, Volume
 from core.models.reasons import PendingReason
+from core.text import some_of
 from exposer.model import Pending, WorkloadRef
 from exposer.pod_status import LOST_CONTAINER
 
@@ -441,5 +442,4 @@ def _list(directory: Path) -> list[str]:
 
 
 def _describe(directories: list[str]) -> str:
-    more = f" and {len(directories) - _SHOWN} more" if len(directories) > _SHOWN else ""
-    return f"{', '.join(directories[:_SHOWN])}{more}" or "nothing"
+    return some_of(directories, _SHOWN) or "nothing"

@@ -18,6 +18,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
 from core.kube.types import ConfigObject, Manifest
 from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_release, is_ours
+from core.text import some_of
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
 from nodeagent.config.schema import ConfigFinding
@@ -55,9 +56,8 @@ async def check_user(
     if granting and await _lacks_what_it_grants(client, namespace):
         missing += granting
     if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise ConfigError(
-            f"nothing was applied: permissions missing in namespace {namespace}: {'; '.join(missing[:_SHOWN])}{more}: "
+            f"nothing was applied: permissions missing in namespace {namespace}: {some_of(missing, _SHOWN, '; ')}: "
             "docs/install.md has a role for the person who installs"
         )
 

@@ -36,6 +36,7 @@ from core.models.names import (
     is_ours,
 )
 from core.models.phases import FINAL_PHASES, Phase
+from core.text import some_of
 from nodeagent.maintenance.jobs import list_jobs
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
@@ -212,14 +213,9 @@ async def _require(client: KubeClient, namespace: str, permissions: Iterable[Per
     needed = [permission for permission in permissions if not permission.without]
     if missing := list((await missing_permissions(client, namespace, needed)).values()):
         raise ConfigError(
-            f"nothing was removed: permissions missing in namespace {namespace}: {_shorten(missing, '; ')}: "
+            f"nothing was removed: permissions missing in namespace {namespace}: {some_of(missing, _SHOWN, '; ')}: "
             "docs/permissions.md lists what uninstall needs"
         )
-
-
-def _shorten(texts: Sequence[str], separator: str = ", ") -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return separator.join(texts[:_SHOWN]) + more
 
 
 async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
@@ -244,7 +240,7 @@ def refuse_interruption(unfinished: Sequence[str]) -> None:
     """
     if unfinished:
         raise UninstallError(
-            f"nothing was removed: transfers have not ended, and --force interrupts them: {_shorten(unfinished)}"
+            f"nothing was removed: transfers have not ended, and --force interrupts them: {some_of(unfinished, _SHOWN)}"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from core.contract import MaintenanceCause
+from core.text import some_of
 
 __all__ = [
     "ACCESS_DENIED",
@@ -145,7 +146,6 @@ def find_maintenance_cause(lines: Iterable[str]) -> str:
         return f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {found['owner']}"
     # Each once, in the order of kopia's output.
     if missing := list(dict.fromkeys([*_MISSING_PACK.findall(text), *_MISSING_BLOB.findall(text)])):
-        more = f" and {len(missing) - _SHOWN_BLOBS} more" if len(missing) > _SHOWN_BLOBS else ""
-        return f"{MaintenanceCause.BLOB_NOT_FOUND}: {', '.join(missing[:_SHOWN_BLOBS])}{more}"
+        return f"{MaintenanceCause.BLOB_NOT_FOUND}: {some_of(missing, _SHOWN_BLOBS)}"
     cause = find_cause(text.splitlines())
     return f"{cause}: {text.splitlines()[-1]}" if cause else ""

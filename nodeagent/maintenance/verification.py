@@ -19,6 +19,7 @@ from core.models.base import Int64, Time, WireModel
 from core.models.names import VERIFICATION_ANNOTATION
 from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
+from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
 from nodeagent.maintenance.rules import Decision, Hold, LocationState
 
@@ -264,8 +265,8 @@ def describe_damage(copies: Iterable[VerifiedCopy]) -> list[str]:
         ordered = sorted(found, key=lambda one: one.created, reverse=True)
         if damaged := [one for one in ordered if one.damaged]:
             sound = [one.name for one in ordered if one.sound]
-            right = f"still right: {_some(sound, _MOST_COPIES)}" if sound else "no copy is known to be right"
-            names = _some([one.name for one in damaged], _MOST_COPIES)
+            right = f"still right: {some_of(sound, _MOST_COPIES)}" if sound else "no copy is known to be right"
+            names = some_of([one.name for one in damaged], _MOST_COPIES)
             fault = _first_fault(one.found for one in damaged if one.found is not None)
             texts.append(f"PVC {namespace}/{volume}: damaged: {names}: {fault}; {right}")
     return texts
@@ -276,18 +277,13 @@ def describe_unnamed(snapshots: Iterable[VerifiedSnapshot]) -> list[str]:
     damaged = [one for one in snapshots if one.outcome is VerificationOutcome.FAILED]
     if not damaged:
         return []
-    names = _some([one.id for one in damaged], _MOST_COPIES)
+    names = some_of([one.id for one in damaged], _MOST_COPIES)
     return [f"kopia snapshots without a backup in this cluster: damaged: {names}: {_first_fault(damaged)}"]
 
 
 def _first_fault(damaged: Iterable[VerifiedSnapshot]) -> str:
     fault = next((fault for one in damaged for fault in one.faults), "no cause")
     return " ".join(fault.split())[:_FAULT_CHARACTERS]
-
-
-def _some(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def after_job(

@@ -41,6 +41,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.names import helm_release, is_ours
+from core.text import some_of
 from exposer.workload import list_pods
 from nodeagent.runtime.permissions import Permission, Scope
 
@@ -239,9 +240,8 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
         raise ConfigError(f"cannot check the cluster: {e}") from e
     required = [text for permission, text in missing.items() if not permission.without]
     if required:
-        more = f" and {len(required) - _SHOWN} more" if len(required) > _SHOWN else ""
         raise ConfigError(
-            f"permissions missing: {'; '.join(required[:_SHOWN])}{more}: "
+            f"permissions missing: {some_of(required, _SHOWN, '; ')}: "
             "compare the roles of the ServiceAccount with those in deploy/agent"
         )
     for permission, text in missing.items():
