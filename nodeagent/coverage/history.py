@@ -121,7 +121,7 @@ class _Head(WireModel):
 
 @dataclass
 class _Block:
-    """The days of one ConfigMap. Numbers of a volume: 30 of what was new, 30 sizes, 30 durations; see `_pack`.
+    """The days of one ConfigMap. Numbers of a volume: 30 of what was new, 30 sizes, 30 durations; see `_encode`.
 
     `marks` tell which backups of a day were counted already. A day without marks, but with numbers, has passed: what
     was not counted by then never is.
@@ -172,7 +172,7 @@ class _Block:
         rest = self.volumes.setdefault(_REST, array("H", bytes(struct.calcsize(_NUMBERS))))
         for n, code in enumerate(self.volumes.pop(key)):
             if code:
-                rest[n] = _pack((_unpack(rest[n]) or 0.0) + (_unpack(code) or 0.0))
+                rest[n] = _encode((_decode(rest[n]) or 0.0) + (_decode(code) or 0.0))
 
     def add(self, backup: EndedBackup) -> bool:
         """Add a backup that was not counted yet; return whether it was."""
@@ -188,10 +188,10 @@ class _Block:
         if key == _REST:
             sums[_SIZE] = backup.total_bytes
         else:
-            row[n + _SIZE * _BLOCK_DAYS] = _pack(backup.total_bytes)
+            row[n + _SIZE * _BLOCK_DAYS] = _encode(backup.total_bytes)
         for what, more in sums.items():
             place = n + what * _BLOCK_DAYS
-            row[place] = _pack((_unpack(row[place]) or 0.0) + more)
+            row[place] = _encode((_decode(row[place]) or 0.0) + more)
         return True
 
     @property
@@ -282,7 +282,7 @@ class VolumeHistory:
 
 
 def _sum_known(codes: Iterable[int]) -> float | None:
-    known = [value for code in codes if (value := _unpack(code)) is not None]
+    known = [value for code in codes if (value := _decode(code)) is not None]
     return sum(known) if known else None
 
 
@@ -290,15 +290,15 @@ def _split(joined: bytes) -> set[bytes]:
     return {joined[n : n + _MARK_BYTES] for n in range(0, len(joined), _MARK_BYTES)}
 
 
-def _pack(value: float) -> int:
+def _encode(value: float) -> int:
     """Return a number from 0 to 2**62 in 16 bits, right to half a thousandth; 0 stands for what is not known."""
     (bits,) = struct.unpack("<I", struct.pack("<f", min(max(value, 0.0), _MOST) + 1.0))
     return int(bits - _ONE + (1 << _LOST_BITS - 1) >> _LOST_BITS) + 1
 
 
 @cache
-def _unpack(code: int) -> float | None:
-    """Return what `_pack` was given, rounded; None: not known."""
+def _decode(code: int) -> float | None:
+    """Return what `_encode` was given, rounded; None: not known."""
     if code == 0:
         return None
     (value,) = struct.unpack("<f", struct.pack("<I", (code - 1 << _LOST_BITS) + _ONE))
