@@ -205,10 +205,8 @@ async def restore_device(
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(repository, snapshot)
-    async with open_device(target, os.O_RDWR if compare else os.O_WRONLY, data_path) as (fd, size):
-        _check_size(snapshot, target, size)
-        if compare:
-            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
+    flags = os.O_RDWR if compare else os.O_WRONLY
+    async with _open_target(snapshot, target, flags, data_path, compare=compare) as (fd, _):
         ours, kopias = os.pipe()
         writer = HoleWriter(os.dup(fd), compare=compare)
         copy = partial(copy_stream, ours, writer)
@@ -232,7 +230,6 @@ async def restore_device(
         answer.check()
         if written != snapshot.size_bytes:
             raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
-        await data_path.wait_for(sync_device(fd, target), WRITING)
 
 
 async def restore_blocks(
@@ -255,10 +252,7 @@ async def restore_blocks(
         DataPathError: the target is smaller than the data: nothing was written.
         KopiaError: the snapshot is damaged, or the data path failed.
     """
-    async with open_device(target, os.O_RDWR, data_path) as (fd, size):
-        _check_size(snapshot, target, size)
-        if compare:
-            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
+    async with _open_target(snapshot, target, os.O_RDWR, data_path, compare=compare) as (fd, size):
         arguments = [
             f"--root={snapshot.root_object}",
             f"--size={snapshot.size_bytes}",
@@ -278,16 +272,28 @@ async def restore_blocks(
         placed, kept = int(done["written_bytes"]) + int(done["zeroed_bytes"]), int(done["kept_bytes"])
         if placed + kept != snapshot.size_bytes:
             raise answer.error(f"wrote {placed + kept} of {snapshot.size_bytes} bytes")
-        await data_path.wait_for(sync_device(fd, target), WRITING)
         return placed
 
 
-def _check_size(snapshot: Snapshot, target: Path, size_bytes: int) -> None:
-    if size_bytes < snapshot.size_bytes:
-        raise DataPathError(
-            f"device {target} is too small: it has {size_bytes} bytes, snapshot {snapshot.snapshot_id} "
-            f"has {snapshot.size_bytes} (nothing was written)"
-        )
+@asynccontextmanager
+async def _open_target(
+    snapshot: Snapshot, target: Path, flags: int, data_path: DataPath, *, compare: bool
+) -> AsyncIterator[tuple[int, int]]:
+    """Open the device to restore, and yield its descriptor and size; wait at the end until all is on the disk.
+
+    Raises:
+        DataPathError: it is smaller than the data, or cannot be opened: nothing was written.
+    """
+    async with open_device(target, flags, data_path) as (fd, size):
+        if size < snapshot.size_bytes:
+            raise DataPathError(
+                f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
+                f"has {snapshot.size_bytes} (nothing was written)"
+            )
+        if compare:
+            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
+        yield fd, size
+        await data_path.wait_for(sync_device(fd, target), WRITING)
 
 
 def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:

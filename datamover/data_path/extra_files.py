@@ -27,7 +27,7 @@ def find_unexplained(snapshot: Snapshot) -> str:
 
     kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted.
     """
-    patterns = {*Exclusions.parse(snapshot.exclude).patterns} if snapshot.exclude else set()
+    patterns = {*snapshot.exclusions.patterns}
     # A stage that was left out counts once, and once more if kopia scans the volume for an estimate. So one is nothing
     # else, and two may be.
     own = 1 if STAGE_PATTERN in patterns else 0

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
-from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
+from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.in_place_compare import Comparison
@@ -104,8 +104,7 @@ class InPlaceRestorer:
         self._run: list[tuple[str, Unit]] = []
         self._restored: dict[tuple[int, int], bytes] = {}
         self._whole_bytes = _WHOLE_BYTES
-        exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
-        self._extra = ExtraFiles(exclude, self.rule.delete_extra_files)
+        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files)
         self._comparison = Comparison(
             self.repository,
             self.snapshot,

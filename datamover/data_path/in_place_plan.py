@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.transfer_settings import Exclusions, InPlace, InPlacePlan, PlannedEntries
+from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
 from datamover.data_path.extra_files import ExtraFiles, find_unexplained
 from datamover.data_path.in_place import has_entries
 from datamover.data_path.in_place_compare import Comparison
@@ -91,8 +91,7 @@ class RestorePlanner:
 
     def __post_init__(self) -> None:
         """Prepare the comparison."""
-        exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
-        self._extra = ExtraFiles(exclude, self.rule.delete_extra_files, on_kept=self._keep)
+        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files, on_kept=self._keep)
         doing = f"comparing {self.volume} with the snapshot"
         self._comparison = Comparison(
             self.repository, self.snapshot, self.rule, self, self._extra, doing, precision_ns=_PRECISION_NS

@@ -15,7 +15,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -24,6 +24,7 @@ from core.contract import CANCELED_ENDING, MOVER_GRACE
 from core.errors import CanceledError, ConfigError, FencedError, KopiaError
 from core.models.base import JsonDict
 from core.models.units import format_duration
+from datamover.kopia.private_run import write_all
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
 from datamover.kopia.progress import Meter
 from datamover.kopia.snapshots import unpin_snapshot
@@ -128,7 +129,7 @@ class MoverBackup:
         if self._child is None:
             raise RuntimeError("kopia was not started")
         document, fd = json.dumps(decision).encode(), self._decision_fd
-        async with run_in_background(lambda _: _write_all(fd, document), name="decision"):
+        async with run_in_background(lambda _: write_all(fd, document), name="decision"):
             answer = await self._child
         output = json.dumps(self._result["snapshot"]).encode() if self._result else b""
         return replace(answer, output=output)
@@ -204,13 +205,6 @@ def _parse(line: str) -> tuple[str, JsonDict]:
     except ValueError:
         return "", {}
     return key, value
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    # kopia may have ended: its answer says why.
-    with suppress(BrokenPipeError):
-        while content:
-            content = content[os.write(fd, content) :]
 
 
 _logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from datamover.storage.providers import SECRET_VARIABLES
 from datamover.storage.s3 import environment_keys
 from datamover.storage.token_files import azure_token_file, replace_token_files
 
-__all__ = ["PrivateRun", "VolumeAccess", "open_private_run"]
+__all__ = ["PrivateRun", "VolumeAccess", "open_private_run", "write_all"]
 
 _PASSWORD: Final = "KOPIA_PASSWORD"  # noqa: S105 - the name of a variable
 _CONFIG: Final = "repository.config"
@@ -197,7 +197,7 @@ async def _serve(pipes: list[_Pipe]) -> AsyncIterator[None]:
                 pipe.path.unlink()
                 if ended.is_set():
                     return
-                _write_all(fd, pipe.content)
+                write_all(fd, pipe.content)
             finally:
                 os.close(fd)
 
@@ -214,8 +214,8 @@ async def _serve(pipes: list[_Pipe]) -> AsyncIterator[None]:
                         stack.callback(os.close, reader)
 
 
-def _write_all(fd: int, content: bytes) -> None:
-    # kopia may have ended before it has read all of it.
+def write_all(fd: int, content: bytes) -> None:
+    """Write the content to kopia, which may have ended before it has read all of it: its answer says why."""
     with suppress(BrokenPipeError):
         while content:
             content = content[os.write(fd, content) :]

@@ -20,6 +20,7 @@ from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
 from core.models.shrinkage import SavedSize
+from core.models.transfer_settings import Exclusions
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.stalls import read_duration
@@ -123,6 +124,15 @@ class Snapshot:
     def size(self) -> SavedSize:
         """What it has."""
         return SavedSize(self.snapshot_id, self.files, self.size_bytes, self.rules)
+
+    @property
+    def exclusions(self) -> Exclusions:
+        """The exclusions of its backup.
+
+        Raises:
+            ConfigError: the tag is invalid.
+        """
+        return Exclusions.parse(self.exclude) if self.exclude else Exclusions()
 
 
 def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:

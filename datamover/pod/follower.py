@@ -37,7 +37,7 @@ from datamover.runtime.child import kill_children
 
 __all__ = ["Fence", "TransferFollower", "WatchedTransfer", "exit_fenced", "read_fence_timeout"]
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 15.0
 
@@ -130,7 +130,7 @@ class TransferFollower:
                 await self.confirm()
         except (KubeError, TimeoutError) as e:
             cause = e if isinstance(e, KubeError) else "timed out"
-            _log.warning("cannot find out whether another attempt has begun: %s", cause)
+            _logger.warning("cannot find out whether another attempt has begun: %s", cause)
         if self._canceler.error is not None:
             raise self._canceler.error
 
@@ -154,7 +154,7 @@ class TransferFollower:
         try:
             cr = self._watched.kind.model.parse(raw)
         except ContractError as e:
-            _log.warning("ignored until it is corrected: %s", e)
+            _logger.warning("ignored until it is corrected: %s", e)
             if raw["metadata"].get("deletionTimestamp"):
                 self._canceler.cancel(f"{self._watched.description} is being deleted")
             self._compare(_attempts_of(raw))
@@ -190,8 +190,6 @@ def _attempts_of(raw: Object) -> Attempts:
     """Return the attempts of a transfer that may be invalid otherwise."""
     return Attempts.of(raw["metadata"].get("annotations") or {})
 
-
-_logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
