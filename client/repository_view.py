@@ -289,7 +289,7 @@ class RepositoryDetails(RepositorySummary):
 
 
 _IDENTITY: Final = ("--override-username=default", "--override-hostname=default")
-"""That of all data movers, by which their snapshots are listed as one's own."""
+"""All data movers have it, so their snapshots are listed as one's own."""
 
 _INHERITED: Final = SecretKey(name="cloud-credentials", key="cloud")
 """The credentials of locations that name none. Source: Velero v1.18, pkg/install/resources.go."""
@@ -351,7 +351,7 @@ def build_connect_lines(
 
 
 def _key_lines(secrets: _Secrets, location: BackupStorageLocation) -> list[str]:
-    """Return the lines that read the keys of the location's profile; those of a session are not supported."""
+    """Return the lines that read the keys of the location's profile; a session's are not supported."""
     profile = location.spec.config.get("profile") or "default"
     if not _PROFILE.fullmatch(profile):
         raise ConfigError(f'BackupStorageLocation {location.name}: "{profile}" is no name of a profile')

@@ -152,7 +152,7 @@ class BundleReader:
         self._on_progress(f"reading the log of {pod}")
         if others:
             shown = redact(", ".join(others))
-            self._bundle.missing.append(f"log of Pod {pod}: those of the other containers are left out: {shown}")
+            self._bundle.missing.append(f"log of Pod {pod}: the other containers' logs are left out: {shown}")
         async with _Missing(self._bundle, f"log of Pod {pod}"):
             text = await self._client.pod_log(self._namespace, pod, container=container, limit_bytes=limit)
             self._add_text(f"logs/{pod}.log", f"end of the log of a pod of kind {what}", text)

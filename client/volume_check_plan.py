@@ -29,7 +29,7 @@ DEFAULT_SPACE: Final = "nodeagent-preflight"
 """The namespace of the test's volumes, which is created and deleted with them."""
 
 _USER: Final = 65532
-"""That of the image."""
+"""The image's user."""
 
 _DATA_BYTES: Final = 1 << 20
 
@@ -52,7 +52,7 @@ data = open('/data/preflight', 'rb').read()
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """One check: `space` is the namespace of its volumes, `namespace` that of agents and transfers.
+    """One check: `space` is the namespace of its volumes, `namespace` has agents and transfers.
 
     `image` has Python and is the agents'; `size` is a quantity. `retaining` are the classes, as text, by whose policy
     volumes or snapshots stay in the storage.

@@ -197,7 +197,7 @@ def explain_exit(end: PodEnd) -> str:
 def _mover_of(pod: Pod, containers: list[_T]) -> _T | None:
     """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one.
 
-    That of a maintenance Job has a name of its own.
+    A maintenance Job's has a name of its own.
     """
     meta = pod.get("metadata") or {}
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}

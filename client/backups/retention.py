@@ -83,7 +83,7 @@ class RetentionRule(StrEnum):
 
 @dataclass(frozen=True)
 class KeepReason:
-    """One reason to keep a backup, as text, too; `uid` is that of the transfer that it is about, if it is one.
+    """One reason to keep a backup, as text, too; `uid` is the UID of the transfer that it is about, if it is one.
 
     `command` ends it without a deletion; None: there is none.
     """
@@ -143,7 +143,7 @@ class Situation:
 
     `restoring` are the restores that have not ended, by the ID of the snapshot that they name. `closed` has why nothing
     may be deleted in a location, by its name; a location without an entry is open. A `now` of None: ages do not matter.
-    A `check` of None: nothing is known of the bucket yet, and what has to be is assumed. `policies` are those of
+    A `check` of None: nothing is known of the bucket yet, and what has to be is assumed. `policies` are from
     schedules, by their labels, in place of what their newest copies say.
     """
 

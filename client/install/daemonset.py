@@ -26,7 +26,7 @@ _CREDENTIALS_VARIABLES: Final = (
 """For backup storage locations without spec.credential."""
 
 _USER: Final = 65532
-"""That of the image. By number, as a kubelet cannot tell from a name whether it is root."""
+"""The image's user. By number, as a kubelet cannot tell from a name whether it is root."""
 
 _HOST_PODS: Final = "host-pods"
 

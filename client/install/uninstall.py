@@ -325,7 +325,7 @@ async def remove(
     agents = [one for one in plan.removed if one["kind"] == kube.DAEMON_SETS.kind]
     for one in agents:
         await _delete(client, one, on_removed)
-    # Those of an earlier run that did not wait to the end, too.
+    # Also agents that an earlier run removed without waiting to the end.
     await _wait_agents(client, clock, plan.namespace)
     for one in plan.removed:
         if one not in agents:

@@ -275,7 +275,7 @@ BACKUP_TTL_ANNOTATION: Final = "nodeagent.io/backup-ttl"
 BACKUP_KEEP_ANNOTATION: Final = "nodeagent.io/backup-keep"
 """On such a transfer of a schedule that keeps by count and calendar: its policy, with the time to live, such as
 `daily=7,zone=UTC,ttl=48h0m0s`. It is in place of BACKUP_TTL_ANNOTATION, so that versions that know no policy keep it.
-That of a schedule's newest transfer counts for all of them."""
+The annotation of a schedule's newest transfer counts for all of them."""
 CLAIM_ANNOTATION: Final = "nodeagent.io/claim"
 """On such a transfer: the PVC as it was (`core.models.saved_claim`)."""
 RESTORE_LABEL: Final = "nodeagent.io/restore"
@@ -311,7 +311,7 @@ VERIFIED_REPOSITORY_LABEL: Final = "nodeagent.io/verified-repository"
 """On a Job by which the leader verifies a repository: the UID of the BackupRepository."""
 RESTORE_PLAN_LABEL: Final = "nodeagent.io/restore-plan"
 """On a Job that plans a restore into a volume: the name of the location, as `label_value` returns it; on the scratch
-objects that it needs: that of the transfer."""
+objects that it needs: the name of the transfer."""
 SNAPSHOT_FILES_LABEL: Final = "nodeagent.io/snapshot-files"
 """On a Job that lists or sends files of a snapshot: the name of its location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"

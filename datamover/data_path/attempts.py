@@ -150,7 +150,7 @@ def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) ->
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:
     """Delete the complete snapshots of the transfer's earlier attempts, which nothing will know of; return a warning.
 
-    That of a later attempt may be the transfer's result. A mover that completes its snapshot even later leaves it: the
+    A later attempt's may be the transfer's result. A mover that completes its snapshot even later leaves it: the
     snapshot report finds that it was overtaken.
 
     Raises:

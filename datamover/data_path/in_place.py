@@ -239,7 +239,7 @@ class InPlaceRestorer:
     def _make_placeholders(self, units: Sequence[Unit], stop: ShouldStop) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as stage:
-            # Those of a kopia that the target has refused something.
+            # Placeholders of a kopia that the target has refused something.
             for name in os.listdir(stage.new):  # noqa: PTH208 - a descriptor
                 stage.delete(name, stage.new)
             self._run = []

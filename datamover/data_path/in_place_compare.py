@@ -88,7 +88,7 @@ class Comparison:
     """Compares a snapshot with a volume.
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `precision_ns` is that of the volume's times. `entries` is how many were compared.
+    `precision_ns` is how exact the volume's times are. `entries` is how many were compared.
     """
 
     repository: Repository

@@ -275,7 +275,7 @@ async def read_targets(
 ) -> Sequence[bytes | None]:
     """Return the targets of kopia's entries of links; None: it is not known.
 
-    The size of an entry is that of its target. `file` is open for kopia's output.
+    The size of an entry is its target's. `file` is open for kopia's output.
     Source: kopia 0.23.1, snapshot/upload/upload.go (uploadSymlinkInternal), cli/command_content_show.go.
 
     Raises:

@@ -335,7 +335,7 @@ class Folded:
         return self._found
 
     def add(self, directory: bytes, entries: Iterable[JsonDict], directories: Directories, stop: ShouldStop) -> None:
-        """Add those of a directory, and the directories in it to those that are still to be read."""
+        """Add the entries of a directory, and the directories in it to what is still to be read."""
         seen, found = Fingerprints(), False
         for entry in entries:
             if stop():

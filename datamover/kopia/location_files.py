@@ -86,7 +86,7 @@ def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iter
 def read_directories(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[Iterator[JsonDict]]:
     """Yield the entries of each directory in `file`, the output of the call that `answer` is of.
 
-    Those of one directory are to be read before the next one.
+    The files of one directory are to be read before the next one.
 
     Raises:
         KopiaError: kopia failed, or its output is not a directory.

@@ -145,7 +145,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
         root = document["rootEntry"]
         summary, stats, tags = root["summ"], document.get("stats") or {}, document.get("tags") or {}
         if by_block := tags.get(UPLOADER_TAG) == BLOCK_DATA_MOVER:
-            # Velero counts no entries, and the size is that of whole blocks.
+            # Velero counts no entries, and the size is of whole blocks.
             summary = summary | {"files": 1, "dirs": 1, "size": tags.get(_SOURCE_SIZE_TAG) or summary.get("size", 0)}
         links = int(summary.get("symlinks", 0))
         return Snapshot(
@@ -314,7 +314,7 @@ async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
 async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, within: timedelta) -> None:
     """Delete the incomplete snapshots of a failed backup that began at `start`; what remains, the next one deletes.
 
-    Those of a later attempt, or of another transfer, may be what that one continues from.
+    A later attempt's, or another transfer's, may be what that one continues from.
     """
 
     async def remove() -> None:

@@ -121,7 +121,7 @@ async def read_named_snapshots(
 async def read_backup_snapshots(client: KubeClient, namespace: str, key: RepositoryKey) -> set[str]:
     """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
 
-    Those of a Backup that is being deleted do not count: a Velero server deletes its snapshots before its transfers.
+    Snapshots of a Backup that is being deleted do not count: a Velero server deletes them before its transfers.
     Source: Velero v1.18, pkg/controller/backup_deletion_controller.go.
 
     Raises:

@@ -338,7 +338,7 @@ class VerificationKeys(Section):
     time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
     windows: tuple[WindowKeys, ...] = Field(
         default=(),
-        description="when reading may start; without windows in those of maintenance",
+        description="when reading may start; without windows in maintenance's",
         examples=[[{"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "8h"}]],
     )
 

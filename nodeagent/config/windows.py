@@ -188,7 +188,7 @@ class VerificationPlan:
     """When shares of backup repositories are read.
 
     All that a repository has is read once in `period`; at the starts of `starts`, None: spread over the period; within
-    `windows`, none: those of maintenance.
+    `windows`, none: maintenance's.
     """
 
     period: timedelta

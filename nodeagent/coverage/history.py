@@ -58,7 +58,7 @@ _MOST_UNPACKED: Final = 64 * 1024 * 1024
 _VERSION: Final = 1
 
 _REST: Final[VolumeKey] = ("", "")
-"""All volumes without days of their own: those of pods that have no PVC, and the smallest ones."""
+"""All volumes without days of their own: pods' that have no PVC, and the smallest ones."""
 
 _ONE: Final = 0x3F800000
 """1.0 as a 32-bit float. Source: IEEE 754, binary32: 8 bits of exponent, 23 of mantissa."""
@@ -240,7 +240,7 @@ def merge_history(
         before = days
     days = before if before.number == block else days
     passed = days.passed
-    # Each is added: also those of a day with marks that has passed, which are the ones that no leader has seen.
+    # Each is added: also on a day with marks that has passed, since no leader has seen it then.
     added = [days.add(one) for one in backups if one.day not in passed and one.day <= today + 1]
     if not any(added):
         return None

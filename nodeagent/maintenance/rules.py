@@ -354,7 +354,7 @@ def slot_of(now: datetime, frequency: timedelta, uid: str) -> int:
     """Return when the slot of `now` began, in milliseconds since 1970, in whole seconds.
 
     A slot is as long as `frequency`. Two leaders in one slot give their Jobs the same name, so that one is rejected.
-    Those of repositories with different UIDs begin at different times.
+    Slots of repositories with different UIDs begin at different times.
     """
     length = max(1, int(frequency.total_seconds()))
     offset = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8]) % length

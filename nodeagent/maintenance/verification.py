@@ -117,7 +117,7 @@ class VerificationView:
     """What the decision about one repository depends on.
 
     `plan` is None where verification is not configured. `has_backups`: a completed backup may refer to it.
-    `job_unfinished`: a Job of either kind has not ended. `windows` are those of maintenance.
+    `job_unfinished`: a Job of either kind has not ended. `windows` are maintenance's.
     """
 
     now: datetime

@@ -78,7 +78,7 @@ class Settings:
             `maintenance_config_map`.
         maintenance_frequency: `spec.maintenanceFrequency` of repositories that have none; not positive: 1 hour.
         mover_service_account: the account of mover pods; empty: the agent's own.
-        prepare_timeout: from Accepted to Prepared. Default: Velero's; so is that of
+        prepare_timeout: from Accepted to Prepared. Default: Velero's; so is the default of
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
         node_gone_after: how long a node may be not Ready before its transfers are Failed.
         status_address: where `/status` is served; None: where the metrics are.

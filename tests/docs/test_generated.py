@@ -22,7 +22,7 @@ Generated from the agent's registry (`tests/docs/test_generated.py`). Each agent
 `python_…`) are left out. [alerts.md](alerts.md) has a dashboard and alerts.
 
 The number of series is bounded:
-- `uid` is that of a transfer that runs on the node: the series end with it, so that there are no more than slots.
+- `uid` is the UID of a transfer that runs on the node: the series end with it, so that there are no more than slots.
 - `nodeagent_volume_…` has eight series at most for each PVC with a completed backup or an interval, of at most 2,000
   PVCs (`nodeagent_volumes_omitted` counts the others), in the leader only. The namespace of a PVC is
   `volume_namespace`: `namespace` is a label that Prometheus sets. They end with the PVC.
@@ -33,7 +33,7 @@ The number of series is bounded:
   kubelet, the scheduler or a driver.
 - The others have labels of few values, or the names of nodes, backup repositories, locations or schedules.
 
-What became of the bytes of backups: of `nodeagent_moved_bytes_total` those of unchanged files are not read; the others
+What became of the bytes of backups: of `nodeagent_moved_bytes_total`, unchanged files are not read; the others
 are `nodeagent_hashed_bytes_total`. Of these `nodeagent_deduplicated_bytes_total` were in the repository already. The
 rest is `nodeagent_stored_bytes_total` after compression, and sent with kopia's indexes: `nodeagent_sent_bytes_total`.
 An agent that restarts in the middle of a transfer misses some of the bytes.
