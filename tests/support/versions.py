@@ -43,6 +43,7 @@ def definitions_of(version: str) -> Path:
 def load_definitions(version: str, **labels: str) -> dict[str, JsonDict]:
     """Return the definitions of a version by their names, with these labels and no other metadata."""
     found = [yaml.safe_load(path.read_text()) for path in definitions_of(version).glob("*.yaml")]
+    assert found, f"no definitions of version {version}"
     names = [one["metadata"]["name"] for one in found]
     return {name: one | {"metadata": {"name": name, "labels": labels}} for name, one in zip(names, found, strict=True)}
 

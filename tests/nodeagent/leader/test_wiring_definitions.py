@@ -63,7 +63,7 @@ async def test_those_of_an_older_velero_server_are_no_event() -> None:
     [
         pytest.param("main", {}, BlockHash.HMAC_SHA256_128, id="velero 1.19"),
         pytest.param("main", _LABELS, None, id="ours"),
-        pytest.param("1.18.2", {}, None, id="velero 1.18"),
+        pytest.param("1.18.3", {}, None, id="velero 1.18"),
     ],
 )
 async def test_new_repositories_have_the_hash_of_the_velero_whose_definitions_are_served(
