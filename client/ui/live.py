@@ -25,7 +25,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
 from core.kube.resources import CONFIG_MAPS
 from core.models.names import HISTORY_CONFIGMAPS
-from nodeagent.coverage.history import VolumeHistory, content_of
+from nodeagent.coverage.history import VolumeHistory, content_of, count_volumes
 
 __all__ = ["Details", "Live", "Observed", "State"]
 
@@ -139,7 +139,6 @@ _REPOSITORY_SECONDS: Final = 30.0
 _HISTORY_SECONDS: Final = 300.0
 """Between two reads of the history: up to a megabyte, to which the leader adds once a minute at most."""
 
-_BYTES_PER_VOLUME: Final = 100
 _KEPT: Final = 50
 """How many objects' last answers are kept: more pages are not open."""
 
@@ -232,8 +231,9 @@ class Details:
         except ForbiddenError as e:
             # Not asked for again with each update of a page.
             return self._no_history(None, e)
-        number = sum(map(len, contents)) // _BYTES_PER_VOLUME
-        return KnownHistory(await run_for_many(number, VolumeHistory, contents, self._now().toordinal()))
+        return KnownHistory(
+            await run_for_many(count_volumes(*contents), VolumeHistory, contents, self._now().toordinal())
+        )
 
     def _no_history(self, _: None, why: KubeError) -> KnownHistory:
         return KnownHistory(VolumeHistory((), self._now().toordinal()), str(why))

@@ -31,6 +31,7 @@ __all__ = [
     "VolumeHistory",
     "block_of",
     "content_of",
+    "count_volumes",
     "merge_history",
     "name_of_block",
 ]
@@ -46,6 +47,8 @@ _BLOCK_DAYS: Final = 30
 
 _MOST_BYTES: Final = 256 * 1024
 """Of one ConfigMap: a quarter of 1 MiB. Of more volumes than fit, some 2,000, the smallest become part of the rest."""
+
+_BYTES_PER_VOLUME: Final = 100
 
 _MOST_MARKS: Final = 20_000
 """Backups of one day that are counted: each has a mark until the day has passed."""
@@ -216,6 +219,11 @@ def content_of(stored: ConfigObject | None) -> bytes | None:
         return base64.b64decode(data[HISTORY_KEY])
     except (KeyError, ValueError):
         return None
+
+
+def count_volumes(*contents: bytes) -> int:
+    """Return about how many volumes are in ConfigMaps: work on many is done in a thread."""
+    return sum(map(len, contents)) // _BYTES_PER_VOLUME
 
 
 def merge_history(

@@ -18,6 +18,7 @@ from nodeagent.coverage.history import (
     EndedBackup,
     block_of,
     content_of,
+    count_volumes,
     merge_history,
     name_of_block,
 )
@@ -36,9 +37,6 @@ _RETRY: Final = Backoff(_PAUSE_SECONDS, 3600.0)
 
 _MOST_PENDING: Final = 100_000
 """Backups that wait to be added, which is for long without the permission to write."""
-
-_BYTES_PER_VOLUME: Final = 100
-"""Of what is stored, about; work on many volumes is done in a thread."""
 
 
 class HistoryKeeper:
@@ -111,7 +109,7 @@ class HistoryKeeper:
         client, name = self._cluster.client, name_of_block(block)
         stored = await client.read(CONFIG_MAPS, self._namespace, name)
         before = content_of(stored)
-        number = max(len(backups), len(before or b"") // _BYTES_PER_VOLUME)
+        number = max(len(backups), count_volumes(before or b""))
         after = await run_for_many(number, merge_history, before, block, backups, today)
         if after is None:
             return

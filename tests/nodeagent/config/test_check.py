@@ -234,7 +234,7 @@ async def test_a_configuration_without_names_reads_nothing() -> None:
     [
         pytest.param("main", "{}", ["loadConcurrency.prepareQueueLength"], id="not set beside 1.19"),
         pytest.param("main", '{"loadConcurrency": {"prepareQueueLength": 9}}', [], id="set"),
-        pytest.param("1.18.2", "{}", [], id="not set beside 1.18"),
+        pytest.param("1.18.3", "{}", [], id="not set beside 1.18"),
     ],
 )
 async def test_a_queue_length_that_is_not_set_is_reported_beside_velero_1_19(
