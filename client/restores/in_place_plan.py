@@ -27,7 +27,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSource
+from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSource
 from core.models.base import Int64, WireModel
 from core.models.names import RESTORE_PLAN_LABEL, label_value
 from core.models.storage import RepositoryKey
@@ -111,14 +111,14 @@ def _place(snapshot: Manifest) -> str:
 
 
 async def _report(jobs: JobTools, tools: RestoreTools, plan: InPlaceRestore) -> VolumeReport:
-    one, found = plan.one, None
+    one, found, ready = plan.one, None, None
     device = plan.mode is VolumeMode.BLOCK
     if plan.snapshot is not None:
         jobs.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
-        await wait_until_ready(tools, plan.snapshot)
-    if plan.snapshot is not None and plan.claim is not None and not device:
+        ready = await wait_until_ready(tools, plan.snapshot)
+    if ready is not None and plan.claim is not None and not device:
         try:
-            found = await _Scratch(jobs, tools, one, plan.claim).compare(plan.snapshot)
+            found = await _Scratch(jobs, tools, one, plan.claim).compare(ready)
         except AgentError as e:
             raise RestoreError(
                 f"PVC {one.target}: the restore could not be planned, nothing was changed: {e} "
@@ -148,8 +148,8 @@ class _Scratch:
         self._name = f"{one.name}-plan"
         self._labels = {RESTORE_PLAN_LABEL: label_value(one.name)}
 
-    async def compare(self, snapshot: Manifest) -> InPlacePlan:
-        """Return what the restore does with the data in the snapshot, and remove all scratch objects.
+    async def compare(self, snapshot: VolumeSnapshot) -> InPlacePlan:
+        """Return what the restore does with the data in the snapshot, which is ready, and remove all scratch objects.
 
         Raises:
             RestoreError: an object of another kind has the name, or the snapshot cannot be used.
@@ -179,13 +179,12 @@ class _Scratch:
         (found,) = answer.find(PLAN_LINE)
         return found
 
-    async def _make(self, snapshot: Manifest) -> None:
+    async def _make(self, snapshot: VolumeSnapshot) -> None:
         client, namespace = self._jobs.client, self._jobs.namespace
-        stored = await wait_until_ready(self._tools, snapshot)
         original = await client.get(
-            VOLUME_SNAPSHOT_CONTENTS, "", (stored.get("status") or {})["boundVolumeSnapshotContentName"]
+            VOLUME_SNAPSHOT_CONTENTS, "", (snapshot.get("status") or {})["boundVolumeSnapshotContentName"]
         )
-        if pending := diagnose_binding(stored, original):
+        if pending := diagnose_binding(snapshot, original):
             raise RestoreError(pending.message)
         content = build_shared_content(original, namespace, self._name, deletion_policy=RETAIN)
         await self._create(VOLUME_SNAPSHOT_CONTENTS, content)
@@ -193,7 +192,7 @@ class _Scratch:
         await self._create(VOLUME_SNAPSHOTS, shared)
         self._jobs.on_progress(f"waiting for VolumeSnapshot {namespace}/{self._name}")
         await wait_until_ready(self._tools, shared)
-        kind, size = PERSISTENT_VOLUME_CLAIMS, parse_snapshot_source(stored, original, self._claim).size
+        kind, size = PERSISTENT_VOLUME_CLAIMS, parse_snapshot_source(snapshot, original, self._claim).size
         # A PVC without a class has no snapshot.
         storage_class = self._claim["spec"].get("storageClassName") or ""
         spec = build_snapshot_spec(self._name, storage_class, size=size, mode=VolumeMode.FILESYSTEM)
