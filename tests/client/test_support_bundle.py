@@ -132,7 +132,7 @@ async def test_of_a_pod_with_sidecars_the_log_of_the_agent_is_collected_and_the_
     bundle = await _read(scene)
     asked = [one.query["container"] for one in scene.kube.requests if one.path.endswith("/pods/agent-a/log")]
     assert asked == ["node-agent"]
-    assert "log of Pod agent-a: those of the other containers are left out: istio-proxy" in bundle.missing
+    assert "log of Pod agent-a: the other containers' logs are left out: istio-proxy" in bundle.missing
 
 
 async def test_lists_are_read_page_by_page(scene: StatusScene) -> None:
