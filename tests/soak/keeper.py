@@ -193,7 +193,10 @@ class Keeper:
         meta = {"namespace": NAMESPACE, "name": f"{self.ground.name}-{time.time_ns():x}", **template["metadata"]}
         job = api.create(_JOBS, {"metadata": meta, "spec": template["spec"]})
         stamp = re.sub(r"\D", "", job["metadata"]["creationTimestamp"])
-        ended = self._wait(_JOBS, meta["name"], lambda job: {"Complete", "Failed"} & _conditions(job))
+        try:
+            ended = self._wait_for_work(_JOBS, meta["name"], lambda job: {"Complete", "Failed"} & _conditions(job))
+        except BedError as error:
+            raise BedError(f"{error}; it logged: {self._log(meta['name']).strip()}") from error
         log = self._log(meta["name"])
         self.expired += log.count(" was expired, and is deleted with")
         self.contents[f"{self.ground.name}-{stamp}"] = digest
@@ -244,7 +247,7 @@ class Keeper:
             "spec": {"maintenanceFrequency": "10s"},
         }
         ground.bed.api.patch(_REPOSITORIES, body, name=name, namespace=NAMESPACE)
-        self._wait(_REPOSITORIES, name, lambda found: _succeeded(found) > before)
+        self._wait_for_work(_REPOSITORIES, name, lambda found: _succeeded(found) > before)
 
     def _change(self, name: str) -> None:
         """Change the location for a while; returns once it is as it was, and its repository is ready."""
@@ -264,6 +267,20 @@ class Keeper:
 
     def _wait(self, resource: Resource, name: str, until: Callable[[Json], object]) -> Json:
         return wait_for(self.ground.bed, resource, (NAMESPACE, name), until, seconds=_SECONDS)
+
+    def _wait_for_work(self, resource: Resource, name: str, until: Callable[[Json], object]) -> Json:
+        """Wait for what needs the location; the time begins again whenever that was another one meanwhile.
+
+        Raises:
+            BedError: It did not come true though the location was as it should be for all of the time.
+        """
+        while True:
+            began = time.monotonic()
+            try:
+                return self._wait(resource, name, until)
+            except BedError:
+                if all(change.ended <= began for change in self._changes):
+                    raise
 
     def _log(self, job: str) -> str:
         """What the pods of a Job have logged."""
