@@ -14,12 +14,16 @@ from statistics import median
 from typing import Final
 
 from benchmarks.figures import Summary
-from benchmarks.large_cluster import Person, run_in_large_cluster
+from benchmarks.large_cluster import Person, claim_name, run_in_large_cluster
+from benchmarks.scale.manifests import app_namespace
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
 from tests.client.support.browser import visit
 from tests.support.ui_command import running_ui
 
-_PATHS: Final = ("/", "/transfers", "/transfers?state=active&sort=node", "/queue", "/nodes/node-001", "/repositories")
+_PATHS: Final = (
+    *("/", "/?volumes=1", "/volumes/{volume}", "/transfers", "/transfers?state=active&sort=node", "/queue"),
+    *("/nodes/node-001", "/repositories"),
+)
 _START_SECONDS: Final = 60.0
 _PAINT: Final = """async () => {
   for (;;) {
@@ -43,8 +47,10 @@ async def _measure(arguments: argparse.Namespace, person: Person) -> tuple[Itera
         page = tab.page
         await page.get_by_text("The cluster is").wait_for(timeout=_START_SECONDS * 1000)
         ready_seconds = loop.time() - began
+        await page.get_by_text("volumes protected").wait_for(timeout=_START_SECONDS * 1000)
+        volume = f"{app_namespace(person.namespace, 0)}/{claim_name(0)}"
         for path in _PATHS * arguments.runs:
-            await tab.open(path)
+            await tab.open(path.format(volume=volume))
             paints.setdefault(path, []).append(await page.evaluate(_PAINT))
         before = person.count_requests()
         await asyncio.sleep(arguments.idle_seconds)

@@ -15,7 +15,7 @@ from tests.support.objects import JsonDict
 
 KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
 CONFIG_MAP: Final = "node-agent-config"
-_APPS: Final = 10
+APPS: Final = 10
 """Namespaces with volumes, which alternate in the admission queue."""
 
 _SNAPSHOTS: Final = "snapshot.storage.k8s.io/v1"
@@ -23,7 +23,7 @@ _SNAPSHOTS: Final = "snapshot.storage.k8s.io/v1"
 
 def app_namespace(namespace: str, number: int) -> str:
     """Return the namespace of the volume with that number, for the agents of `namespace`."""
-    return f"{namespace}-app-{number % _APPS}"
+    return f"{namespace}-app-{number % APPS}"
 
 
 def node_name(number: int) -> str:

@@ -46,7 +46,7 @@ from core.kube.resources import (
     NODES,
     PODS,
 )
-from core.kube.types import Object
+from core.kube.types import Object, UncheckedObject
 from core.models.names import AGENT_SELECTOR, DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
 from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
 from nodeagent.config.keys import LoadConcurrency
@@ -82,11 +82,12 @@ class StatusReader:
         places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
         no_agents: tuple[AgentRecord, ...] = ()
         reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
+        cron_jobs = asyncio.create_task(self._list_cron_jobs(), name="CronJobs")
         rules, agents, transfers, volumes, repositories, locations = await asyncio.gather(
-            self._read_rules(reading),
+            self._read_rules(reading, lambda: cron_jobs),
             reading,
-            self._read_transfers(),
-            self.observe_volumes(),
+            self._read_transfers(TRANSFER_KINDS),
+            VolumeReader(self._client, namespace, self.now, cron_jobs=cron_jobs).read(),
             self._read_all(UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), repository_record),
             self._read_all(UnreadPart.LOCATIONS, places, location_record),
         )
@@ -111,7 +112,7 @@ class StatusReader:
         return await VolumeReader(self._client, self._namespace, self.now, volume_namespace).read()
 
     async def read_volumes(self, volume_namespace: str = "") -> ClusterSnapshot:
-        """Return the transfers and volumes, of one namespace if one is named, and the configuration alone.
+        """Return the backups and volumes, of one namespace if one is named, and the configuration alone.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -120,7 +121,7 @@ class StatusReader:
         self._unread = []
         installed, transfers, volumes = await asyncio.gather(
             self._try(UnreadPart.FLAGS, self._read_installed, None),
-            self._read_transfers(),
+            self._read_transfers([kind for kind in TRANSFER_KINDS if not kind.restores]),
             self.observe_volumes(volume_namespace),
         )
         settings = installed.settings if installed is not None else None
@@ -134,12 +135,12 @@ class StatusReader:
             unread=tuple(self._unread),
         )
 
-    async def _read_transfers(self) -> tuple[TransferRecord, ...]:
+    async def _read_transfers(self, kinds: Sequence[TransferKind]) -> tuple[TransferRecord, ...]:
         none: list[TransferRecord] = []
-        kinds = await asyncio.gather(
-            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in TRANSFER_KINDS)
+        found = await asyncio.gather(
+            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in kinds)
         )
-        return tuple(record for listed in kinds for record in listed)
+        return tuple(record for listed in found for record in listed)
 
     async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
         """Return what no watch shows: the leader, its page, the settings, retention; by a handful of requests.
@@ -152,7 +153,7 @@ class StatusReader:
 
         known: asyncio.Future[Sequence[AgentRecord]] = asyncio.get_running_loop().create_future()
         known.set_result(agents)
-        read = await self._read_rules(known)
+        read = await self._read_rules(known, self._list_cron_jobs)
         return dataclasses.replace(read, unread=tuple(self._unread))
 
     async def _list(self, kind: TransferKind) -> list[TransferRecord]:
@@ -161,13 +162,17 @@ class StatusReader:
             found += [decode_transfer(kind, text) for text in texts]
         return found
 
-    async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
+    async def _read_rules(
+        self,
+        agents: Awaitable[Sequence[AgentRecord]],
+        list_cron_jobs: Callable[[], Awaitable[Sequence[UncheckedObject]]],
+    ) -> ClusterSnapshot:
         no_schedules: tuple[str, ...] = ()
         lease, installed, retention, old_schedules = await asyncio.gather(
             self._try(UnreadPart.LEASE, self._read_lease, LeaseRecord()),
             self._try(UnreadPart.FLAGS, self._read_installed, None),
             self._try(UnreadPart.RETENTION, self._read_retention, None),
-            self._try(UnreadPart.RETENTION, self._read_old_schedules, no_schedules),
+            self._try(UnreadPart.RETENTION, lambda: _find_old_schedules(list_cron_jobs()), no_schedules),
         )
         settings = installed.settings if installed is not None else None
         page, (config, concurrency) = await asyncio.gather(
@@ -248,9 +253,8 @@ class StatusReader:
         stored = await self._client.read(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
         return read_report(stored.get("data") if stored else None)
 
-    async def _read_old_schedules(self) -> tuple[str, ...]:
-        cron_jobs = await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
-        return tuple(one["metadata"]["name"] for one in cron_jobs if deletes_by_old_rules(one))
+    async def _list_cron_jobs(self) -> Sequence[UncheckedObject]:
+        return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     async def _read_page(
         self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]
@@ -279,3 +283,7 @@ class StatusReader:
             return {}
         texts = [text async for page in self._client.raw_pages(Selection(NODES)) for text in page]
         return slots_by_node(texts, concurrency)
+
+
+async def _find_old_schedules(cron_jobs: Awaitable[Sequence[UncheckedObject]]) -> tuple[str, ...]:
+    return tuple(one["metadata"]["name"] for one in await cron_jobs if deletes_by_old_rules(one))

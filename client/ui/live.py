@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ from client.status.health import Finding, Health, Rule, worst
 from client.status.read import StatusReader
 from client.status.records import ClusterSnapshot, RepositoryRecord, Target, TransferRecord
 from client.status.view import RateOf, StatusView, build_view
+from client.ui.tables import VolumeRow, list_volumes
 from core.aio import run_for_many, wait_for_event
 from core.clock import Clock
 from core.errors import AgentError
@@ -68,6 +69,12 @@ class State:
         message = f"the cluster does not answer: {self.lost}"
         findings = [*view.findings, Finding(health=Health.UNKNOWN, rule=Rule.NOT_READ, message=message)]
         return replace(view, findings=findings, health=worst(findings))
+
+    @cached_property
+    def volumes(self) -> Sequence[VolumeRow]:
+        """All volumes, those that need attention first."""
+        coverage = self.snapshot.coverage
+        return list_volumes(self.snapshot.transfers, coverage.volumes if coverage is not None else ())
 
 
 class Live:

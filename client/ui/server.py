@@ -22,13 +22,11 @@ from client.ui.guard import BrowserGuard
 from client.ui.live import Details, Live, Observed, State
 from client.ui.tables import (
     TransferFilter,
-    VolumeRow,
     build_grid,
     choose_transfers,
     cut,
     describe_configuration,
     find_node,
-    list_volumes,
     parse_page,
     volume_of,
 )
@@ -170,7 +168,7 @@ class Pages:
         return {}
 
     async def _overview(self, request: web.Request, state: State) -> _Values:
-        volumes, history = _list_volumes(state), await self._details.history(state.lost)
+        volumes, history = state.volumes, await self._details.history(state.lost)
         pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
         shown = {
             name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
@@ -191,7 +189,7 @@ class Pages:
         key = (request.match_info["namespace"], request.match_info["name"])
         history = await self._details.history(state.lost)
         days = history.days.of(key)
-        row = next((one for one in _list_volumes(state) if (one.namespace, one.volume) == key), None)
+        row = next((one for one in state.volumes if (one.namespace, one.volume) == key), None)
         if row is None and all(one.total_bytes is None for one in days):
             raise web.HTTPNotFound(text=f"nothing is known of a volume {'/'.join(key)}")
         backups = [one for one in state.snapshot.transfers if one.is_backup and volume_of(one) == key]
@@ -265,11 +263,6 @@ class Pages:
     def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
         text = self._templates.get_template(name).render(values)
         return web.Response(text=text, content_type="text/html", status=status)
-
-
-def _list_volumes(state: State) -> list[VolumeRow]:
-    coverage = state.snapshot.coverage
-    return list_volumes(state.snapshot.transfers, coverage.volumes if coverage is not None else ())
 
 
 def _fault(request: web.Request, why: str | AgentError | None) -> _Values:

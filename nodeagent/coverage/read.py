@@ -106,16 +106,19 @@ class VolumeReader:
         volume_namespace: str = "",
         *,
         most: int | None = None,
+        cron_jobs: Awaitable[Sequence[UncheckedObject]] | None = None,
     ) -> None:
         """Read schedules in `namespace`, where the agents run; an empty `volume_namespace`: volumes of all namespaces.
 
-        `most` is how many objects of a kind may be held; None: as many as there are.
+        `most` is how many objects of a kind may be held; None: as many as there are. `cron_jobs` returns the schedules
+        of `nodeagent schedule`, to be read once; None: they are listed.
         """
         self._client = client
         self._namespace = namespace
         self._now = now
         self._volume_namespace = volume_namespace
         self._most = most
+        self._cron_jobs = cron_jobs
         self._intervals: dict[tuple[str, str], timedelta] = {}
         self._notes: list[str] = []
         self._passing = False
@@ -129,7 +132,7 @@ class VolumeReader:
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing = [], False
-        no_cron_jobs: list[UncheckedObject] = []
+        no_cron_jobs: Sequence[UncheckedObject] = ()
         no_namespaces: Mapping[str, Namespace] = {}
         no_pods: tuple[WorkloadPod, ...] = ()
         claims, namespaces, cron_jobs, velero = await asyncio.gather(
@@ -212,7 +215,9 @@ class VolumeReader:
     async def _read_volumes(self) -> Mapping[str, StoredVolume] | None:
         return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)}
 
-    async def _list_cron_jobs(self) -> list[UncheckedObject]:
+    async def _list_cron_jobs(self) -> Sequence[UncheckedObject]:
+        if self._cron_jobs is not None:
+            return await self._cron_jobs
         return await self._client.list(Selection(kube.CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     def _read_cron_job(self, raw: UncheckedObject, claims: Mapping[VolumeKey, VolumeClaim]) -> BackupSource | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, SCHEDULES
 from tests.support.tools import tool
 from tests.testbed.api import Api, Json, Resource
 from tests.testbed.controlplane import ControlPlane, Endpoint
@@ -116,6 +117,19 @@ def apply_crds(kubeconfig: Path, *folders: Path) -> None:
     chosen = [("-f", file) for file in files if file.name != "kustomization.yaml"]
     _run([*kubectl, "apply", "--server-side", *(part for pair in chosen for part in pair)])
     _run([*kubectl, "wait", "crd", "--all", "--for=condition=Established", "--timeout=30s"])
+
+
+def serve_schedules(server: ApiServer) -> None:
+    """Let the server accept Schedules of Velero, whatever is in them, and return when they are served."""
+    names = {"kind": SCHEDULES.kind, "listKind": "ScheduleList", "plural": SCHEDULES.plural, "singular": "schedule"}
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": SCHEDULES.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    spec = {"group": SCHEDULES.group, "scope": "Namespaced", "names": names, "versions": [version]}
+    typed = {"apiVersion": CUSTOM_RESOURCE_DEFINITIONS.api_version, "kind": CUSTOM_RESOURCE_DEFINITIONS.kind}
+    with tempfile.TemporaryDirectory() as folder:
+        definition = typed | {"metadata": {"name": SCHEDULES.full_name}, "spec": spec}
+        (Path(folder) / "schedules.yaml").write_text(json.dumps(definition), encoding="utf-8")
+        apply_crds(server.kubeconfig, Path(folder))
 
 
 def _start(folder: Path) -> tuple[Supervisor, ControlPlane]:

@@ -6,12 +6,14 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from client.permissions import VOLUMES_PERMISSIONS
 from nodeagent.coverage.states import Coverage
 from tests.client.support.commands import Shell, open_shell
 from tests.client.support.status_scene import StatusScene
 from tests.client.support.volumes_scene import a_backup, volumes_scene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.volume_scene import a_claim
+from tests.support.access import access_of, not_permitted
 from tests.support.golden import assert_golden, assert_golden_text
 
 
@@ -25,9 +27,10 @@ def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: p
     return open_shell(scene.kube, capsys, monkeypatch)
 
 
-def test_a_new_user_sees_which_volumes_are_not_protected_and_why(shell: Shell) -> None:
+def test_a_new_user_sees_which_volumes_are_not_protected_and_why(scene: StatusScene, shell: Shell) -> None:
     done = shell.run("volumes")
     assert (done.code, done.err) == (0, "")
+    assert not_permitted(map(access_of, scene.kube.requests), VOLUMES_PERMISSIONS, "velero") == []
     assert_golden_text("cli/volumes", done.out)
     assert_golden_text("cli/volumes-wide", shell.run("volumes", "-n", "db", "-o", "wide").out)
 

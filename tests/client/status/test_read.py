@@ -20,7 +20,7 @@ async def test_the_number_of_requests_does_not_depend_on_the_number_of_transfers
     for number in range(50):
         scene.kube.put(transfer("DataUpload", f"more-{number}"))
         scene.put_agent(f"node-{number}")
-    assert await _count(scene) == before == 17
+    assert await _count(scene) == before == 16
 
 
 async def test_lists_are_paged() -> None:
