@@ -296,7 +296,8 @@ class RestoreResult(WireModel):
 
     The others than the first two are ours. `note` is what the user should know, for `status.message`: the target did
     not take the owner, mode or time of `unset` entries. `incremental_bytes` were written; it is absent if that is not
-    known. `fallback_full`: everything was written, although the restore was to be incremental.
+    known. `fallback_full`: everything was written, although the restore was to be incremental. `fs_type` is the file
+    system on a device that was restored by block; absent: none that is known.
     """
 
     target: VolumePath
@@ -305,6 +306,7 @@ class RestoreResult(WireModel):
     fallback_full: bool | UnsetType = UNSET
     note: str | UnsetType = UNSET
     unset: Int64 | UnsetType = UNSET
+    fs_type: str | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""

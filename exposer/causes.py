@@ -7,6 +7,7 @@ kubernetes-csi/external-provisioner v5, pkg/controller.
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,10 @@ from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.types import Event, Object, Pod
 from core.logs import fields
 from core.models.base import parse_time
+from core.models.names import BLOCK_DATA_MOVER
 from core.models.reasons import PendingReason
-from exposer.model import Exposed, Pending
+from exposer.model import Exposed, NoDeviceError, Pending
+from exposer.ownership import mark_refused
 from exposer.pod_status import diagnose_pod
 
 __all__ = ["CauseFinder", "EventCause", "find_pod_cause", "find_pvc_cause"]
@@ -39,6 +42,17 @@ _PULLING: Final = "Pulling"
 
 
 _PROVISIONING: Final = "Provisioning"
+_FAILED: Final = "ProvisioningFailed"
+
+_NO_DEVICE: Final = re.compile(
+    r"does not support block volume|code = (?:InvalidArgument|Unimplemented) desc = .*(?:block|capabilit)",
+    re.IGNORECASE,
+)
+"""In the Event of a provisioner whose volumes are file systems only, such as of NFS or CephFS.
+
+Source: sig-storage-lib-external-provisioner v11, controller/controller.go (canProvision); csi-driver-nfs,
+csi-driver-smb (isValidVolumeCapabilities) and ceph-csi (validateCreateVolumeRequest); CSI 1.12, spec.md (CreateVolume).
+"""
 
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
@@ -160,15 +174,27 @@ class CauseFinder:
         self._clock = clock
         self._queries: dict[str, _Query] = {}
 
-    async def inspect(self, pod: Pod | Pending) -> Exposed | Pending:
+    async def inspect(self, pod: Pod | Pending, *, by_block: bool = False) -> Exposed | Pending:
         """Return the running or terminated `pod` as exposed, or why it is pending.
+
+        `by_block`: the PVC of its own name must become a device.
 
         Raises:
             ExposeError: it can never run.
+            NoDeviceError: the PVC can never be provisioned, and is marked so.
         """
         if isinstance(pod, Pending):
             return pod
-        return await self.explain(pod) or Exposed(pod)
+        pending = await self.explain(pod)
+        if by_block and pending is not None and pending.reason == _FAILED and _NO_DEVICE.search(pending.message):
+            meta = pod["metadata"]
+            claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, meta["namespace"], meta["name"])
+            if claim is not None:
+                await mark_refused(self._client, claim)
+            raise NoDeviceError(
+                f"data mover {BLOCK_DATA_MOVER} needs a volume of volumeMode Block, which is refused: {pending.message}"
+            )
+        return pending or Exposed(pod)
 
     async def explain(self, pod: Pod) -> Pending | None:
         """Return why `pod` (a v1 Pod as JSON dict, just read) is pending; None where it is not.

@@ -91,7 +91,7 @@ class CSISnapshotExposer:
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
-            return await self._causes.inspect(pod)
+            return await self._causes.inspect(pod, by_block=request.by_block)
 
     async def confirm(self, request: SnapshotRequest) -> None:
         """Check that the volume of the backup PVC was created from the snapshot.
@@ -172,7 +172,7 @@ class CSISnapshotExposer:
         if isinstance(found, Pending):
             return found
         source, source_content = found
-        manifest = build_backup_content(request.owner, source_content, source)
+        manifest = build_backup_content(request.owner, source_content, source, by_block=request.by_block)
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
 
     async def _ensure_snapshot(

@@ -8,6 +8,10 @@ label, so that garbage collection finds a provisioned volume if its transfer is 
 bound), delete the pod, wait until the volume is detached, delete its PVC, point the volume at the
 target PVC (with those labels that the target PVC selects by and the volume lacks), point the target
 PVC at the volume, wait until they are bound, restore the reclaim policy and remove the label.
+
+A device is restored through a restore PVC of volumeMode Block. For a target with a file system, the volume gets another
+PersistentVolume once its PVC is deleted, which replaces the first one: both are retained, refer to the deleted PVC and
+have our label meanwhile, so that neither is bound or reclaimed, and one of them always names the storage.
 Source: Velero v1.18, pkg/exposer/generic_restore.go (the order, and the labels of the target's
 selector), and main at d2241adba (the detachment); Kubernetes v1.34,
 pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC are bound).
@@ -15,6 +19,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC
 
 from dataclasses import replace
 
+from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
@@ -31,7 +36,14 @@ from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, Copies, ExposeRun
 from exposer.in_place import check_existing, check_unused, ensure_taken, give_back, is_released, is_taken_by
-from exposer.manifests import build_restore_claim, cache_claim_name, claim_volume_mode
+from exposer.manifests import (
+    build_changed_volume,
+    build_restore_claim,
+    cache_claim_name,
+    changed_name,
+    claim_volume_mode,
+    volume_mode,
+)
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
@@ -43,6 +55,7 @@ from exposer.ownership import (
     explain_deletion,
     is_provisioned,
     original_policy,
+    replace_volume,
     restore_reclaim_policy,
     retain_for,
     set_reclaim_policy,
@@ -71,7 +84,9 @@ class Rebinder:
             KubeError: the API server rejected a request.
         """
         target = await self._read_target(request, kept)
-        volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
+        volume = await self._read_volume(request, kept)
+        if isinstance(volume, Pending):
+            return volume
         if volume is None or volume["metadata"].get("deletionTimestamp"):
             raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted")
         try:
@@ -85,16 +100,17 @@ class Rebinder:
         A volume that the target PVC points at is kept for it. One that was not provisioned for the restore is
         released, with the reclaim policy that it came with.
         """
-        volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
-        if volume is None:
-            return None
+        volume = await self._read_volume(request, kept)
+        if volume is None or isinstance(volume, Pending):
+            return volume
+        name = volume["metadata"]["name"]
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
-        if target is not None and target["spec"].get("volumeName") == kept.pv_name:
+        if target is not None and target["spec"].get("volumeName") == name:
             await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
             return None
         if not _owned_by_restore(request, volume):
             return None
-        message = f"PersistentVolume {kept.pv_name} is being deleted{explain_deletion(volume)}"
+        message = f"PersistentVolume {name} is being deleted{explain_deletion(volume)}"
         pending = Pending(PendingReason.CLEANING_UP, message)
         try:
             if kept.provisioned:
@@ -131,28 +147,54 @@ class Rebinder:
     async def _rebind(
         self, request: RestoreRequest, kept: KeptVolume, *, target: PersistentVolumeClaim, volume: PersistentVolume
     ) -> Pending | None:
+        name = volume["metadata"]["name"]
         if not _claimed_by(volume, target):
             if not _owned_by_restore(request, volume):
                 owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
-                raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data {owner}")
+                raise ExposeError(f"PersistentVolume {name} with the restored data {owner}")
             # The label lets garbage collection delete it.
             labels = request.owner.labels if kept.provisioned else {}
             volume = await retain_for(self._client, volume, labels)
-            pending = await self._delete_pod_and_claim(request.owner, attached=kept.pv_name)
+            pending = await self._delete_pod_and_claim(request.owner, attached=name)
             if pending:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
-            volume = await self._client.get(PERSISTENT_VOLUMES, "", kept.pv_name)
+            volume = await self._client.get(PERSISTENT_VOLUMES, "", name)
+            if volume_mode(volume) is not claim_volume_mode(target):
+                return await self._change_mode(request, kept, volume)
             await self._point_volume(volume, target)
             # Its controller is to see that first. If it sees the PVC point at a volume that is another PVC's, it looks
             # at the PVC again only 15 seconds later.
-            return _binding(request, kept)
+            return _binding(request, name)
         if not target["spec"].get("volumeName"):
-            target = await self._point_target(target, kept)
+            target = await self._point_target(target, name)
         if not _bound(volume, target):
-            return _binding(request, kept)
+            return _binding(request, name)
         await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
+
+    async def _read_volume(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolume | Pending | None:
+        """Return the PersistentVolume of the restored data; Pending while another one replaces it."""
+        volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
+        if not request.by_block or (volume is not None and not volume["metadata"].get("deletionTimestamp")):
+            return volume
+        changed = await self._client.read(PERSISTENT_VOLUMES, "", changed_name(kept.pv_name))
+        if volume is None or changed is None:
+            return changed or volume
+        return _changing(kept)
+
+    async def _change_mode(self, request: RestoreRequest, kept: KeptVolume, volume: PersistentVolume) -> Pending:
+        """Replace the retained volume of a device by one with a file system.
+
+        Raises:
+            ExposeError: another volume has its name, or `volume` is not the restore's to delete.
+        """
+        if not kept.provisioned or volume_mode(volume) is not VolumeMode.BLOCK:
+            mode = volume["spec"].get("volumeMode")
+            raise ExposeError(f"PersistentVolume {kept.pv_name} has volumeMode {mode}, unlike the target PVC")
+        manifest = build_changed_volume(volume, fs_type=request.fs_type or kept.fs_type)
+        await replace_volume(self._client, request.owner, volume, manifest)
+        return _changing(kept)
 
     async def _release(self, owner: Owner, volume: PersistentVolume) -> None:
         """Point the volume at a deleted PVC, so that its controller reclaims it.
@@ -179,7 +221,7 @@ class Rebinder:
         if target is None or target["metadata"].get("deletionTimestamp"):
             raise ExposeError(f"{place} was deleted")
         other = target["spec"].get("volumeName") or kept.pv_name
-        if other != kept.pv_name:
+        if other not in {kept.pv_name, *([changed_name(kept.pv_name)] if request.by_block else [])}:
             raise ExposeError(f"{place} was bound to PersistentVolume {other} meanwhile")
         if (target.get("status") or {}).get("phase") == "Lost":
             raise ExposeError(f"{place} has phase Lost")
@@ -205,14 +247,19 @@ class Rebinder:
         }
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
-    async def _point_target(self, target: PersistentVolumeClaim, kept: KeptVolume) -> PersistentVolumeClaim:
-        change: Manifest = {"spec": {"volumeName": kept.pv_name}}
+    async def _point_target(self, target: PersistentVolumeClaim, volume: str) -> PersistentVolumeClaim:
+        change: Manifest = {"spec": {"volumeName": volume}}
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
 
 
-def _binding(request: RestoreRequest, kept: KeptVolume) -> Pending:
+def _binding(request: RestoreRequest, volume: str) -> Pending:
     place = f"{request.target_namespace}/{request.target_claim}"
-    return Pending(PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {kept.pv_name}")
+    return Pending(PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {volume}")
+
+
+def _changing(kept: KeptVolume) -> Pending:
+    text = f"PersistentVolume {kept.pv_name} of the device is being replaced by {changed_name(kept.pv_name)}"
+    return Pending(PendingReason.BINDING, text)
 
 
 def _owned_by_restore(request: RestoreRequest, volume: PersistentVolume) -> bool:
@@ -283,16 +330,25 @@ class GenericRestoreExposer:
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
-            return await self._causes.inspect(pod)
+            return await self._causes.inspect(pod, by_block=request.by_block)
 
     async def confirm(self, request: RestoreRequest) -> None:
-        """Check that the existing volume is still used by nothing else; reads only.
+        """Check that the existing volume is still used by nothing else, or that the mode of a new one can change.
 
         Raises:
-            ExposeError: it is.
+            ExposeError: it is, or it cannot: it existed before, and is not this agent's to delete.
         """
         if request.volume:
             await check_unused(self._client, request.volume)
+        elif request.by_block:
+            kept = await self.read_volume(request)
+            target = await self._read_target(request, self._client)
+            if kept.provisioned or isinstance(target, Pending) or claim_volume_mode(target) is VolumeMode.BLOCK:
+                return
+            raise ExposeError(
+                f"PersistentVolumeClaim {request.owner.namespace}/{request.owner.name} was bound to the existing "
+                f"PersistentVolume {kept.pv_name}, whose volumeMode cannot become the target PVC's"
+            )
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts.
@@ -366,7 +422,7 @@ class GenericRestoreExposer:
         if placement.node or request.volume:
             placement = replace(placement, tolerations=await self._read_tolerations(request))
         manifest = build_restore_pod(
-            request, claim_volume_mode(target), placement=placement, storage=storage, cache=cache
+            request, claim_volume_mode(claim), placement=placement, storage=storage, cache=cache
         )
         return await run.ensure(PODS, manifest)
 
@@ -380,7 +436,9 @@ class GenericRestoreExposer:
         if existing is not None:
             existing = await ensure_taken(self._client, run, request=request, volume=existing)
         excluded = request.settings.excluded_metadata
-        manifest = build_restore_claim(request.owner, target, node=node, excluded=excluded, volume=existing)
+        manifest = build_restore_claim(
+            request.owner, target, node=node, excluded=excluded, volume=existing, by_block=request.by_block
+        )
         return await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
 
     async def _read_tolerations(self, request: RestoreRequest) -> tuple[PodToleration, ...]:

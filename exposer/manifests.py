@@ -7,11 +7,11 @@ pkg/utils/util.go (annotations of a content).
 """
 
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
-from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.resources import PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from core.models.base import WireModel
 from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
@@ -30,10 +30,12 @@ __all__ = [
     "build_backup_snapshot",
     "build_bound_snapshot",
     "build_cache_claim",
+    "build_changed_volume",
     "build_restore_claim",
     "build_shared_content",
     "build_snapshot_spec",
     "cache_claim_name",
+    "changed_name",
     "claim_for_one_pod",
     "claim_read_only",
     "claim_size_gib",
@@ -45,6 +47,7 @@ __all__ = [
     "parse_snapshot_source",
     "parse_source_annotation",
     "read_error",
+    "volume_mode",
 ]
 
 _BINDING_ANNOTATIONS: Final = (
@@ -77,6 +80,11 @@ def claim_volume_mode(claim: PersistentVolumeClaim) -> VolumeMode:
     return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
 
 
+def volume_mode(volume: PersistentVolume) -> VolumeMode:
+    """Return the volume mode of a PersistentVolume; absent means Filesystem."""
+    return VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+
+
 def claim_for_one_pod(claim: PersistentVolumeClaim) -> bool:
     """Return whether a single pod may use the PVC."""
     return bool(claim["spec"].get("accessModes") == [_ONE_POD])
@@ -95,10 +103,11 @@ def cache_claim_name(owner: Owner) -> str:
 def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> Manifest:
     """Return the PVC whose volume is provisioned from the backup VolumeSnapshot.
 
-    `size` is a quantity.
+    `size` is a quantity, `mode` the source's.
     """
     settings = request.backup_pvc
     writable = _ONE_POD if settings.one_pod else _WRITABLE
+    mode = VolumeMode.BLOCK if request.by_block else mode
     spec = build_snapshot_spec(request.owner.name, request.backup_class, size=size, mode=mode)
     spec["accessModes"] = [_READ_ONLY if settings.read_only else writable]
     return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
@@ -126,17 +135,20 @@ def build_restore_claim(
     node: str,
     excluded: tuple[str, ...],
     volume: PersistentVolume | None = None,
+    by_block: bool = False,
 ) -> Manifest:
     """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for `volume`; None: for a new one.
 
     It has neither the target's selector nor its data source nor its binding: the volume is
     provisioned empty. `node`: where the volume must be reachable; empty: anywhere. `excluded`: how
-    the keys of annotations and labels begin that it does not get either.
+    the keys of annotations and labels begin that it does not get either. `by_block`: it is for a device.
     """
     annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
     spec: Manifest = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
+    if by_block:
+        spec["volumeMode"] = str(VolumeMode.BLOCK)
     if volume is not None:
         spec |= {
             "volumeName": volume["metadata"]["name"],
@@ -145,6 +157,37 @@ def build_restore_claim(
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
     claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
     return claim
+
+
+_PROVISIONER_IDENTITY: Final = "storage.kubernetes.io/csiProvisionerIdentity"
+"""An attribute of a volume: the process that created it, under its old name."""
+
+
+def changed_name(volume: str) -> str:
+    """Return the name of the PersistentVolume that replaces this one, with another volume mode."""
+    return f"{volume}-fs"
+
+
+def build_changed_volume(volume: PersistentVolume, *, fs_type: str) -> Manifest:
+    """Return a PersistentVolume with the storage and all marks of `volume`, which has a file system instead.
+
+    `fs_type` is empty where that is not known. Neither mode nor handle of an existing one can change.
+    Source: Velero main at d2241adba, RebindPV in pkg/util/kube/pvc_pv.go; Kubernetes v1.34,
+    pkg/apis/core/validation (ValidatePersistentVolumeUpdate).
+    """
+    meta, spec = volume["metadata"], cast("Manifest", volume["spec"])
+    spec = spec | {"volumeMode": str(VolumeMode.FILESYSTEM)}
+    if csi := spec.get("csi"):
+        attributes = csi.get("volumeAttributes") or {}
+        kept = {key: value for key, value in attributes.items() if key != _PROVISIONER_IDENTITY}
+        spec["csi"] = csi | {"volumeAttributes": kept} | ({"fsType": fs_type} if fs_type else {})
+    copied = {key: meta.get(key) or {} for key in ("labels", "annotations")}
+    return {
+        "apiVersion": PERSISTENT_VOLUMES.api_version,
+        "kind": PERSISTENT_VOLUMES.kind,
+        "metadata": {"name": changed_name(meta["name"])} | copied,
+        "spec": spec,
+    }
 
 
 def claim_size_gib(claim: PersistentVolumeClaim) -> int:
@@ -187,6 +230,13 @@ VOLUME_ANNOTATION: Final = "nodeagent.io/snapshot-volume"
 
 GROUP_ANNOTATION: Final = "nodeagent.io/snapshot-group"
 """On the backup content: the group of its snapshot, if the driver deletes the snapshots of a group only together."""
+
+_MODE_CHANGE_ANNOTATION: Final = "snapshot.storage.kubernetes.io/allow-volume-mode-change"
+"""On the backup content: a PVC from its snapshot may have another volume mode than the source.
+
+Source: external-provisioner v5, pkg/controller/controller.go (getSnapshotSource); Velero main at d2241adba,
+pkg/exposer/csi_snapshot.go (createBackupVSC), which sets it on every one.
+"""
 
 _CONTROLLER_ANNOTATIONS: Final = frozenset(
     {
@@ -329,8 +379,12 @@ def diagnose_binding(snapshot: VolumeSnapshot, content: VolumeSnapshotContent) -
     return None
 
 
-def build_backup_content(owner: Owner, content: VolumeSnapshotContent, source: SnapshotSource) -> Manifest:
+def build_backup_content(
+    owner: Owner, content: VolumeSnapshotContent, source: SnapshotSource, *, by_block: bool = False
+) -> Manifest:
     """Return the backup content, which shares the snapshot handle of the source's `content`.
+
+    `by_block`: a volume with a file system may be read as a device.
 
     Raises:
         ExposeError: the source content has no handle to share, or no driver.
@@ -339,6 +393,8 @@ def build_backup_content(owner: Owner, content: VolumeSnapshotContent, source: S
     meta = manifest["metadata"]
     meta["labels"] |= owner.labels
     meta["annotations"] |= {SOURCE_ANNOTATION: source.to_json()}
+    if by_block and source.volume_mode is not VolumeMode.BLOCK:
+        meta["annotations"][_MODE_CHANGE_ANNOTATION] = "true"
     return manifest
 
 

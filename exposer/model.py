@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
-from core.errors import AgentError
+from core.errors import AgentError, ExposeError
 from core.kube.resources import Resource, Selection
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.base import CustomResource
@@ -26,6 +26,7 @@ __all__ = [
     "Guard",
     "KeptVolume",
     "LocatedVolume",
+    "NoDeviceError",
     "NotOwnerError",
     "Owner",
     "Pending",
@@ -51,6 +52,10 @@ class NotOwnerError(AgentError):
         """Store whether another agent continues."""
         super().__init__(message)
         self.ended = ended
+
+
+class NoDeviceError(ExposeError):
+    """The StorageClass has no volumes of volumeMode Block: its provisioner refuses them."""
 
 
 class Reader(Protocol):
@@ -147,12 +152,14 @@ class Pending:
 class KeptVolume:
     """A restored volume: its PersistentVolume, and the reclaim policy it came with.
 
-    `provisioned` is whether it was created for the restore. One that existed before is never deleted.
+    `provisioned` is whether it was created for the restore. One that existed before is never deleted. `fs_type` is the
+    file system that the data mover found on a device; empty: none that it knows, or it wrote files.
     """
 
     pv_name: str
     reclaim_policy: str
     provisioned: bool = False
+    fs_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ class SnapshotRequest:
     `location` is the name of the BackupStorageLocation, here and in the other requests; `copied` is what the
     custom resource was accepted with (`CopyPlan.recorded`).
     `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
-    name that was created later is a different one.
+    name that was created later is a different one. `by_block`: as a device, also where the source has a file system.
     """
 
     owner: Owner
@@ -207,6 +214,7 @@ class SnapshotRequest:
     operation_timeout: timedelta | None = None
     requested_at: datetime | None = None
     copied: tuple[str, ...] = ()
+    by_block: bool = False
 
     @property
     def copies(self) -> CopyPlan:
@@ -231,6 +239,7 @@ class RestoreRequest:
     `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; empty: a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
     taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
+    `by_block`: a device is written, also for a target with a file system, which `fs_type` names; empty: not known.
     """
 
     owner: Owner
@@ -247,6 +256,8 @@ class RestoreRequest:
     base_snapshot: tuple[str, str] | None = None
     requested_at: datetime | None = None
     restore: str = ""
+    by_block: bool = False
+    fs_type: str = ""
 
     @property
     def copies(self) -> CopyPlan:

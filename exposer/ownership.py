@@ -64,8 +64,11 @@ __all__ = [
     "is_being_provisioned",
     "is_copy_for",
     "is_provisioned",
+    "is_refused",
+    "mark_refused",
     "original_policy",
     "patch_if_there",
+    "replace_volume",
     "restore_reclaim_policy",
     "retain_for",
     "set_reclaim_policy",
@@ -295,6 +298,23 @@ async def retain_for(client: KubeClient, volume: PersistentVolume, labels: dict[
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
+async def replace_volume(client: KubeClient, owner: Owner, volume: PersistentVolume, manifest: Manifest) -> None:
+    """Create the PersistentVolume of `manifest` for the storage of `volume`, as it was just read, then delete `volume`.
+
+    Repeat it until `volume` is gone. Only a retained one is deleted, so that its storage stays.
+
+    Raises:
+        ExposeError: a volume that is not the owner's has the name.
+    """
+    name = manifest["metadata"]["name"]
+    found = await client.read(PERSISTENT_VOLUMES, "", name) or await client.create(PERSISTENT_VOLUMES, manifest)
+    if not belongs(found, owner):
+        raise ExposeError(f"PersistentVolume {name} already exists and does not belong to {owner.kind} {owner.name}")
+    retained = volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN
+    if retained and not found["metadata"].get("deletionTimestamp"):
+        await delete_object(client, PERSISTENT_VOLUMES, volume, unchanged=True)
+
+
 async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
     """Return `volume` with its original reclaim policy and without our marks: no transfer owns it any more."""
     patch = without_marks(volume, policy)
@@ -365,6 +385,22 @@ def explain_deletion(volume: PersistentVolume) -> str:
     return f": {error}" if error else ""
 
 
+_REFUSED_ANNOTATION: Final = "nodeagent.io/provisioning-refused"
+"""On a PVC whose provisioner has answered that it makes no such volume: none is created any more."""
+
+
+async def mark_refused(client: KubeClient, claim: PersistentVolumeClaim) -> None:
+    """Record on `claim`, as it was just read, that its provisioner makes no such volume."""
+    if not is_refused(claim):
+        patch: Manifest = {"metadata": {"annotations": {_REFUSED_ANNOTATION: "true"}}}
+        await patch_if_there(client, PERSISTENT_VOLUME_CLAIMS, claim, patch)
+
+
+def is_refused(claim: PersistentVolumeClaim) -> bool:
+    """Return whether the provisioner of `claim` makes no such volume."""
+    return _REFUSED_ANNOTATION in (claim["metadata"].get("annotations") or {})
+
+
 async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     """Return whether a provisioner may create a volume for `claim` that would be retained.
 
@@ -373,7 +409,7 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
     (provisionClaimOperationExternal).
     """
     annotations = claim["metadata"].get("annotations") or {}
-    if claim["spec"].get("volumeName") or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
+    if claim["spec"].get("volumeName") or is_refused(claim) or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
         return False
     class_name = claim["spec"].get("storageClassName") or ""
     found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None

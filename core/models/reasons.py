@@ -76,7 +76,6 @@ class PendingReason(StrEnum):
 class FailureReason(StrEnum):
     """Every reason for which an admission check fails; the message explains it."""
 
-    DATA_MOVER_UNSUPPORTED = "DataMoverUnsupported"
     RESTORE_TYPE_UNSUPPORTED = "RestoreTypeUnsupported"
     SNAPSHOT_TYPE_UNKNOWN = "SnapshotTypeUnknown"
     SOURCE_MISSING = "SourceMissing"

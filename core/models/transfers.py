@@ -269,11 +269,15 @@ class DataUpload(_DataMoverTransfer):
 
 
 class TargetVolume(WireModel):
-    """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, empty: a new one."""
+    """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, empty: a new one.
+
+    `fs_type` is the file system of the source; empty: the server did not know it, or knows no such field.
+    """
 
     pvc: str
     namespace: str
     pv: str = ""
+    fs_type: str = ""
 
 
 class BaseSnapshotSpec(WireModel):

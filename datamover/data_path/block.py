@@ -28,7 +28,7 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
-__all__ = ["HoleWriter", "copy_stream", "open_device", "restore_blocks", "restore_device"]
+__all__ = ["HoleWriter", "copy_stream", "open_device", "read_file_system", "restore_blocks", "restore_device"]
 
 _PUNCH_HOLE: Final = 0x02
 
@@ -191,6 +191,28 @@ def _device_size(fd: int) -> int:
     size = os.lseek(fd, 0, os.SEEK_END)
     os.lseek(fd, 0, os.SEEK_SET)
     return size
+
+
+_MAGICS: Final = ((0, b"XFSB", "xfs"), (0x438, b"\x53\xef", "ext4"), (0x10040, b"_BHRfS_M", "btrfs"))
+"""Where a device has what tells its file system. The driver of ext4 also mounts ext2 and ext3.
+
+Source: Linux, include/uapi/linux/magic.h, fs/xfs/libxfs/xfs_format.h, fs/ext4/ext4.h, fs/btrfs/fs.h.
+"""
+
+
+async def read_file_system(device: Path, data_path: DataPath) -> str:
+    """Return which file system a device has, as mount(8) names it; empty: none that is known here.
+
+    Raises:
+        DataPathError: the device cannot be opened.
+        OSError: it cannot be read.
+    """
+    async with open_device(device, os.O_RDONLY, data_path) as (fd, _):
+
+        def find(_: ShouldStop) -> str:
+            return next((name for at, magic, name in _MAGICS if os.pread(fd, len(magic), at) == magic), "")
+
+        return await data_path.run_in_thread(find, f"reading device {device}")
 
 
 async def restore_device(

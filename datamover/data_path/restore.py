@@ -21,7 +21,7 @@ from msgspec import UNSET
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.block import restore_blocks, restore_device
+from datamover.data_path.block import read_file_system, restore_blocks, restore_device
 from datamover.data_path.extra_files import find_unexplained
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
@@ -147,6 +147,7 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         unset=unset or UNSET,
         incremental_bytes=UNSET if wrote.size_bytes is None else wrote.size_bytes,
         fallback_full=True if wrote.all_files else UNSET,
+        fs_type=((await read_file_system(parameters.target, data_path)) if snapshot.by_block else "") or UNSET,
     )
 
 

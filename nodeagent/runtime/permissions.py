@@ -213,6 +213,13 @@ _AGENT_PERMISSIONS: Final = (
         ("get", "list", "patch"),
         "bind restored volumes to target PVCs; set the policy by which temporary and leaked volumes are deleted",
     ),
+    Permission(
+        _ALL,
+        kube.PERSISTENT_VOLUMES,
+        ("create", "delete"),
+        "replace the PersistentVolume of a restored device by one with a file system, whose mode cannot change",
+        without="restores by block into volumes with a file system are pending until they time out",
+    ),
     Permission(_ALL, kube.STORAGE_CLASSES, ("get",), "the binding mode of a class"),
     Permission(
         _ALL,

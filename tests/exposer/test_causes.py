@@ -8,7 +8,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.retry import Retry
 from exposer.causes import CauseFinder
-from exposer.model import Pending
+from exposer.model import Exposed, NoDeviceError, Pending
+from exposer.ownership import is_refused
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -63,6 +64,11 @@ class Scene:
         for self.clock.seconds in seconds:
             found.append(await self.finder.explain(self.pod(**pod)))
         return found
+
+    async def inspect(self, *, by_block: bool) -> Exposed | Pending:
+        """Inspect the pod, which the scheduler has not placed, now."""
+        pod: Any = self.pod(conditions=[UNBOUND])
+        return await self.finder.inspect(pod, by_block=by_block)
 
     @property
     def queries(self) -> list[str]:
@@ -119,6 +125,49 @@ async def test_a_warning_of_the_provisioner_is_reported(conditions: list[JsonDic
     text = "PersistentVolumeClaim velero/b1 of Pod velero/b1 is not bound: ProvisioningFailed: the pool is full"
     assert found[1] == Pending("ProvisioningFailed", text, blocked=True)
     assert scene.queries == ["b1", EVENTS.plural]
+
+
+NFS_TEXT = (
+    'failed to provision volume with StorageClass "nfs": rpc error: code = InvalidArgument desc = '
+    "block volume capability not supported"
+)
+
+
+@pytest.mark.cause("data-mover-unsupported")
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(NFS_TEXT, id="NFS"),
+        pytest.param(NFS_TEXT.replace("InvalidArgument", "Unimplemented"), id="CephFS"),
+        pytest.param("local-path does not support block volume provisioning", id="no CSI driver"),
+    ],
+)
+async def test_a_class_without_devices_is_named_within_ten_seconds(text: str) -> None:
+    scene = Scene()
+    scene.put_claim()
+    scene.put_event("c", "ProvisioningFailed", text)
+    assert isinstance(await scene.inspect(by_block=True), Pending)
+    scene.clock.seconds = 5.0
+
+    with pytest.raises(NoDeviceError, match=f"needs a volume of volumeMode Block, which is refused: .*{text}"):
+        await scene.inspect(by_block=True)
+
+    (claim,) = scene.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    assert is_refused(claim)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_block"), [("rpc error: code = ResourceExhausted desc = no block is free", True), (NFS_TEXT, False)]
+)
+async def test_another_refusal_of_a_provisioner_is_waited_for(text: str, *, by_block: bool) -> None:
+    scene = Scene()
+    scene.put_claim()
+    scene.put_event("c", "ProvisioningFailed", text)
+    await scene.inspect(by_block=by_block)
+    scene.clock.seconds = 5.0
+    found = await scene.inspect(by_block=by_block)
+    assert isinstance(found, Pending)
+    assert found.reason == "ProvisioningFailed"
 
 
 async def test_an_unbound_pvc_without_events_is_named() -> None:

@@ -41,11 +41,16 @@ class Transfer:
         await clean_up(scene, transport)
 
 
+BY_BLOCK = pytest.mark.parametrize("by_block", [False, True], ids=["files", "by block"])
+"""A device is restored, and its volume replaced by one with a file system."""
+
+
 @CUTS
-async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> None:
+@BY_BLOCK
+async def test_a_restore_interrupted_at_any_request_continues(applied: bool, by_block: bool) -> None:
     at, cut = 0, True
     while cut:
-        at, scene = at + 1, RestoreScene()
+        at, scene = at + 1, RestoreScene(by_block=by_block)
         restore = Transfer(scene)
         cut = await cut_short(restore.carry(Cut(scene.world.kube, at, applied=applied)))
         await scene.world.settle()
@@ -58,11 +63,12 @@ async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> 
 
 
 @CUTS
-async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool) -> None:
+@BY_BLOCK
+async def test_a_rebind_interrupted_at_any_request_can_be_dropped(applied: bool, by_block: bool) -> None:
     """Afterward the target has the volume, or the volume is deleted."""
     at, cut = 0, True
     while cut:
-        at, scene = at + 1, RestoreScene()
+        at, scene = at + 1, RestoreScene(by_block=by_block)
         await expose(scene)
         kept = await scene.exposer().read_volume(scene.request)
         cut = await cut_short(rebind(scene, kept, Cut(scene.world.kube, at, applied=applied)))

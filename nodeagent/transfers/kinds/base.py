@@ -11,17 +11,15 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from core.contract import VolumeMode
 from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
-from core.kube.types import PersistentVolumeClaim, UncheckedObject
+from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
-from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
+from core.models.names import COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import InPlace
-from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
-from exposer.manifests import claim_volume_mode
+from core.models.transfers import DataDownload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
@@ -39,7 +37,6 @@ __all__ = [
     "PlainKind",
     "admit_exposable",
     "check_location",
-    "check_mode",
     "find_unsupported",
     "read_copies",
     "refuse_unsupported",
@@ -104,21 +101,6 @@ def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:
     except ConfigError as e:
         return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, str(e))
     return None
-
-
-def check_mode(cr: DataUpload | DataDownload, claim: PersistentVolumeClaim | None) -> Admission | None:
-    """Return the failed admission of a transfer whose data mover cannot move the volume of the PVC, its own or target.
-
-    A PVC that is gone says nothing: the data mover fails then.
-    """
-    if claim is None or not cr.by_block or claim_volume_mode(claim) is VolumeMode.BLOCK:
-        return None
-    meta = claim["metadata"]
-    message = (
-        f"data mover {BLOCK_DATA_MOVER} needs volumeMode Block, and PersistentVolumeClaim "
-        f"{meta['namespace']}/{meta['name']} has a file system: use velero-fs"
-    )
-    return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
 
 
 def refuse_unsupported(cr: DataDownload | PodVolumeRestore) -> None:

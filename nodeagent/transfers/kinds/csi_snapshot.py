@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+from msgspec import UNSET
+
+from core.contract import RestoreResult
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.names import DATA_MOVER_FINALIZER, RESTORE_ANNOTATION, VELERO_RESTORE_LABEL
@@ -39,7 +42,6 @@ from nodeagent.transfers.kinds.base import (
     PlainKind,
     admit_exposable,
     check_location,
-    check_mode,
     find_unsupported,
     read_copies,
     refuse_unsupported,
@@ -103,10 +105,6 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
-        if cr.by_block:
-            claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, spec.source_namespace, spec.source_pvc)
-            if (refused := check_mode(cr, claim)) is not None:
-                return refused
         admission = await check_location(reader, cr)
         if admission.decision is not AdmissionState.READY:
             return admission
@@ -154,6 +152,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,
             copied=read_copies(cr),
+            by_block=cr.by_block,
         )
 
 
@@ -211,8 +210,6 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
             return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_TIMEOUT)
-        if (refused := check_mode(cr, claim)) is not None:
-            return refused
         request = self._request(cr)
         try:
             waiting = await self.exposer.check(request, reader)
@@ -280,6 +277,8 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             base_snapshot=_base_snapshot(cr),
             requested_at=meta.creation_timestamp,
             restore=meta.annotations.get(RESTORE_ANNOTATION, "") or meta.labels.get(VELERO_RESTORE_LABEL, ""),
+            by_block=cr.by_block,
+            fs_type=target.fs_type,
         )
 
 
@@ -300,4 +299,5 @@ def _read_in_place(cr: DataDownload) -> InPlace | None:
 
 
 def _kept_volume(outcome: Outcome) -> KeptVolume:
-    return KeptVolume(outcome.pv_name, outcome.reclaim_policy, provisioned=outcome.provisioned)
+    found = outcome.result.fs_type if isinstance(outcome.result, RestoreResult) else UNSET
+    return KeptVolume(outcome.pv_name, outcome.reclaim_policy, provisioned=outcome.provisioned, fs_type=found or "")

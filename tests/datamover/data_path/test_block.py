@@ -10,6 +10,7 @@ import pytest
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.block import read_file_system
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
@@ -170,3 +171,15 @@ async def test_a_disk_error_of_an_earlier_attempt_fails_the_next_one(
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(DataPathError, match=r"cannot write restored data of .*target to the disk: Input/output error$"):
         await _restore(mover_repository, backup.snapshot_id, tmp_path / "target", again=True)
+
+
+@pytest.mark.parametrize(
+    ("magic", "at", "name"),
+    [(b"XFSB", 0, "xfs"), (b"\x53\xef", 0x438, "ext4"), (b"_BHRfS_M", 0x10040, "btrfs"), (b"XFSB", 1, "")],
+    ids=["xfs", "ext4", "btrfs", "none"],
+)
+async def test_a_device_tells_its_file_system(tmp_path: Path, magic: bytes, at: int, name: str) -> None:
+    content = bytearray(1 << 17)
+    content[at : at + len(magic)] = magic
+    (tmp_path / "device").write_bytes(content)
+    assert await read_file_system(tmp_path / "device", restore_data_path()) == name

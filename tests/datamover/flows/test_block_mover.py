@@ -97,6 +97,19 @@ async def test_a_chain_of_backups_is_restored_byte_for_byte(
     kopia.run("snapshot", "verify", "--verify-files-percent=100")
 
 
+async def test_a_restore_tells_which_file_system_the_device_has(
+    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path
+) -> None:
+    """Also if an earlier attempt has written it: its PersistentVolume has to name the file system."""
+    device.write_bytes(b"XFSB" + bytes(_MIB))
+    target = tmp_path / "target"
+    target.write_bytes(bytes(2 * _MIB))
+    backup = await _back_up(mover_repository, device)
+    assert (await _restore(for_restores, backup.snapshot_id, target)).fs_type == "xfs"
+    again = RestoreParameters(backup.snapshot_id, target, VolumeMode.BLOCK, workers=2, done=True)
+    assert (await restore(for_restores, again, restore_data_path())).fs_type == "xfs"
+
+
 async def test_a_restored_device_is_compared_to_its_last_byte(
     mover_repository: Repository, for_restores: Repository, device: Path
 ) -> None:

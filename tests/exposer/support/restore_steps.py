@@ -1,6 +1,7 @@
 """The steps of a restore, each until nothing is pending, and its possible ends."""
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from exposer.manifests import changed_name
 from exposer.model import Exposed, KeptVolume
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, no_guard
@@ -59,9 +60,13 @@ def volume(scene: BackupScene | RestoreScene, name: str) -> JsonDict:
 
 def assert_handed_over(scene: RestoreScene, kept: KeptVolume) -> None:
     """Assert that the target has the volume as if provisioned for it, and nothing else is left."""
-    target, given = claim(scene, "app3", "data"), volume(scene, kept.pv_name)
-    assert scene.world.names() == BYSTANDERS | {TARGET, f"PersistentVolume /{kept.pv_name}"}
-    assert target["spec"]["volumeName"] == kept.pv_name
+    target = claim(scene, "app3", "data")
+    changed = scene.request.by_block and target["spec"]["volumeMode"] == "Filesystem"
+    name = changed_name(kept.pv_name) if changed else kept.pv_name
+    given = volume(scene, name)
+    assert scene.world.names() == BYSTANDERS | {TARGET, f"PersistentVolume /{name}"}
+    assert target["spec"]["volumeName"] == name
+    assert given["spec"]["volumeMode"] == target["spec"]["volumeMode"]
     assert target["status"]["phase"] == given["status"]["phase"] == "Bound"
     assert given["spec"]["claimRef"]["uid"] == target["metadata"]["uid"]
     assert given["spec"]["persistentVolumeReclaimPolicy"] == kept.reclaim_policy

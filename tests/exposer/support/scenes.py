@@ -87,9 +87,9 @@ class BackupScene:
 class RestoreScene:
     """An unbound target PVC, and a PVC of another owner."""
 
-    def __init__(self, *, mode: str = "Filesystem", node: str = "", **world: Any) -> None:
+    def __init__(self, *, mode: str = "Filesystem", node: str = "", by_block: bool = False, **world: Any) -> None:
         self.world = World(**world)
-        self.request: RestoreRequest = restore_request()
+        self.request: RestoreRequest = restore_request(by_block=by_block)
         self.put_target("data", mode=mode, node=node)
         self.put_target("bystander", mode=mode)
 

@@ -314,12 +314,21 @@ class World:
                 "claimRef": reference,
                 "persistentVolumeReclaimPolicy": storage_class["reclaimPolicy"],
                 "handle": handle,
+                "volumeMode": claim["spec"].get("volumeMode", "Filesystem"),
+                "csi": {
+                    "driver": "hostpath.csi.k8s.io",
+                    "volumeHandle": f"pvc-{meta['uid']}",
+                    "volumeAttributes": {"storage.kubernetes.io/csiProvisionerIdentity": "1-x", "kind": "fast"},
+                },
             },
             status={"phase": "Bound"},
         )
 
     async def _volume(self, volume: JsonDict) -> None:
         meta, reference = volume["metadata"], volume["spec"].get("claimRef") or {}
+        if meta.get("deletionTimestamp") and volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain":
+            await self._let_go(PERSISTENT_VOLUMES, volume)
+            return
         if not reference.get("uid"):
             await self._bind_reserved(volume)
             return
@@ -334,7 +343,7 @@ class World:
             return
         await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
         if self.reclaims and volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete":
-            self.disks.discard(meta["name"])
+            self.disks.discard((volume["spec"].get("csi") or {}).get("volumeHandle", meta["name"]))
             await self.client.delete(PERSISTENT_VOLUMES, "", meta["name"])
             await self._let_go(PERSISTENT_VOLUMES, volume)
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError, ResultError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, SECRETS
+from core.kube.resources import SECRETS
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from core.models.reasons import FailureReason
-from exposer.model import KeptVolume, Pending
+from exposer.model import KeptVolume, Pending, RestoreRequest
 from exposer.settings import BackupPVCSettings
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
@@ -193,31 +192,33 @@ def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -
         assert kind.managed(kind.parse(transfer)) is ours
 
 
-_SOURCE_PATH = "/api/v1/namespaces/app/persistentvolumeclaims/data"
-
-
-@pytest.mark.parametrize(
-    ("transfer", "path"), [(data_upload(), _SOURCE_PATH), (data_download(), CLAIM_PATH)], ids=["upload", "download"]
-)
-@pytest.mark.cause("data-mover-unsupported")
-async def test_the_block_data_mover_gets_block_volumes_only(transfer: JsonDict, path: str) -> None:
+@pytest.mark.parametrize("transfer", [data_upload(), data_download()], ids=["upload", "download"])
+async def test_the_block_data_mover_gets_a_device_of_volumes_of_both_modes(transfer: JsonDict) -> None:
     transfer["spec"]["datamover"] = "velero-block"
-    kind: Kind[Any] = uploads() if transfer["kind"] == "DataUpload" else downloads()
-    meta = {"namespace": path.split("/")[4], "name": "data"}
-    files, blocks = (
-        READY_WORLD | {path: stored(PERSISTENT_VOLUME_CLAIMS, metadata=meta, spec=spec)}
-        for spec in ({}, {"volumeMode": "Block"})
-    )
-    message = (
-        "data mover velero-block needs volumeMode Block, and PersistentVolumeClaim "
-        f"{meta['namespace']}/data has a file system: use velero-fs"
-    )
+    exposer = FakeExposer()
+    kind: Kind[Any] = uploads(exposer) if transfer["kind"] == "DataUpload" else downloads(exposer)
 
-    found = await admission(kind, transfer, files)
-
-    assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
-    assert (await admission(kind, transfer, blocks)).decision is AdmissionState.READY
+    assert (await admission(kind, transfer)).decision is AdmissionState.READY
+    (request,) = exposer.checked
+    assert request.by_block
     assert kind.parse(transfer).required_feature == "velero-block"
+
+
+@pytest.mark.parametrize(("fields", "fs_type"), [(',"fsType":"xfs"', "xfs"), ("", "")])
+async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(fields: str, fs_type: str) -> None:
+    """The server names one only if it knows the source's."""
+    kind, exposer = downloads(FakeExposer()), FakeExposer()
+    result = kind.parse_result(f'{{"target":{{"byPath":"/v","volumeMode":"Block"}}{fields}}}')
+    outcome = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1")
+    transfer = data_download(status={"phase": "Failed"}, annotations={OUTCOME_ANNOTATION: outcome.to_json()})
+    transfer["spec"]["targetVolume"]["fsType"] = "ext4"
+
+    await downloads(exposer).clean_up(kind.parse(transfer))
+
+    assert exposer.dropped == [KeptVolume("pv-1", "", fs_type=fs_type)]
+    (request,) = exposer.checked
+    assert isinstance(request, RestoreRequest)
+    assert request.fs_type == "ext4"
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:
