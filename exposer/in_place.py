@@ -111,7 +111,9 @@ def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume:
         raise ExposeError(f"{place} to restore into is bound to {claim}: it must be released first")
     mode, wanted = volume_mode(volume), claim_volume_mode(target)
     if request.by_block and mode is not VolumeMode.BLOCK:
-        raise ExposeError(f"{place} has a file system: a backup by block can be restored into a new volume only")
+        raise ExposeError(
+            f"{place} to restore into has a file system: a backup by block can be restored into a new volume only"
+        )
     if mode is not wanted:
         raise ExposeError(f"{place} to restore into has volumeMode {mode}, and {claim} has {wanted}")
 
