@@ -170,8 +170,8 @@ class CauseFinder:
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         """Query through `client`, limited by `clock`."""
+        self.clock: Final = clock
         self._client = client
-        self._clock = clock
         self._queries: dict[str, _Query] = {}
 
     async def inspect(self, pod: Pod | Pending, *, by_block: bool = False) -> Exposed | Pending:
@@ -209,13 +209,13 @@ class CauseFinder:
             return pending
         query = self._observe(uid, pending)
         if self._is_due(query):
-            query.sent_at_seconds = self._clock.monotonic()
+            query.sent_at_seconds = self.clock.monotonic()
             query.answer = await self._find_cause(pod, pending)
         return query.answer or pending
 
     def _observe(self, uid: str, pending: Pending) -> _Query:
         """Return the state of that pod; drop those that are no longer checked."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         expired = [key for key, one in self._queries.items() if now - one.checked_at_seconds >= _FORGET_SECONDS]
         for key in expired:
             del self._queries[key]
@@ -227,7 +227,7 @@ class CauseFinder:
         return found
 
     def _is_due(self, query: _Query) -> bool:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - query.since_seconds < _SILENCE_SECONDS:
             return False
         pause = max(_PAUSE_SECONDS, len(self._queries) / _QUERIES_PER_SECOND)

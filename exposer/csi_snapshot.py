@@ -34,6 +34,7 @@ from exposer.manifests import (
 )
 from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
 from exposer.ownership import (
+    DELETE,
     RETAIN,
     belongs,
     created_by_velero,
@@ -46,7 +47,7 @@ from exposer.ownership import (
 )
 from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
-from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup
+from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup, recorded_source
 from exposer.storage_access import read_storage_access
 
 __all__ = ["CSISnapshotExposer"]
@@ -60,6 +61,7 @@ class CSISnapshotExposer:
         self._causes = causes
         self._copies = Copies(client)
         self._source = SourceHandover(client)
+        self._refused: dict[str, float] = {}
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
         """Return why the expose cannot start yet; reads only.
@@ -124,12 +126,21 @@ class CSISnapshotExposer:
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the expose objects and the source snapshot; None once nothing is left."""
         owner = request.owner
-        pending = await delete_owned(self._client, owner, PODS, owner.name)
-        pending = pending or await self._delete_claim(request)
+        if pending := await delete_owned(self._client, owner, PODS, owner.name):
+            return pending
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
+        if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
+            content = None
+        pending = await self._delete_claim(request, content)
         pending = pending or await self._copies.delete(request.copies)
         pending = pending or await self._source.delete(request)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
-        return pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
+        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
+        if pending is None:
+            self._refused.pop(owner.uid, None)
+        elif content is not None:
+            return await self._keep_refused(request, content) or pending
+        return pending
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
         content = await self._ensure_content(request, run)
@@ -143,7 +154,7 @@ class CSISnapshotExposer:
         if pending:
             return pending
         if pending := diagnose_snapshot(snapshot, content):
-            pending = await self._leave_group(run, snapshot, content) or pending
+            pending = await self._leave_group(run, content) or pending
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
         if pending := await self._copies.ensure(run, request.copies):
             return pending
@@ -188,9 +199,7 @@ class CSISnapshotExposer:
         manifest = build_backup_snapshot(request.owner, content, original, excluded=excluded)
         return await run.ensure(VOLUME_SNAPSHOTS, manifest)
 
-    async def _leave_group(
-        self, run: ExposeRun, snapshot: VolumeSnapshot, content: VolumeSnapshotContent
-    ) -> Pending | None:
+    async def _leave_group(self, run: ExposeRun, content: VolumeSnapshotContent) -> Pending | None:
         """Let the backup snapshot become ready although its group's objects are gone; None: it is in no group.
 
         What cannot be deleted is kept before: the sidecar would ask the driver again and again.
@@ -199,22 +208,40 @@ class CSISnapshotExposer:
         if not group:
             return None
         await run.confirm()
-        kept: Manifest = {"metadata": {"annotations": {GROUP_ANNOTATION: group}}, "spec": {"deletionPolicy": RETAIN}}
-        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+        pending = await self._keep(content, group)
         without: Manifest = {"status": {"volumeGroupSnapshotHandle": None}}
         await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, without, subresource="status")
-        return diagnose_group(snapshot, content, group)
+        return pending
 
-    async def _delete_claim(self, request: SnapshotRequest) -> Pending | None:
+    async def _keep_refused(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> Pending | None:
+        """Keep a member of a group that its driver does not delete within the operation timeout; None: go on.
+
+        A driver that cannot list snapshots does not name their group.
+        Source: external-snapshotter v8.6.0, pkg/snapshotter/snapshotter.go (GetSnapshotStatus).
+        """
+        source = recorded_source(content)
+        if source is None or not source.group or content["spec"]["deletionPolicy"] != DELETE:
+            return None
+        if not content["metadata"].get("deletionTimestamp"):
+            return None
+        now, limit = self._causes.clock.monotonic(), request.settings.mover_options(request.operation_timeout)
+        if now - self._refused.setdefault(request.owner.uid, now) < limit.resource_timeout.total_seconds():
+            return None
+        return await self._keep(content, source.group)
+
+    async def _keep(self, content: VolumeSnapshotContent, group: str) -> Pending:
+        """Leave the snapshot of a group on the storage when its content is deleted; return that."""
+        kept: Manifest = {"metadata": {"annotations": {GROUP_ANNOTATION: group}}, "spec": {"deletionPolicy": RETAIN}}
+        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+        return diagnose_group(content, group)
+
+    async def _delete_claim(self, request: SnapshotRequest, content: VolumeSnapshotContent | None) -> Pending | None:
         """Delete the backup PVC and its volume; the snapshot is deleted after both.
 
         Some storages cannot delete a snapshot while a volume created from it exists. The volume's
         name is recorded on the content, since the PVC is deleted first.
         """
         owner = request.owner
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
-        if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
-            content = None
         claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
         if claim is not None and belongs(claim, owner):
             volume = claim["spec"].get("volumeName", "")

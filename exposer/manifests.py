@@ -257,11 +257,12 @@ _CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.s
 """How the keys begin that snapshot controllers and sidecars set on a VolumeSnapshot."""
 
 
-class SnapshotSource(WireModel):
+class SnapshotSource(WireModel, omit_defaults=True):
     """Identity of the source of a backup snapshot, and the properties of its volume.
 
     `size` is a quantity. `deletion_policy` is the source content's before its handover; empty
-    where an earlier version recorded the source.
+    where an earlier version recorded the source. `group` is the handle of the group that the
+    snapshot was taken in; empty: alone.
     """
 
     snapshot_uid: str
@@ -270,6 +271,7 @@ class SnapshotSource(WireModel):
     size: str
     volume_mode: VolumeMode
     deletion_policy: str = ""
+    group: str = ""
 
 
 def parse_snapshot_source(
@@ -283,6 +285,7 @@ def parse_snapshot_source(
         size=_restore_size(content, claim),
         volume_mode=claim_volume_mode(claim),
         deletion_policy=content["spec"]["deletionPolicy"],
+        group=find_group(content),
     )
 
 
@@ -310,11 +313,12 @@ def snapshot_handle(content: VolumeSnapshotContent) -> str:
 
 
 def find_group(content: VolumeSnapshotContent) -> str:
-    """Return the handle of the group that a backup `content` is in, by what its driver says; empty: none.
+    """Return the handle of the group that a `content` is in; empty: none, or that is not known.
 
-    A driver that names the group deletes its snapshots only together. The sidecar does not ask it to delete one, and
-    the snapshot controller does not make the VolumeSnapshot ready once the group's own objects are gone, which Velero
-    deletes as soon as the group is taken.
+    A source content has it from the group's own objects, a backup content from its driver, which names the group if
+    it deletes its snapshots only together. The sidecar does not ask it to delete one then, and the snapshot controller
+    does not make the VolumeSnapshot ready once the group's own objects are gone, which Velero deletes as soon as the
+    group is taken.
     Source: CSI 1.12, spec.md (group_snapshot_id); external-snapshotter v8.6.0, pkg/sidecar-controller and
     pkg/common-controller, snapshot_controller.go; Velero main, pkg/backup/actions/csi/pvc_action.go.
     """
@@ -322,13 +326,14 @@ def find_group(content: VolumeSnapshotContent) -> str:
     return str(status.get("volumeGroupSnapshotHandle") or "") if status.get("readyToUse") else ""
 
 
-def diagnose_group(snapshot: VolumeSnapshot, content: VolumeSnapshotContent, group: str) -> Pending:
+def diagnose_group(content: VolumeSnapshotContent, group: str) -> Pending:
     """Return that the snapshot of a backup `content`, which is in this group, will not be deleted."""
-    meta, driver = snapshot["metadata"], content["spec"].get("driver", "")
+    spec = content["spec"]
+    snapshot = spec["volumeSnapshotRef"]
     return Pending(
         PendingReason.SNAPSHOT_IN_GROUP,
-        f"VolumeSnapshot {meta['namespace']}/{meta['name']} is of the group {group}, whose snapshots driver {driver} "
-        f"deletes only together: {snapshot_handle(content)} stays on the storage",
+        f"VolumeSnapshot {snapshot['namespace']}/{snapshot['name']} is of the group {group}, whose snapshots driver "
+        f"{spec.get('driver', '')} deletes only together: {snapshot_handle(content)} stays on the storage",
         blocked=True,
     )
 

@@ -61,6 +61,7 @@ __all__ = [
     "leave_to_velero",
     "needs_windows",
     "place_backup",
+    "recorded_source",
     "settle_source",
 ]
 
@@ -128,7 +129,7 @@ class SourceHandover:
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
         if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
             content = None
-        source = _recorded_source(content) if content is not None else None
+        source = recorded_source(content) if content is not None else None
         if content is None or source is None:
             return await self._delete_unrecorded(request, handover_began=content is not None)
         if source.deletion_policy == RETAIN and await _read_source_content(self._client, source) is not None:
@@ -190,7 +191,7 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
         ContractError: the source's content does not name its snapshot.
         KubeError: the API server rejected a request.
     """
-    source = _recorded_source(content)
+    source = recorded_source(content)
     if source is None or content["metadata"].get("deletionTimestamp"):
         return
     source_content = await _read_source_content(client, source)
@@ -265,7 +266,7 @@ def _is_bound(snapshot: VolumeSnapshot, content: VolumeSnapshotContent) -> bool:
         return False
 
 
-def _recorded_source(content: VolumeSnapshotContent) -> SnapshotSource | None:
+def recorded_source(content: VolumeSnapshotContent) -> SnapshotSource | None:
     """Return the source recorded on the backup `content`; None where that is missing or invalid."""
     try:
         return parse_source_annotation(content)

@@ -354,6 +354,9 @@ class CleanUp:
             return None
         _log.debug("cleanup pending: %s", pending.message, extra=identity)
         self.records.observe(cr.uid, pending)
+        if pending.reason == PendingReason.SNAPSHOT_IN_GROUP:
+            await self.events.record(cr, pending.reason, pending.message, warning=True)
+            return Requeue(self.records.count_check(cr.uid))
         if self.records.operation_seconds(cr.uid, "cleanup") < self.timeout.total_seconds():
             return Requeue(self.records.count_check(cr.uid))
         if self.records.reported_message(cr.uid) != pending.message:

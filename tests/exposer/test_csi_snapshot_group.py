@@ -1,5 +1,8 @@
 """Exposes of snapshots that were taken as a group, as a Velero server hands them over."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from exposer.model import Exposed, Pending
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
@@ -67,6 +70,29 @@ async def test_a_member_of_a_group_that_the_driver_deletes_alone_is_deleted() ->
     )
     await clean_up(scene)
     assert_clean(scene)
+
+
+async def test_a_member_that_its_driver_refuses_to_delete_is_kept_and_reported_after_the_operation_timeout() -> None:
+    scene = BackupScene()
+    _in_group(scene)
+    scene.world.lists = False
+    await expose(scene)
+    exposer = scene.exposer()
+    for _ in range(5):
+        found = await exposer.clean_up(scene.request)
+        await scene.world.settle()
+    assert found is not None
+    assert found.message.startswith("VolumeSnapshotContent b1-q9txn is being deleted")
+
+    # The longest that the next one may take.
+    found = await exposer.clean_up(replace(scene.request, operation_timeout=timedelta()))
+
+    assert found is not None
+    assert found.reason == "SnapshotInGroup"
+    assert found.message.endswith(f" deletes only together: {HANDLE} stays on the storage")
+    await scene.world.until_none(lambda: exposer.clean_up(scene.request))
+    assert scene.world.names() == BYSTANDERS
+    assert scene.world.handles == {HANDLE, "other"}
 
 
 @CUTS

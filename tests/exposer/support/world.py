@@ -86,7 +86,7 @@ class Cut:
 class World:
     """The cluster; `handles` are snapshots and `disks` volumes on its storage.
 
-    `groups` has the groups of snapshots that the driver does not delete alone.
+    `groups` has the groups of snapshots that the driver does not delete alone; it names them if it `lists` snapshots.
     """
 
     def __init__(self, *, reclaim: str = "Delete", binding: str = "Immediate") -> None:
@@ -99,6 +99,7 @@ class World:
         self.reclaims = True
         self.provisions = True
         self.groups: dict[str, str] = {}
+        self.lists = True
         self._requested: dict[str, JsonDict] = {}
         for name, policy in (("hostpath", reclaim), ("fast", "Delete"), ("kept", "Retain")):
             self.put(
@@ -201,7 +202,7 @@ class World:
             return
         await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": {"uid": meta["uid"]}}})
         status = content.get("status") or {}
-        in_group = content["spec"]["source"].get("snapshotHandle") in self.groups
+        in_group = self.lists and content["spec"]["source"].get("snapshotHandle") in self.groups
         if in_group and (status.get("volumeGroupSnapshotHandle") or not status.get("readyToUse")):
             # The group's own objects are gone: the snapshot controller does not find them.
             return
@@ -214,7 +215,7 @@ class World:
         status = content.get("status") or {}
         if not meta.get("deletionTimestamp"):
             ready = {"snapshotHandle": handle, "readyToUse": True}
-            if handle in self.groups and not status.get("readyToUse"):
+            if self.lists and handle in self.groups and not status.get("readyToUse"):
                 ready["volumeGroupSnapshotHandle"] = self.groups[handle]
             patch = {"metadata": {"finalizers": [_BOUND]}, "status": ready}
             await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS
 from core.models.base import JsonDict
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -21,8 +21,8 @@ async def hold_claim(world: World, name: str, *, finalizers: list[str]) -> None:
     await world.cluster.client.patch(PERSISTENT_VOLUME_CLAIMS, NAMESPACE, name, patch)
 
 
-def reported(world: World) -> list[str]:
-    return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == "CleanupBlocked"]
+def reported(world: World, reason: str = "CleanupBlocked") -> list[str]:
+    return [event["message"] for event in world.kube.objects(EVENTS) if event["reason"] == reason]
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)
@@ -64,3 +64,23 @@ async def test_a_blocked_cleanup_does_not_block_other_transfers() -> None:
         await world.until(lambda: all(world.done(name=f"du-{n}") for n in range(3)), seconds=60)
         await world.until(lambda: world.phase(name="blocked") == "Completed", seconds=60)
         assert not world.done(name="blocked")
+
+
+async def test_a_snapshot_of_a_group_that_is_not_deleted_within_the_operation_timeout_is_left_and_reported() -> None:
+    transfer = accepted(data_upload())
+    name = transfer["metadata"]["name"]
+    async with open_world(transfer, mover=Mover(seconds=5)) as world:
+        client = world.cluster.client
+        in_group: JsonDict = {"status": {"volumeGroupSnapshotHandle": "group-1"}}
+        await client.patch(VOLUME_SNAPSHOT_CONTENTS, "", f"content-{name}", in_group)
+        async with world.agent():
+            await world.until(lambda: world.phase() == "InProgress")
+            held: JsonDict = {"metadata": {"finalizers": [FOREIGN]}}
+            await client.patch(VOLUME_SNAPSHOT_CONTENTS, "", name, held)
+            world.cluster.tick_seconds = 5.0
+            await world.until(lambda: reported(world, "SnapshotInGroup") != [], seconds=800, every=10)
+            await client.patch(VOLUME_SNAPSHOT_CONTENTS, "", name, {"metadata": {"finalizers": []}})
+            await world.until(world.done, seconds=100, every=1)
+        (message,) = reported(world, "SnapshotInGroup")
+        assert " is of the group group-1, whose snapshots driver " in message
+        assert message.endswith(" stays on the storage")
