@@ -5,7 +5,7 @@ from typing import Final
 
 from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
-from core.models.shrinkage import Shrinkage
+from core.models.backups import Shrinkage
 from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age

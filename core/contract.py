@@ -15,8 +15,8 @@ from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
+from core.models.backups import Shrinkage
 from core.models.base import Int64, Time, WireModel, cut_texts
-from core.models.shrinkage import Shrinkage
 from core.models.transfer_settings import InPlace, LeftOut
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification

@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import field
 from msgspec.structs import force_setattr
 
+from core.models.backups import SavedClaim
 from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.job_output import OutputLine
-from core.models.saved_claim import SavedClaim
 
 __all__ = [
     "CHECKED_LINE",

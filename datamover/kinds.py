@@ -15,6 +15,7 @@ from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.kube.types import UncheckedObject
+from core.models.backups import SavedClaim
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -32,7 +33,6 @@ from core.models.names import (
     SNAPSHOT_REQUESTER_TAG,
     UPLOADER_TAG,
 )
-from core.models.saved_claim import SavedClaim
 from core.models.transfer_settings import (
     COMPARE_CONTENT,
     DELETE_EXTRA_FILES,

@@ -17,7 +17,7 @@ from typing import Any
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.landlock import landlock_abi
 from core.models.base import JsonDict
 from core.version import VERSION

@@ -45,8 +45,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import MERGE_PATCH, Request
+from core.kube.transport import MERGE_PATCH, Request, Retry
 from nodeagent.runtime.transport import load_transport
 from nodeagent.runtime.workqueue import work_in_parallel
 from tests.support.objects import JsonDict

@@ -11,6 +11,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from core.errors import ConfigError
+from core.models.backups import is_shrunk
 from core.models.base import ObjectMeta, format_time, parse_time
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
@@ -26,7 +27,6 @@ from core.models.names import (
     label_value,
 )
 from core.models.phases import Phase
-from core.models.shrinkage import is_shrunk
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import format_duration, parse_duration
 from core.models.verification import read_verification

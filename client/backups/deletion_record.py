@@ -21,8 +21,8 @@ from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, LEASES
 from core.kube.types import Manifest
+from core.models.backups import REPORT_KEY, RetentionReport, read_report
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE
-from core.models.retention import REPORT_KEY, RetentionReport, read_report
 from core.snapshot_contract import TransferToDelete
 
 __all__ = ["HISTORY_KEY", "DeletionRecord", "Located", "build_lease", "build_record", "locate"]

@@ -8,8 +8,8 @@ from msgspec import field
 
 from client.backups.delete import DeletionPlan
 from client.backups.retention import Backlog, RetentionDecision, RetentionRule, explain_backlog
+from core.models.backups import HeldBackup, RetentionReport
 from core.models.base import Time, WireModel
-from core.models.retention import HeldBackup, RetentionReport
 from core.snapshot_contract import DeletedSnapshot
 
 __all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion", "build_report"]

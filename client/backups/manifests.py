@@ -17,6 +17,7 @@ from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, VolumeSnapshotClass
+from core.models.backups import SavedClaim
 from core.models.names import (
     BACKUP_ANNOTATION,
     BACKUP_KEEP_ANNOTATION,
@@ -28,7 +29,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
     label_value,
 )
-from core.models.saved_claim import SavedClaim
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from exposer.manifests import claim_volume_mode

@@ -34,9 +34,9 @@ from core.kube.errors import (
 )
 from core.kube.resources import VOLUME_SNAPSHOTS, Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject, VolumeSnapshotClass
+from core.models.backups import SavedClaim
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
-from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 

@@ -37,10 +37,10 @@ from client.install.options import (
     TYPOGRAPHIC_QUOTES,
     AgentOptions,
 )
-from core.endpoints import parse_endpoint
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
+from core.models.storage import parse_endpoint
 from core.models.units import parse_positive_duration
 from nodeagent.config.parse import parse_config
 from nodeagent.config.schema import load_json

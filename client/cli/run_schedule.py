@@ -12,8 +12,8 @@ from client.schedules.manifests import JOB_VARIABLE
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
 from client.text import format_bytes
+from core.models.backups import RetentionReport
 from core.models.base import format_time
-from core.models.retention import RetentionReport
 from core.text import format_age, one_line
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 

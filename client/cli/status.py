@@ -20,9 +20,9 @@ from client.text import format_bytes
 from core.aio import wait_for_event
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
+from core.models.backups import RetentionReport
 from core.models.names import NO_CONFIG
 from core.models.phases import Phase
-from core.models.retention import RetentionReport
 from core.models.storage import RepositoryPhase
 from core.text import format_age
 from nodeagent.coverage.states import CoverageState

@@ -8,6 +8,7 @@ from typing import TypedDict
 from msgspec import field
 
 from client.backups.manifests import Method
+from core.models.backups import SavedClaim, Shrinkage, read_shrinkage
 from core.models.base import WireModel
 from core.models.names import (
     BACKUP_KEEP_ANNOTATION,
@@ -18,8 +19,6 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
 )
 from core.models.phases import RUNNING_PHASES, Phase
-from core.models.saved_claim import SavedClaim
-from core.models.shrinkage import Shrinkage, read_shrinkage
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count, parse_duration
 

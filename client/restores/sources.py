@@ -20,9 +20,9 @@ from client.mover_jobs import (
 )
 from core.contract import parse_result
 from core.errors import AgentError
+from core.models.backups import SavedClaim
 from core.models.base import WireModel
 from core.models.phases import Phase
-from core.models.saved_claim import SavedClaim
 from core.models.storage import RepositoryKey
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot

@@ -31,10 +31,10 @@ from client.verifications.report import (
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
+from core.models.backups import RetentionReport
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET
 from core.models.phases import Phase
-from core.models.retention import RetentionReport
 from core.models.verification import WHOLE_PERCENT
 
 __all__ = ["ScheduleError", "SchedulePreview", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]

@@ -20,6 +20,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.transport import Deletion
 from core.kube.types import Manifest, Object, UncheckedObject
+from core.models.backups import deletes_by_old_rules
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.names import (
     AGENT_DAEMONSET,
@@ -29,7 +30,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
     helm_release,
 )
-from core.models.retention import deletes_by_old_rules
 from core.models.units import format_duration
 from nodeagent.config.schema import missing
 

@@ -22,6 +22,7 @@ from client.status.records import (
 from core.errors import ConfigError, ContractError
 from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
+from core.models.backups import read_shrinkage
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.names import (
     BACKUP_ANNOTATION,
@@ -32,7 +33,6 @@ from core.models.names import (
     VELERO_BACKUP_LABEL,
 )
 from core.models.phases import FINAL_PHASES, Attempts, Phase
-from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count

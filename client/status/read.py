@@ -47,8 +47,8 @@ from core.kube.resources import (
     PODS,
 )
 from core.kube.types import Object, UncheckedObject
+from core.models.backups import RetentionReport, deletes_by_old_rules, read_report
 from core.models.names import AGENT_SELECTOR, DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
-from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.coverage.read import ObservedVolumes, VolumeReader
 from nodeagent.runtime.settings import Settings

@@ -15,10 +15,9 @@ from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
+from core.models.backups import RetentionReport, Shrinkage
 from core.models.base import Time, WireModel, parse_time
 from core.models.phases import AttemptStage, Phase
-from core.models.retention import RetentionReport
-from core.models.shrinkage import Shrinkage
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.verification import Verification
 from core.text import guess

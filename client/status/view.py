@@ -20,10 +20,10 @@ from client.status.records import (
     TransferRecord,
     UnreadPart,
 )
+from core.models.backups import RetentionReport
 from core.models.base import Time, WireModel
 from core.models.phases import HOLDING_PHASES, AttemptStage, Phase, in_order
 from core.models.reasons import PendingReason
-from core.models.retention import RetentionReport
 from nodeagent.config.keys import NO_QUEUE_LENGTH
 from nodeagent.runtime.preflight import DefinitionReport
 

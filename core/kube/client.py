@@ -21,13 +21,13 @@ from core.kube.errors import (
     raise_for_status,
 )
 from core.kube.resources import PODS, Resource, Selection, check_form, collection_path, object_path
-from core.kube.retry import Retry
 from core.kube.transport import (
     APPLY_PATCH,
     MERGE_PATCH,
     Deletion,
     Request,
     Response,
+    Retry,
     Transport,
     is_unserved,
     parse_body,

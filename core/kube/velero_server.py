@@ -1,4 +1,4 @@
-"""Whether a Velero server is in the namespace: it then controls repositories and locations, and the agents do not.
+"""Whether a Velero server is in the namespace, which controls repositories and locations itself, or since when none is.
 
 It is seen by its Deployment, whatever its replicas: a server that is scaled down or replaced comes back. `velero
 install` and Velero's chart write the label; the name is from `velero install`, from which the server's own
@@ -8,14 +8,16 @@ pkg/repository/maintenance/maintenance.go; Velero's chart, charts/velero/templat
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Final
 
 from core.clock import Clock
+from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import DEPLOYMENTS
 from core.kube.types import UncheckedObject
 
-__all__ = ["VeleroServerCheck", "find_velero_server", "has_velero_server"]
+__all__ = ["ServerAbsence", "VeleroServerCheck", "find_velero_server", "has_velero_server"]
 
 _NAME: Final = "velero"
 _LABEL: Final = ("component", "velero")
@@ -69,3 +71,48 @@ async def find_velero_server(client: KubeClient, namespace: str) -> UncheckedObj
         if meta["name"] == _NAME or _LABEL in (meta.get("labels") or {}).items():
             return one
     return None
+
+
+_LOOK_SECONDS: Final = 30.0
+
+
+class ServerAbsence:
+    """Looks for a Velero server, and remembers since when there was none; measured on the monotonic clock."""
+
+    def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
+        """Look in `namespace`; nothing is known before the first look."""
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._since_seconds: float | None = None
+        self.server = True
+
+    @property
+    def lasts(self) -> timedelta:
+        """For how long no server was seen; zero while there is one, and before the first look."""
+        if self._since_seconds is None:
+            return timedelta()
+        return timedelta(seconds=self._clock.monotonic() - self._since_seconds)
+
+    async def look(self) -> bool:
+        """Return whether a server is there now.
+
+        Raises:
+            KubeError: the API server rejected the list.
+        """
+        self.server = await has_velero_server(self._client, self._namespace)
+        if self.server:
+            self._since_seconds = None
+        elif self._since_seconds is None:
+            self._since_seconds = self._clock.monotonic()
+        return self.server
+
+    async def run(self) -> None:
+        """Look every half minute until canceled."""
+        while True:
+            try:
+                await self.look()
+            except AgentError:
+                # Not looked is not absent: a server may have been there meanwhile.
+                self.server, self._since_seconds = True, None
+            await self._clock.sleep(_LOOK_SECONDS)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from core.errors import DataPathError, KopiaError
+from core.models.backups import SavedSize
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
-from core.models.shrinkage import SavedSize
 from datamover.kopia.snapshots import (
     Checkpoint,
     Snapshot,

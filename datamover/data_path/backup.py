@@ -25,8 +25,8 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
+from core.models.backups import SavedSize, Shrinkage, find_full
 from core.models.names import BLOCK_DATA_MOVER
-from core.models.shrinkage import SavedSize, Shrinkage, find_full
 from core.models.transfer_settings import Compression, Exclusions
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device

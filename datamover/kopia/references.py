@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from msgspec import field
 
+from core.models.backups import SavedClaim
 from core.models.base import Int64, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
@@ -29,7 +30,6 @@ from core.models.names import (
     SNAPSHOT_REQUESTERS,
     TRANSFER_UID_TAG,
 )
-from core.models.saved_claim import SavedClaim
 from core.models.units import parse_count
 from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.snapshots import PIN

@@ -17,9 +17,9 @@ from typing import Final
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import ConfigError, KopiaError
+from core.models.backups import SavedSize
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
-from core.models.shrinkage import SavedSize
 from core.models.transfer_settings import Exclusions
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer

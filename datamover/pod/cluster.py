@@ -24,7 +24,7 @@ from core.errors import ConfigError, DataPathError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.watch import watch_one
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import (

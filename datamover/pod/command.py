@@ -8,7 +8,7 @@ import os
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.redact import Redactor
 from datamover.arguments import PodOptions, StorageCommand
 from datamover.pod.api_transport import pod_transport

@@ -24,7 +24,7 @@ from core.contract import FENCE_TIMEOUT
 from core.errors import AgentError, ConfigError, ContractError, DataPathError, FencedError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.phases import Attempts, AttemptStage, Phase

@@ -25,6 +25,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
 from core.kube.types import UncheckedObject
+from core.models.backups import SavedClaim
 from core.models.base import format_time
 from core.models.job_output import JobOutput
 from core.models.names import (
@@ -35,7 +36,6 @@ from core.models.names import (
     VELERO_BACKUP_LABEL,
 )
 from core.models.phases import FINAL_PHASES, Attempts, Phase
-from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation, RepositoryKey
 from core.mover_specs import ListSnapshots, ReportSnapshots
 from core.redact import Redactor

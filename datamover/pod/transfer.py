@@ -27,9 +27,9 @@ from core.contract import (
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
+from core.models.backups import read_shrinkage
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
-from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository
 from core.models.transfer_settings import BandwidthLimits, Compression
 from core.models.transfers import Transfer

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from core.endpoints import parse_endpoint
 from core.errors import ConfigError, RepositoryError
-from core.models.storage import BackupStorageLocation
+from core.models.storage import BackupStorageLocation, parse_endpoint
 from datamover.storage.azure import build_azure, read_azure_variables
 from datamover.storage.credentials import (
     GOOGLE_FILE,

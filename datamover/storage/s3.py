@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final, Self
 
-from core.endpoints import parse_endpoint
 from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
+from core.models.storage import parse_endpoint
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.providers import PROBE_PREFIX, KopiaAccess, Storage, trust_variables

@@ -19,10 +19,10 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.types import Metadata, UncheckedObject
 from core.logs import fields
+from core.models.backups import is_shrunk
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, SCHEDULE_LABEL
 from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
-from core.models.shrinkage import is_shrunk
 from core.models.storage import RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from core.models.verification import Verification, read_verification

@@ -1,6 +1,6 @@
 """What one process and the API server are to each other: the rate of requests, outages, and the skew of the clock.
 
-Which requests are retried is decided in `core.kube.retry`. The skew is shown, and corrects the hours of repository
+Which requests are retried is decided in `core.kube.transport`. The skew is shown, and corrects the hours of repository
 maintenance; no outcome depends on a wall clock (`nodeagent.runtime.workqueue`). What waits for the end of an outage
 subscribes to it.
 """

@@ -19,8 +19,7 @@ from core.clock import Clock, SystemClock
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
 

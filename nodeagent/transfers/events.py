@@ -12,9 +12,9 @@ from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.types import Object
 from core.logs import fields
+from core.models.backups import read_shrinkage
 from core.models.base import CustomResource
 from core.models.phases import Phase
-from core.models.shrinkage import read_shrinkage
 from core.models.transfers import Transfer
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import TRANSFERS_FINISHED, VELERO_ENDS

@@ -14,7 +14,7 @@ from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import JOBS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from tests.client.support.user_scene import NAME, UserScene

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from core.models.backups import Shrinkage
 from core.models.names import SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
-from core.models.shrinkage import Shrinkage
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Volume
 from tests.cluster.workloads import BACKUPS, Workload, wait_until

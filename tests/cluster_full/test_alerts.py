@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from core.models.backups import REPORT_KEY, HeldBackup, RetentionReport
 from core.models.names import ALERT_NOT_PROTECTED_LABEL, DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
-from core.models.retention import REPORT_KEY, HeldBackup, RetentionReport
 from nodeagent.metrics.table import MAX_VOLUMES
 from tests.cluster.apart import installed_apart
 from tests.cluster.gate import open_gate

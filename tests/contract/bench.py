@@ -13,8 +13,7 @@ from core.kube.resources import (
     DATA_UPLOADS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Transport
+from core.kube.transport import Request, Retry, Transport
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from tests.support.objects import JsonDict
 

@@ -8,8 +8,7 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import GoneError, InvalidError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, PODS
-from core.kube.retry import Retry
-from core.kube.transport import Request
+from core.kube.transport import Request, Retry
 from core.models.base import JsonDict
 from tests.contract.bench import HOLD, build_upload
 from tests.support.clock import NOON

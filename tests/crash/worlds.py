@@ -31,7 +31,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import NODE_LABEL
 from core.models.transfers import PLAIN_RESTORE
 from nodeagent.app import build_agent

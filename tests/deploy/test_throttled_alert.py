@@ -11,8 +11,7 @@ import yaml
 
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import API_REQUESTS
 from nodeagent.runtime.api_server import LimitedTransport, RateLimit

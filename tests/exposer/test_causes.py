@@ -6,7 +6,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, NoDeviceError, Pending
 from exposer.ownership import is_refused

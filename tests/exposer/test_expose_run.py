@@ -14,7 +14,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending

@@ -6,7 +6,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from exposer.settings import StorageAccess
 from exposer.storage_access import read_storage_access

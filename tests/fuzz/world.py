@@ -19,7 +19,7 @@ from core.clock import Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.cluster import ClusterReader

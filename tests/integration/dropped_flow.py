@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
-from core.kube.transport import KEEPALIVE_OPTIONS, Transport
+from core.kube.transport import KEEPALIVE_OPTIONS, Retry, Transport
 from core.kube.watch import ChangeKind, watch_objects
 from nodeagent.runtime.transport import load_transport
 from tests.integration.test_pod_transport import transport_of

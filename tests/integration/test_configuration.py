@@ -16,8 +16,7 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.models.names import CONFIG_ANNOTATION
 from exposer.ownership import create_pod
 from nodeagent.config.check import CheckRequest, check_config

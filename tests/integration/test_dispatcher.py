@@ -14,8 +14,7 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
-from core.kube.retry import Retry
-from core.kube.transport import MERGE_PATCH, Request
+from core.kube.transport import MERGE_PATCH, Request, Retry
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.context import DispatchRules

@@ -32,8 +32,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import MERGE_PATCH
+from core.kube.transport import MERGE_PATCH, Retry
 from core.models.names import RECLAIM_POLICY_ANNOTATION
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun

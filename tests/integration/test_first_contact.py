@@ -16,7 +16,7 @@ from core.clock import SystemClock
 from core.errors import ConfigError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, PODS, SECRETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import COPY_LABEL
 from exposer.expose_run import Copies, ExposeRun
 from exposer.leaked_objects import list_leaked_objects

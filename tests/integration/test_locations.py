@@ -14,7 +14,7 @@ from core.clock import SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
 from exposer.manifests import build_backup_claim

@@ -18,7 +18,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import EVENTS, POD_VOLUME_BACKUPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_agent
 from nodeagent.config.parse import ParsedConfig

@@ -17,7 +17,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.support.rbac import grant

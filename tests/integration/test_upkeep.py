@@ -18,8 +18,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import MERGE_PATCH, Request
+from core.kube.transport import MERGE_PATCH, Request, Retry
 from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE

@@ -12,7 +12,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASSES
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, RESTORE_IN_PLACE
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent

@@ -10,7 +10,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import NAMESPACES
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import read_cluster
 from nodeagent.config.parse import parse_config

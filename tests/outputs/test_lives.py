@@ -18,8 +18,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.models.phases import FINAL_PHASES
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent

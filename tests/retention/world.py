@@ -33,10 +33,9 @@ from core.kube.resources import (
     JOBS,
     POD_VOLUME_BACKUPS,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request
+from core.kube.transport import Request, Retry
+from core.models.backups import Shrinkage
 from core.models.base import JsonDict, format_time, parse_time
-from core.models.shrinkage import Shrinkage
 from core.models.units import format_duration
 from core.models.verification import Verification, VerificationOutcome
 from core.snapshot_contract import TransferToDelete

@@ -10,8 +10,7 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError, raise_for_status
 from core.kube.resources import Resource
-from core.kube.retry import Retry
-from core.kube.transport import Request
+from core.kube.transport import Request, Retry
 from tests.support.objects import JsonDict
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import Resource
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from tests.support.objects import JsonDict
 
 

@@ -15,10 +15,10 @@ from core.errors import AgentError, ContractError
 from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.kube.types import RepositoryObject
+from core.kube.velero_server import ServerAbsence
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.maintenance.jobs import MaintenanceJob

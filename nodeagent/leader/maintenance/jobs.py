@@ -17,6 +17,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS, PODS
 from core.kube.types import Manifest, Pod
+from core.kube.velero_server import ServerAbsence
 from core.logs import fields
 from core.models.names import REPO_NAME_LABEL, VERIFIED_REPOSITORY_LABEL, repo_name_label
 from core.models.storage import (
@@ -36,7 +37,6 @@ from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from core.kube.velero_server import ServerAbsence
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     BackupRepository,
@@ -21,7 +22,6 @@ from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.leader.maintenance.jobs import (
     LOOK_AGAIN_SECONDS,

@@ -16,6 +16,7 @@ from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
 from core.kube.types import UncheckedObject
 from core.logs import fields
+from core.models.backups import RetentionReport, read_report
 from core.models.base import ObjectMeta, WireModel
 from core.models.names import (
     BACKUP_INTERVAL_ANNOTATION,
@@ -23,7 +24,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
-from core.models.retention import RetentionReport, read_report
 from core.models.units import parse_duration
 from nodeagent.config.windows import parse_interval
 from nodeagent.leader.volumes.states import Claim, ClaimKey, Plan, Plans

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from core.kube.types import UncheckedObject
-from core.models.retention import RetentionReport
+from core.models.backups import RetentionReport
 from core.models.verification import Verification
 from nodeagent.leader.index import Entry, VolumeCopy
 

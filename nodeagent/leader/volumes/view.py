@@ -16,10 +16,10 @@ from typing import Final
 from core.aio import run_for_many, wait_for_event
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
+from core.models.backups import HeldBackup, RetentionReport, deletes_by_old_rules
 from core.models.base import format_time
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
-from core.models.retention import HeldBackup, RetentionReport, deletes_by_old_rules
 from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
 from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
 from nodeagent.leader.context import Cluster

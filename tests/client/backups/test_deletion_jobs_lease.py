@@ -11,7 +11,7 @@ from client.backups.retention import DeletionError
 from client.mover_jobs import JobTools
 from core.kube.client import KubeClient
 from core.kube.resources import JOBS, LEASES, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict

@@ -7,8 +7,8 @@ import pytest
 
 from client.backups.manifests import BackupRequest, Method, MountingPod, PlannedVolume, SnapshotWay, transfer_name
 from core.contract import MoverVerb
+from core.models.backups import SavedClaim
 from core.models.names import SNAPSHOT_REQUESTERS
-from core.models.saved_claim import SavedClaim
 from core.models.transfers import DataUpload, PodVolumeBackup
 from datamover.kinds import BackupPlan, parse_settings, plan_of
 from tests.support.golden import assert_golden

@@ -12,7 +12,7 @@ from client.cli.user_commands import _root
 from client.collections.models import BackupList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_UPLOADS
-from core.models.shrinkage import Shrinkage, read_shrinkage
+from core.models.backups import Shrinkage, read_shrinkage
 from nodeagent.__main__ import main
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden, assert_golden_text

@@ -6,7 +6,7 @@ import pytest
 
 from client.cli.preflight import _describe_dropped
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.versions import load_definitions

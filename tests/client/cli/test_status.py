@@ -11,8 +11,8 @@ import yaml
 from client.cli import status as status_module
 from client.cli.status import summarize
 from client.status.view import StatusView
+from core.models.backups import HeldBackup
 from core.models.base import JsonDict
-from core.models.retention import HeldBackup
 from tests.client.support.commands import Shell, open_shell
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.hand_clock import NOON

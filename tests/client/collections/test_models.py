@@ -9,7 +9,7 @@ from client.collections.collection import Backups, Found
 from client.collections.models import Backup, BackupOrigin, BackupPhase, build_restore, explain_end
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
 from core.kube.types import UncheckedObject
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from core.models.transfers import DataDownload
 from tests.client.support.backup_scene import BackupScene
 from tests.support.objects import JsonDict

@@ -5,7 +5,7 @@ import pytest
 from client.install.run import note_former_agents
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

@@ -10,7 +10,7 @@ from client.install.uninstall import RemovalPlan, UninstallError, plan_removal, 
 from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.resources import Resource
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict

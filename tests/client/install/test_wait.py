@@ -9,7 +9,7 @@ import pytest
 from client.install.apply import Applied, ApplyResult
 from client.install.wait import WaitError, WaitTools, wait_installation
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict

@@ -6,7 +6,7 @@ from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from core.kube.resources import POD_VOLUME_RESTORES
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene, saved
 
 pytestmark = pytest.mark.looptime

@@ -13,7 +13,7 @@ from client.restores.sources import RestoreError
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from core.models.transfer_settings import InPlace
 from tests.client.support.in_place_scene import NODE, OWNER, SPEC, InPlaceScene
 from tests.client.support.restore_scene import DATA, RestoreScene, saved

@@ -4,7 +4,7 @@ import pytest
 
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from tests.client.support.restore_scene import DATA, FILES, saved
 from tests.support.golden import assert_golden
 

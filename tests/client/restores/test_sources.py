@@ -6,7 +6,7 @@ from client.backups.plan import ClaimName
 from client.collections.collection import Backups
 from client.collections.models import Backup
 from client.restores.sources import RestoreError, Source, StoredList, choose_from_backups, choose_stored
-from core.models.saved_claim import SavedClaim
+from core.models.backups import SavedClaim
 from core.snapshot_contract import StoredSnapshot
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene, saved, stored
 from tests.nodeagent.support.hand_clock import HandClock

@@ -10,7 +10,7 @@ from client.backups.plan import Choice, ClaimName
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request
-from core.models.retention import read_report
+from core.models.backups import read_report
 from core.models.verification import VerificationOutcome
 from tests.client.support.schedule_scene import DATA, ScheduleScene
 

@@ -9,7 +9,7 @@ from client.backups.plan import BackupTools
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, VOLUME_SNAPSHOTS, Resource
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict

@@ -19,10 +19,9 @@ from client.backups.deletion_jobs import hold_deletions
 from client.mover_jobs import JobTools
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
+from core.models.backups import SavedClaim
 from core.models.base import format_time
-from core.models.saved_claim import SavedClaim
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from core.mover_specs import DeleteSnapshots, VerifySnapshots, parse_spec
 from core.snapshot_contract import (

@@ -9,8 +9,8 @@ from client.restores.waiting_pods import RestoreTools
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
-from core.kube.retry import Retry
-from core.models.saved_claim import SavedClaim
+from core.kube.transport import Retry
+from core.models.backups import SavedClaim
 from core.snapshot_contract import StoredSnapshot
 from tests.client.support.user_scene import UserScene
 from tests.support.clock import LoopClock

@@ -7,7 +7,7 @@ from client.backups.plan import Choice, ClaimName
 from client.schedules.request import ScheduleRequest
 from client.schedules.scheduled_run import ScheduleTools
 from core.kube.resources import CRON_JOBS, DATA_UPLOADS, POD_VOLUME_BACKUPS
-from core.models.retention import RetentionReport
+from core.models.backups import RetentionReport
 from core.snapshot_contract import TransferToDelete
 from tests.client.support.backup_scene import BackupScene, SteppingClock
 from tests.client.support.deletion_scene import DeletionScene

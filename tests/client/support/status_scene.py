@@ -6,7 +6,8 @@ from typing import Any
 from client.status.read import StatusReader
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
+from core.models.backups import REPORT_KEY, RetentionReport
 from core.models.names import (
     CONFIG_ANNOTATION,
     DELETIONS_CONFIGMAP,
@@ -14,7 +15,6 @@ from core.models.names import (
     SCHEDULE_COMMAND,
     SCHEDULE_LABEL,
 )
-from core.models.retention import REPORT_KEY, RetentionReport
 from nodeagent.config.parse import parse_config
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object

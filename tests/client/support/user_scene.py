@@ -8,7 +8,7 @@ from typing import Any
 from client.repositories import RepositoryReader
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.support.fakekube import FakeKube

@@ -19,8 +19,7 @@ from core.kube.errors import (
     UnreachableError,
 )
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.models.base import JsonDict, ObjectMeta
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.storage import BackupRepository
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -8,7 +8,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import DEPLOYMENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck, has_velero_server
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -11,8 +11,7 @@ import pytest
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS
-from core.kube.retry import Retry
-from core.kube.transport import Request
+from core.kube.transport import Request, Retry
 from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock

@@ -6,7 +6,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from datamover.pod.cluster import PodContext
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal

@@ -12,8 +12,7 @@ from core.errors import AgentError, CanceledError, FencedError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import DATA_UPLOADS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from datamover.kinds import TRANSFER_KINDS

@@ -13,7 +13,7 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES, parse_result
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from datamover.kopia.progress import Direction, Meter
 from datamover.pod.reporting import Reporter
 from datamover.pod.snapshot_report import SHOWN_UNREAD

@@ -8,8 +8,8 @@ import pytest
 
 from core.contract import parse_result
 from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.backups import SavedClaim
 from core.models.job_output import read_output
-from core.models.saved_claim import SavedClaim
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from datamover.pod.storage_commands import run_storage_command

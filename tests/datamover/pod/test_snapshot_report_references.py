@@ -7,7 +7,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUPS, DATA_UPLOADS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Attempts
 from datamover.kopia.references import CompletedTransfer, References

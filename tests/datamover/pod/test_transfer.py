@@ -12,8 +12,8 @@ import pytest
 
 from core.contract import EVENTS_VARIABLE, BackupResult, VolumeMode, parse_result
 from core.kube.resources import DATA_UPLOADS, EVENTS
+from core.models.backups import SavedClaim
 from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
-from core.models.saved_claim import SavedClaim
 from datamover.kopia.references import ListedSnapshot
 from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PlainKopia

@@ -8,8 +8,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.contract import BackupResult, parse_result
+from core.models.backups import Shrinkage
 from core.models.names import SHRUNK_ANNOTATION
-from core.models.shrinkage import Shrinkage
 from tests.datamover.support.pods import MoverPod
 
 pytestmark = pytest.mark.processes

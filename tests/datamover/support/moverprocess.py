@@ -15,7 +15,7 @@ import pytest
 from core.clock import SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.logs import set_up_logging
 from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.api_transport import HostPort, PodTransport

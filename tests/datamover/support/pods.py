@@ -14,7 +14,7 @@ from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
     NODE_LABEL,

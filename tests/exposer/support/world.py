@@ -23,8 +23,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube

@@ -13,8 +13,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from nodeagent.__main__ import main
 from nodeagent.config.check import _flag_value, check_names, check_queue_length
 from nodeagent.config.parse import parse_config

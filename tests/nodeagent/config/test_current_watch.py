@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.metrics.registry import Metrics

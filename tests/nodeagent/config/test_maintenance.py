@@ -10,7 +10,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
 from exposer.pods import JobSettings

@@ -4,7 +4,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.coverage.read import PlannedVolumes, VolumeReader
 from nodeagent.coverage.states import CoverageState, build_coverage

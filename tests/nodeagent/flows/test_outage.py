@@ -13,8 +13,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
 from core.kube.resources import VOLUME_SNAPSHOTS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config

@@ -8,8 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.retry import Retry
-from core.kube.transport import Request
+from core.kube.transport import Request, Retry
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import AttemptStage, InterruptionCause
 from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, interrupted, most_held, open_scene

@@ -10,8 +10,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import LEASES
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from nodeagent.leader.election import LeaderElection, NotLeaderError
 from tests.nodeagent.support.dispatching import Gate
 from tests.support.clock import LoopClock

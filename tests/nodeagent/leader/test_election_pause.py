@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from nodeagent.leader.election import LeaderElection
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, most_held, open_scene
 from tests.support.clock import LoopClock

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from nodeagent.config.current import ConfigAnnouncer, CurrentConfig

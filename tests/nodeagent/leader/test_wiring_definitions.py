@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.storage import BlockHash
 from nodeagent.leader.wiring import DefinitionCheck
 from tests.nodeagent.support.board import FakeBoard

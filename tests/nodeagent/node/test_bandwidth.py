@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.transfer_settings import BandwidthLimits
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings

@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from exposer.model import Guard, NotOwnerError
 from nodeagent.node.expose_steps import build_guard
 from nodeagent.node.lifecycle import Observation, Site, Timeouts, build_case

@@ -14,7 +14,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.event_files import EventFiles, write_event
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from exposer.workload import EVENTS_VOLUME
 from nodeagent.metrics.registry import Metrics

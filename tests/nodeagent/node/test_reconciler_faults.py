@@ -6,7 +6,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.reconciler import TransferFaults

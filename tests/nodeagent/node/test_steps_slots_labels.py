@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency

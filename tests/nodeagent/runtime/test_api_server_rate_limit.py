@@ -7,8 +7,7 @@ import pytest
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ThrottledError, UnreachableError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.kube.watch import watch_objects
 from nodeagent.runtime.api_server import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock

@@ -9,7 +9,7 @@ import pytest
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError
 from core.kube.resources import PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.runtime.informer import Informer
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

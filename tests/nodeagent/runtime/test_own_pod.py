@@ -8,7 +8,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ConflictError
 from core.kube.events import EventRecorder
 from core.kube.resources import EVENTS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.runtime.own_pod import OwnPod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -21,8 +21,7 @@ from core.kube.resources import (
     POD_VOLUME_RESTORES,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.kube.types import UncheckedObject
 from core.models.names import (
     AGENT_LABELS,

@@ -26,8 +26,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response, Transport
+from core.kube.transport import Request, Response, Retry, Transport
 from core.models.names import (
     DATA_MOVER_FINALIZER,
     EXPOSE_ON_GOING_LABEL,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount

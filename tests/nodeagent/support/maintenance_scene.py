@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
-from core.kube.retry import Retry
-from core.kube.transport import Transport
+from core.kube.transport import Retry, Transport
 from core.models.base import format_time
 from core.models.storage import RepositoryKey
 from exposer.causes import CauseFinder

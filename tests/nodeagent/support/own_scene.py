@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.metrics.registry import Metrics

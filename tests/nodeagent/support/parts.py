@@ -4,7 +4,7 @@ import socket
 
 from core.kube.client import KubeClient
 from core.kube.resources import NODES, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_parts
 from nodeagent.config.parse import parse_config

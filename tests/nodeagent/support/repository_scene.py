@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from core.models.storage import BlockHash
 from exposer.causes import CauseFinder

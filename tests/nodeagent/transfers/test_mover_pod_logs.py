@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.transfers import DataUpload
 from nodeagent.transfers.mover_pod import MoverLogs, add_log_end
 from tests.nodeagent.support.dispatching import Gate

@@ -5,7 +5,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from nodeagent.transfers.status import read_owner_refusal

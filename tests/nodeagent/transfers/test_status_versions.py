@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import CustomResource, JsonDict
 from core.models.phases import Phase
 from core.models.storage import BackupRepository

@@ -10,7 +10,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import MalformedObjectError
 from core.kube.resources import DATA_UPLOADS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import (
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,

@@ -17,8 +17,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from nodeagent.leader.admission.examiner import SharedReader
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -5,7 +5,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, ServerError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.phases import Phase
 from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations, free_quota, settle
 from nodeagent.leader.election import NotLeaderError

@@ -9,7 +9,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import EVENTS, JOBS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict, parse_time
 from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.config.maintenance import MaintenanceSettings

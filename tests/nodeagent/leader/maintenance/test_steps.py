@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from exposer.pods import JobSettings
 from nodeagent.config.maintenance import MaintenanceSettings

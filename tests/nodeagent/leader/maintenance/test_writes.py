@@ -12,8 +12,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, PODS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from core.models.base import JsonDict
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule

@@ -9,8 +9,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, NODES, PODS
-from core.kube.retry import Retry
-from core.kube.transport import Request, Response
+from core.kube.transport import Request, Response, Retry
 from core.models.names import (
     DATA_MOVER_FINALIZER,
     NODE_LABEL,

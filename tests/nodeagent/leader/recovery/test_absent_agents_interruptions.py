@@ -10,7 +10,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUPS, DATA_UPLOADS, NODES, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, DATA_MOVER_FINALIZER, NODE_LABEL
 from core.models.phases import AttemptStage, InterruptionCause

@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import NODES
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.leader.recovery.absent_agents import NodeHealth, explain_node_loss
 from tests.nodeagent.support.dispatching import cluster_node
 from tests.support.clock import LoopClock

@@ -16,7 +16,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import (
     COPY_LABEL,
     DATA_MOVER_FINALIZER,

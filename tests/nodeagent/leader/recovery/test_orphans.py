@@ -9,7 +9,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.runtime.settings import RepositoryControllerMode

@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import (

@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey, build_backup_repository
 from tests.nodeagent.support.repository_scene import GOOD, RECORDED, Scene, open_scene

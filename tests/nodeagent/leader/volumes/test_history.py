@@ -10,7 +10,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.phases import Phase
 from nodeagent.coverage.history import VolumeHistory
 from nodeagent.leader.election import NotLeaderError

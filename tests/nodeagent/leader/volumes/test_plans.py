@@ -6,7 +6,8 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
-from core.kube.retry import Retry
+from core.kube.transport import Retry
+from core.models.backups import REPORT_KEY, RetentionReport
 from core.models.base import JsonDict
 from core.models.names import (
     BACKUP_INTERVAL_ANNOTATION,
@@ -14,7 +15,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
-from core.models.retention import REPORT_KEY, RetentionReport
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import Plan
 from tests.support.clock import LoopClock

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from core.models.retention import HeldBackup, RetentionReport
+from core.models.backups import HeldBackup, RetentionReport
 from nodeagent.leader.volumes.states import VolumeState
 from nodeagent.leader.volumes.view import show_retention, show_volumes
 from nodeagent.metrics.registry import Metrics

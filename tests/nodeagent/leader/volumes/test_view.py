@@ -9,9 +9,9 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
+from core.models.backups import RetentionReport
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
-from core.models.retention import RetentionReport
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import CoverageReader, VolumeView

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.view import CoverageReader, PlannedCoverage, show_coverage

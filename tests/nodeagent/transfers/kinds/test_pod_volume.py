@@ -8,7 +8,7 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
 from core.models.reasons import FailureReason, PendingReason

@@ -14,7 +14,7 @@ from core.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from core.kube.retry import Retry
+from core.kube.transport import Retry
 from tests.support.clock import LoopClock
 
 __all__: list[str] = []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.endpoints import parse_endpoint
 from core.errors import ConfigError
+from core.models.storage import parse_endpoint
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from core.errors import ContractError
+from core.models.backups import SavedClaim
 from core.models.names import CLAIM_ANNOTATION
-from core.models.saved_claim import SavedClaim
 
 _CLAIM: dict[str, Any] = {
     "apiVersion": "v1",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from core.models.backups import SavedSize, find_full, is_shrunk, read_shrinkage
 from core.models.names import SHRUNK_ANNOTATION
-from core.models.shrinkage import SavedSize, find_full, is_shrunk, read_shrinkage
 
 MIB = 1024**2
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from core.models.backups import REPORT_KEY, HeldBackup, RetentionReport, deletes_by_old_rules, read_report
 from core.models.base import JsonDict
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND
-from core.models.retention import REPORT_KEY, HeldBackup, RetentionReport, deletes_by_old_rules, read_report
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
