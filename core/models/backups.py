@@ -1,10 +1,10 @@
 """What is known of a backup beside its data: its PVC, whether it is Shrunk, and why retention kept it. Pure.
 
 The PVC is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Any
-writer to the bucket chooses what a tag says, so it is checked like any input. Whether a backup is Shrunk is decided by
-a data mover from the snapshots of the source in the repository, whoever made them; the annotation
-`nodeagent.io/shrunk` has the answer, and whether somebody has acknowledged it. What the last run of retention kept is in
-the ConfigMap DELETIONS_CONFIGMAP, beside the record of what is being deleted.
+writer to the bucket chooses what a tag says, so it is checked like any input. A data mover decides whether a backup is
+Shrunk by the snapshots of the source that are in the repository, whoever made them; the annotation
+`nodeagent.io/shrunk` has the answer, and whether somebody has acknowledged it. The report of retention is in the
+ConfigMap DELETIONS_CONFIGMAP, beside the record of what is being deleted.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -20,10 +20,9 @@ from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
-from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
 from nodeagent.leader.admission.pending import PendingTransfers, PodWatch
-from nodeagent.leader.admission.queue_reports import QueueView
-from nodeagent.leader.admission.writer import AdmissionWriter
+from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations
+from nodeagent.leader.admission.writer import AdmissionWriter, QueueView
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, TransferIndex
@@ -31,7 +30,7 @@ from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.history import HistoryKeeper
-from nodeagent.leader.volumes.plans import PlanReader
+from nodeagent.leader.volumes.states import PlanReader
 from nodeagent.leader.volumes.view import CoverageReader, VolumeView
 from nodeagent.metrics.table import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes

@@ -1,6 +1,6 @@
 """Leader election among all node agents, by the Lease `node-agent-dispatcher`.
 
-Safety does not rest on the Lease alone: see `nodeagent.leader.admission.ledger`.
+Safety does not rest on the Lease alone: see `nodeagent.leader.admission.quota`.
 """
 
 import asyncio

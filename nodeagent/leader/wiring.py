@@ -31,8 +31,7 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.leader.repositories.controller import RepositoryController
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.inputs import read_inputs
-from nodeagent.leader.repositories.locations import LocationController
-from nodeagent.leader.repositories.validation import LocationProbes, ValidationProcess
+from nodeagent.leader.repositories.locations import LocationController, LocationProbes, ValidationProcess
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY
 from nodeagent.runtime.own_pod import AgentReporter

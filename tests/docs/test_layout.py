@@ -50,7 +50,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/context.py": "tests/nodeagent/leader/test_dispatcher.py",
     "nodeagent/leader/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/leader/maintenance/controller.py": "tests/nodeagent/leader/maintenance/test_steps.py",
-    "nodeagent/leader/maintenance/history.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/maintenance/jobs.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/flows/test_retries.py",
     "client/install/daemonset.py": "tests/client/install/test_manifests.py",

@@ -29,8 +29,7 @@ from exposer.pods import (
 from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate, Placement
 from nodeagent.leader.repositories.init_pod import InitPods
-from nodeagent.leader.repositories.locations import LocationController
-from nodeagent.leader.repositories.validation import LocationProbes, Verdict
+from nodeagent.leader.repositories.locations import LocationController, LocationProbes, Verdict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.transport import load_transport
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request

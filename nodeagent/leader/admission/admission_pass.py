@@ -18,10 +18,9 @@ from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order
 from core.models.reasons import PendingReason
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
-from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.admission.queue_reports import QueueReports
-from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter
+from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free_quota, settle
+from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter, QueueReports
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle

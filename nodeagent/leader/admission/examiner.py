@@ -37,7 +37,7 @@ from core.models.phases import AttemptStage, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.ownership import copy_in_use
-from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
+from nodeagent.leader.admission.quota import NodeShares, NodeSlots
 from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause

@@ -22,16 +22,17 @@ from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.leader.maintenance.jobs import (
     LOOK_AGAIN_SECONDS,
     STEP_SECONDS,
+    HistoryWriter,
     JobAttendant,
     JobRequest,
     PodRejectedError,
     create_job,
     look_again,
     read_before_start,
+    starts_of,
 )
 from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, read_pod
 from nodeagent.maintenance.record import RunningJob

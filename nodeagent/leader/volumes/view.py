@@ -24,8 +24,7 @@ from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, Volume
 from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.plans import PlanReader
-from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, VolumeState, build_states
+from nodeagent.leader.volumes.states import ClaimKey, PlanReader, Plans, Remembered, VolumeState, build_states
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import (
     MAX_NAMED_VOLUMES,

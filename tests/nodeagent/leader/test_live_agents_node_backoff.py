@@ -12,7 +12,7 @@ from core.models.reasons import NotPrepared
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import NodeBackoff, choose_node
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.nodeagent.support.hand_clock import HandClock
 

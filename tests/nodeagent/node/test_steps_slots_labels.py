@@ -13,7 +13,7 @@ from core.models.base import JsonDict
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.parse import parse_config
-from nodeagent.leader.admission.node_share import NodeSlots
+from nodeagent.leader.admission.quota import NodeSlots
 from nodeagent.node.steps import OwnSlots
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

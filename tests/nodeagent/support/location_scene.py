@@ -14,8 +14,7 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.init_pod import InitPods
-from nodeagent.leader.repositories.locations import LocationController
-from nodeagent.leader.repositories.validation import LocationProbes, Verdict
+from nodeagent.leader.repositories.locations import LocationController, LocationProbes, Verdict
 from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.clusters import build_cluster

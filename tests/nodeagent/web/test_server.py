@@ -14,12 +14,12 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.phases import in_order
-from nodeagent.leader.admission.queue_reports import QueueView
+from nodeagent.leader.admission.writer import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.web.server import _MOST_CONNECTIONS, WebPages, WebServer, _Listener
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.hand_clock import HandClock
 
 _ANY = ListenAddress("127.0.0.1", 0)

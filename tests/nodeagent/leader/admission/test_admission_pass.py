@@ -7,7 +7,7 @@ import pytest
 
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS
 from nodeagent.leader.admission.admission_pass import Pass
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 
 ORDER = [

@@ -13,7 +13,7 @@ from core.models.names import COPIES_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABE
 from core.models.phases import Phase
 from nodeagent.leader.admission.examiner import CopyHolders
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import Gate, Scene, open_scene
 
 TOKEN, KMS = "Secret/token", "ConfigMap/kms"

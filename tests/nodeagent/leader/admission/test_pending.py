@@ -11,7 +11,7 @@ from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, CheckState
 from nodeagent.leader.admission.pending import PendingTransfer, PendingTransfers, PodWatch
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import ScriptedKind
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.nodeagent.support.transfers import data_upload

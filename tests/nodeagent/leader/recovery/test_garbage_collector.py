@@ -30,7 +30,7 @@ from exposer.leaked_objects import LeakedObjects, list_leaked_objects
 from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.support.clock import LoopClock
 from tests.support.objects import JsonDict

@@ -10,7 +10,7 @@ from core.models.phases import AttemptStage, Phase
 from core.models.reasons import PendingReason
 from nodeagent.leader.index import Entry
 from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 
 ANY = (False, True)
 

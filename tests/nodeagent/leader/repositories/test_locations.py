@@ -9,7 +9,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
 from core.models.names import STORAGE_LOCATION_LABEL
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.leader.repositories.validation import Verdict
+from nodeagent.leader.repositories.locations import Verdict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.location_scene import NAME, LocationScene
 from tests.nodeagent.support.repository_scene import SERVER

@@ -16,7 +16,7 @@ from nodeagent.coverage.history import VolumeHistory
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.history import HistoryKeeper
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import NOON, LoopClock

@@ -8,7 +8,7 @@ import pytest
 from core.models.verification import Verification, VerificationOutcome
 from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)

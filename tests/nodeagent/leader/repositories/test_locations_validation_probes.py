@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nodeagent.leader.repositories.validation import LocationProbes, Verdict
+from nodeagent.leader.repositories.locations import LocationProbes, Verdict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.location_scene import NAME, LocationScene
 from tests.nodeagent.support.repository_scene import SERVER

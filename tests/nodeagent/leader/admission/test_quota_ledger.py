@@ -7,7 +7,7 @@ from core.kube.errors import ForbiddenError, ServerError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Retry
 from core.models.phases import Phase
-from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations, free_quota, settle
+from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations, free_quota, settle
 from nodeagent.leader.election import NotLeaderError
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.models.phases import AttemptStage, Phase, in_order, round_robin
-from nodeagent.leader.admission.queue_reports import QueueView
+from nodeagent.leader.admission.writer import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
 from nodeagent.metrics.registry import Metrics

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from nodeagent.leader.repositories.validation import ValidationProcess, Verdict
+from nodeagent.leader.repositories.locations import ValidationProcess, Verdict
 
 pytestmark = pytest.mark.processes
 

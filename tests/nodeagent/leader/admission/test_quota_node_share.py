@@ -10,9 +10,9 @@ from core.models.names import NODE_LABEL
 from core.models.phases import AttemptStage, Phase
 from nodeagent.config.keys import NodeRule
 from nodeagent.config.value_types import LabelSelector
-from nodeagent.leader.admission.node_share import NodeShares
+from nodeagent.leader.admission.quota import NodeShares
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.leader.admission.test_queue_reports import entry
+from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
 
 FULL = "node node-a already has 3 pod volume transfers in preparation (limit 3)"

@@ -15,8 +15,7 @@ from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
-from nodeagent.leader.volumes.plans import PlanReader
-from nodeagent.leader.volumes.states import Plan
+from nodeagent.leader.volumes.states import Plan, PlanReader
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
