@@ -13,8 +13,7 @@ from core.kube.velero_server import has_velero_server
 from core.models.base import WireModel
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
-from nodeagent.runtime.serve_flags import parse_serve
-from nodeagent.runtime.settings import Settings
+from nodeagent.runtime.settings import Settings, parse_serve
 
 __all__ = [
     "AgentVersion",

@@ -33,9 +33,9 @@ from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
 from exposer.pods import MaintenanceRun, build_command_job
 from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template
-from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.config.parse import read_config
+from nodeagent.config.repositories import MaintenanceConfig
 from nodeagent.config.schema import missing
-from nodeagent.config.source import read_config
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of

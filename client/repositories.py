@@ -37,7 +37,7 @@ from core.models.storage import BackupRepository, BackupStorageLocation, Reposit
 from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
-from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
+from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import missing
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord

@@ -13,9 +13,8 @@ from typing import Any, Final
 from core.errors import AgentError, ConfigError
 from core.text import hinted, one_line
 from core.version import VERSION
-from nodeagent.cli.check_config import set_up_check_config
-from nodeagent.cli.serve import set_up_serve
-from nodeagent.runtime.serve_flags import CommandParser
+from nodeagent.cli import set_up_check_config, set_up_serve
+from nodeagent.runtime.settings import CommandParser
 
 __all__ = ["complete", "main"]
 

@@ -1,10 +1,15 @@
 """The process of a node agent: builds the parts that both halves share, and runs both.
 
-Knows which parts exist. Does not decide anything, nor know what a half consists of
-(`nodeagent.leader.wiring`, `nodeagent.node.wiring`).
+Knows which parts exist. Does not decide anything, nor know what a half consists of (`nodeagent.leader.wiring`,
+`nodeagent.node.wiring`).
+
+Free memory is returned to the system after a burst of work. What Python keeps for small objects stays: the next
+transfer uses it again.
+Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of the heap.
 """
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -12,7 +17,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -28,23 +33,64 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import API_REQUESTS, SKIPPED_OBJECTS
+from nodeagent.metrics import API_REQUESTS, SKIPPED_OBJECTS, Metrics
 from nodeagent.node.wiring import Node, build_node
 from nodeagent.runtime.api_server import ClockSkew, LimitedTransport, Outages, RateLimit
-from nodeagent.runtime.memory import MemoryTrimmer, find_trim
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.preflight import check_host_pods
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import AgentParts, AgentSpec, build_clock, read_spec
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
+from nodeagent.transfers.status import EventLog
 from nodeagent.web.server import WebPages, WebServer
 
-__all__ = ["Agent", "build_agent", "build_kinds", "build_parts", "serve"]
+__all__ = ["Agent", "MemoryTrimmer", "build_agent", "build_kinds", "build_parts", "find_trim", "serve"]
+
+_REST_SECONDS: Final = 10.0
+"""Pause between two calls of malloc_trim; each takes a millisecond or two."""
+
+_CONNECTIONS_END_SECONDS: Final = 20.0
+"""Time after the last request until idle connections are closed. Source: aiohttp 3.13, TCPConnector:
+`keepalive_timeout` is 15 s."""
+
+
+class MemoryTrimmer:
+    """Returns free memory during a burst of requests, and once more after it."""
+
+    def __init__(self, clock: Clock, trim: Callable[[], None]) -> None:
+        """Return memory by calling `trim`."""
+        self._clock = clock
+        self._trim = trim
+        self._worked = asyncio.Event()
+
+    def record_request(self) -> None:
+        """Record that a request was made."""
+        self._worked.set()
+
+    async def run(self) -> None:
+        """Return memory until canceled; idle while no request is made."""
+        while True:
+            await self._worked.wait()
+            while self._worked.is_set():
+                self._worked.clear()
+                await self._clock.sleep(_REST_SECONDS)
+                self._trim()
+            await self._clock.sleep(_CONNECTIONS_END_SECONDS - _REST_SECONDS)
+            self._trim()
+
+
+def find_trim() -> Callable[[], None]:
+    """Return a function that returns free memory; without malloc_trim it does nothing."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    def trim() -> None:
+        if malloc_trim is not None:
+            malloc_trim(0)
+
+    return trim
 
 
 _log = logging.getLogger(__name__)

@@ -18,18 +18,16 @@ from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.current import LiveConfig
 from nodeagent.config.expose_settings import build_defaults, read_cluster, read_template
-from nodeagent.config.maintenance import MaintenanceConfig
-from nodeagent.config.parse import ParsedConfig
-from nodeagent.config.repository import RepositoryConfig
-from nodeagent.config.source import read_config
-from nodeagent.metrics.registry import Metrics
+from nodeagent.config.parse import ParsedConfig, read_config
+from nodeagent.config.repositories import MaintenanceConfig, RepositoryConfig
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.api_server import ClockSkew
 from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions
 from nodeagent.runtime.settings import Settings
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
+from nodeagent.transfers.status import EventLog
 
 __all__ = ["AgentParts", "AgentSpec", "build_clock", "read_spec"]
 

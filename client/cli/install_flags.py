@@ -42,10 +42,9 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.storage import parse_endpoint
 from core.models.units import parse_positive_duration
-from nodeagent.config.parse import parse_config
+from nodeagent.config.parse import document_in, parse_config
 from nodeagent.config.schema import load_json
-from nodeagent.config.source import document_in
-from nodeagent.runtime.serve_flags import parse_serve
+from nodeagent.runtime.settings import parse_serve
 
 __all__ = ["GROUPS", "SERVER_FLAGS", "InstallCommand", "find_ignored", "install_flags"]
 

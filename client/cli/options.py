@@ -27,8 +27,7 @@ from core.models.names import OBJECT_NAME, SUBDOMAIN
 from core.models.units import parse_positive_duration, parse_quantity
 from core.text import guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.serve_flags import KUBECONFIG_HELP, KUBECONTEXT_HELP
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE, KUBECONFIG_HELP, KUBECONTEXT_HELP
 
 __all__ = [
     "DURATION",

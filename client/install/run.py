@@ -19,10 +19,9 @@ from core.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, SECRE
 from core.kube.types import ConfigObject, Manifest
 from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_release, is_ours
 from core.text import some_of
-from nodeagent.config.maintenance import parse_maintenance
-from nodeagent.config.repository import parse_settings_of
+from nodeagent.config.parse import parse_config_map
+from nodeagent.config.repositories import parse_maintenance, parse_settings_of
 from nodeagent.config.schema import ConfigFinding
-from nodeagent.config.source import parse_config_map
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,

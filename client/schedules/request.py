@@ -17,8 +17,7 @@ from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
 from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess
-from nodeagent.runtime.serve_flags import CommandParser, add_kubeconfig
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE, CommandParser, add_kubeconfig
 
 __all__ = ["ScheduleRequest", "ScheduleTimes", "is_schedule", "parse_run", "read_cron_job"]
 

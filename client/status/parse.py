@@ -39,7 +39,7 @@ from core.models.units import parse_count
 from core.models.verification import read_verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
-from nodeagent.config.source import parse_config_map
+from nodeagent.config.parse import parse_config_map
 
 __all__ = [
     "agent_record",

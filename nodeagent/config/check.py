@@ -23,12 +23,11 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR, CONFIG_ANNOTATION, NO_CONFIG
 from core.text import guess
 from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
-from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
-from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.own_keys import OWN_KEY
-from nodeagent.config.parse import ParsedConfig, parse_config
+from nodeagent.config.parse import ParsedConfig, parse_config, read_config, read_config_map, read_document
+from nodeagent.config.repositories import FLAG as MAINTENANCE_FLAG
+from nodeagent.config.repositories import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import ConfigFinding, show_key
-from nodeagent.config.source import read_config, read_config_map, read_document
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.own_pod import shown

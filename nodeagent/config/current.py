@@ -32,10 +32,9 @@ from exposer.settings import ExposeSettings
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import rules_of_kind
-from nodeagent.config.parse import ParsedConfig
-from nodeagent.config.repository import RepositoryConfig
-from nodeagent.config.source import absent, parse_config_map
-from nodeagent.metrics.table import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
+from nodeagent.config.parse import ParsedConfig, absent, parse_config_map
+from nodeagent.config.repositories import RepositoryConfig
+from nodeagent.metrics import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
 __all__ = [

@@ -11,10 +11,9 @@ from core.models.phases import RetryRules
 from core.models.transfers import Transfer
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.coverage.states import CoverageRules
-from nodeagent.metrics.registry import Metrics
-from nodeagent.transfers.events import EventLog
+from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admits
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.transfers.status import EventLog, StatusWriter
 
 __all__ = ["Agents", "Cluster", "DispatchRules"]
 

@@ -32,7 +32,7 @@ from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.history import HistoryKeeper
 from nodeagent.leader.volumes.states import PlanReader
 from nodeagent.leader.volumes.view import CoverageReader, VolumeView
-from nodeagent.metrics.table import NODE_PASSED_OVER
+from nodeagent.metrics import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes
 
 __all__ = ["Dispatcher"]

@@ -20,7 +20,7 @@ from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
 from core.models.storage import BlockHash
 from core.models.transfers import Transfer
-from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.config.repositories import MaintenanceConfig
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
@@ -32,8 +32,7 @@ from nodeagent.leader.repositories.controller import RepositoryController
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, ValidationProcess
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY
+from nodeagent.metrics import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY, Metrics
 from nodeagent.runtime.own_pod import AgentReporter
 from nodeagent.runtime.preflight import DefinitionReport, judge_definitions, read_definitions
 from nodeagent.startup import AgentParts

@@ -18,8 +18,7 @@ from core.models.phases import RUNNING_PHASES
 from core.models.transfer_settings import BandwidthLimits
 from core.models.transfers import Transfer
 from nodeagent.config.own_keys import BandwidthKeys
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import BANDWIDTH_LIMIT
+from nodeagent.metrics import BANDWIDTH_LIMIT, Metrics
 from nodeagent.node.cache import TransferCache
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import Change, StatusWriter

@@ -17,14 +17,13 @@ from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import parse_pod_end
-from nodeagent.metrics.table import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAIT_SECONDS
+from nodeagent.metrics import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAIT_SECONDS
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, pod_node, read_loss
 from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
-from nodeagent.transfers.status import Change, announce_next, build_interruption, read_owner_refusal
+from nodeagent.transfers.status import Change, announce_next, build_interruption, cancel_cause, read_owner_refusal
 
 __all__ = ["AttemptSteps", "DataPathSteps"]
 

@@ -20,11 +20,10 @@ from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import delete_object
-from nodeagent.metrics.table import EXPOSE_SECONDS
+from nodeagent.metrics import EXPOSE_SECONDS
 from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
 from nodeagent.node.steps import SlotRequest, StepBase, Tools
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import (
     LostPod,
     PodState,
@@ -37,7 +36,7 @@ from nodeagent.transfers.mover_pod import (
     rejection_reason,
     was_killed,
 )
-from nodeagent.transfers.status import Change
+from nodeagent.transfers.status import Change, cancel_cause
 from nodeagent.transfers.waiting import PendingRecords
 
 __all__ = ["ExposeSteps", "build_guard"]

@@ -28,8 +28,7 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.workload import find_mover_events
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import (
+from nodeagent.metrics import (
     DEDUPLICATED_BYTES,
     HASHED_BYTES,
     LAST_PROGRESS,
@@ -38,6 +37,7 @@ from nodeagent.metrics.table import (
     RETRY_RESENT_BYTES,
     SENT_BYTES,
     STORED_BYTES,
+    Metrics,
 )
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, Reported, read_progress

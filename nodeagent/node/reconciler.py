@@ -28,7 +28,7 @@ from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import mover_status
 from exposer.workload import read_termination_message
-from nodeagent.metrics.table import SLOTS
+from nodeagent.metrics import SLOTS
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
 from nodeagent.node.data_path_steps import AttemptSteps, DataPathSteps
 from nodeagent.node.expose_steps import ExposeSteps
@@ -50,10 +50,9 @@ from nodeagent.node.lifecycle import (
 from nodeagent.node.progress import Followed
 from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
-from nodeagent.transfers.status import CleanUp, StatusWriter
+from nodeagent.transfers.status import CleanUp, EventLog, StatusWriter
 from nodeagent.transfers.waiting import PendingRecords
 
 __all__ = ["Reconciler", "TransferFaults"]

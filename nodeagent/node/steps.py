@@ -40,14 +40,13 @@ from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.keys import LoadConcurrency
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import EventLog, record_end
 from nodeagent.transfers.mover_pod import MoverLogs
-from nodeagent.transfers.status import Change, StatusWriter
+from nodeagent.transfers.status import Change, EventLog, StatusWriter, record_end
 from nodeagent.transfers.waiting import PendingRecords
 
 __all__ = ["OwnSlots", "SlotRequest", "Slots", "StepBase", "Tools", "classify_rejection", "describe_activities"]

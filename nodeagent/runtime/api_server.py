@@ -17,8 +17,7 @@ from typing import Final
 from core.clock import Clock
 from core.kube.errors import KubeError, UnreachableError, parse_retry_after
 from core.kube.transport import Request, Response, Transport
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import CLOCK_SKEW
+from nodeagent.metrics import CLOCK_SKEW, Metrics
 
 __all__ = ["ClockSkew", "LimitedTransport", "Outages", "RateLimit"]
 

@@ -14,7 +14,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
 from core.kube.types import Pod
 from core.models.names import AGENT_LABELS, AGENT_SELECTOR
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 
 __all__ = ["AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
 

@@ -1,22 +1,39 @@
-"""The settings a node agent is started with: flags and environment as one frozen value."""
+"""The settings that a node agent is started with, and the command line that they are read from.
 
-from collections.abc import Mapping
+Source: Velero v1.18, pkg/cmd/velero/velero.go and pkg/install/daemonset.go; its Helm chart 12.1,
+templates/node-agent-daemonset.yaml; klog v2.130, klog.go.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from core.errors import ConfigError
-from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
+from core.logs import LEVELS, LOG_FORMATS
+from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS, OBJECT_NAME
+from core.models.units import format_duration, parse_duration
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "IGNORED_FLAGS",
+    "KUBECONFIG_HELP",
+    "KUBECONTEXT_HELP",
+    "CommandParser",
     "ListenAddress",
     "MaintenanceSwitch",
     "RepositoryControllerMode",
     "Settings",
+    "add_kubeconfig",
+    "add_namespace",
+    "add_serve_flags",
     "node_name_from",
     "parse_address",
+    "parse_serve",
+    "parse_settings",
 ]
 
 DEFAULT_NAMESPACE: Final = "velero"
@@ -132,3 +149,345 @@ def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | N
         "unknown node name: set NODE_NAME from spec.nodeName as deploy/agent/daemonset.yaml does, "
         "or set --node-name NAME"
     )
+
+
+KUBECONFIG_HELP: Final = (
+    "kubeconfig file (default: the pod's ServiceAccount; outside of a pod $KUBECONFIG, then ~/.kube/config)"
+)
+KUBECONTEXT_HELP: Final = "context of the kubeconfig (default: its current one)"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises an error where argparse would print the usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report an invalid command line.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def add_kubeconfig(group: argparse._ArgumentGroup) -> None:
+    """Add `--kubeconfig` and `--kubecontext`; the defaults are empty."""
+    group.add_argument("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP)
+    group.add_argument("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP)
+
+
+def add_namespace(group: argparse._ArgumentGroup, text: str) -> None:
+    """Add `--namespace` and `-n`, described by `text`; the default is empty."""
+    group.add_argument(
+        "--namespace",
+        "-n",
+        metavar="NAME",
+        default="",
+        help=f"{text} (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
+    )
+
+
+IGNORED_FLAGS: Final = "ignored_flags"
+"""The attribute of a parsed command line with the flags that were given, and are ignored: a list of strings."""
+
+_WITH_VALUE: Final = {
+    ("--features",): ("NAMES", "features of Velero's server"),
+    ("--colorized",): ("BOOL", "colors of Velero's command line"),
+    ("--log_backtrace_at",): ("PLACE", "klog: stack trace at a line of code"),
+    ("--log_dir",): ("PATH", "klog: directory of log files"),
+    ("--log_file",): ("PATH", "klog: log file"),
+    ("--log_file_max_size",): ("NUMBER", "klog: size of a log file"),
+    ("--stderrthreshold",): ("LEVEL", "klog: level from which lines go to standard error"),
+    ("--v", "-v"): ("NUMBER", "klog: verbosity; use --log-level"),
+    ("--vmodule",): ("PATTERNS", "klog: verbosity by file"),
+}
+
+_SWITCHES: Final = {
+    "--add_dir_header": "klog: directories in the headers of lines",
+    "--alsologtostderr": "klog: files and standard error",
+    "--logtostderr": "klog: standard error instead of files",
+    "--one_output": "klog: one file for each line",
+    "--skip_headers": "klog: lines without headers",
+    "--skip_log_headers": "klog: files without headers",
+}
+
+
+class _Ignore(argparse.Action):
+    """Remembers that the flag was given, and drops its value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - the signature is argparse's
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,  # noqa: ARG002 - as above
+        option_string: str | None = None,
+    ) -> None:
+        given: list[str] = getattr(namespace, IGNORED_FLAGS, [])
+        setattr(namespace, IGNORED_FLAGS, [*given, option_string or self.option_strings[0]])
+
+
+def add_velero_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags without effect to `parser`."""
+    group = parser.add_argument_group("accepted for DaemonSets of Velero, without effect")
+    for names, (metavar, text) in _WITH_VALUE.items():
+        group.add_argument(*names, action=_Ignore, dest=argparse.SUPPRESS, metavar=metavar, help=text)
+    for name, text in _SWITCHES.items():
+        group.add_argument(name, action=_Ignore, dest=argparse.SUPPRESS, nargs="?", metavar="BOOL", help=text)
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to `parser`."""
+    _add_cluster(parser)
+    _add_configuration(parser)
+    _add_behavior(parser)
+    _add_api_client(parser)
+    _add_observability(parser)
+    add_velero_flags(parser)
+
+
+def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Return the settings of the parsed command line and `environ`.
+
+    Raises:
+        ConfigError: no node name is set.
+    """
+    kubeconfig = arguments.kubeconfig or None
+    names = frozenset(arguments.datamover or ["velero"])
+    return Settings(
+        node_name=node_name_from(arguments.node_name, environ, kubeconfig=kubeconfig),
+        namespace=arguments.namespace or environ.get("VELERO_NAMESPACE", ""),
+        kubeconfig=kubeconfig,
+        kubecontext=arguments.kubecontext,
+        config_map_name=arguments.node_agent_configmap,
+        backup_repository_config_map=arguments.backup_repository_configmap,
+        maintenance_config_map=arguments.repo_maintenance_job_configmap,
+        mover_service_account=arguments.mover_service_account,
+        prepare_timeout=arguments.data_mover_prepare_timeout,
+        resource_timeout=arguments.resource_timeout,
+        node_gone_after=arguments.node_gone_after,
+        metrics_address=arguments.metrics_address,
+        status_address=arguments.status_address,
+        log_level=arguments.log_level,
+        log_format=arguments.log_format,
+        # No other agent handles transfers of the block data mover: they would stay New.
+        datamover_names=names | BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER} if names & BUILT_IN_DATA_MOVERS else names,
+        repository_controller=RepositoryControllerMode(arguments.repository_controller),
+        maintenance=MaintenanceSwitch(arguments.repo_maintenance),
+        maintenance_frequency=arguments.default_repo_maintain_frequency,
+        lease_duration=arguments.lease_duration,
+        client_qps=arguments.client_qps,
+        client_burst=arguments.client_burst,
+    )
+
+
+def parse_serve(words: Sequence[str]) -> Settings:
+    """Return the settings of an agent that was started with `serve` and these arguments, on any node.
+
+    Raises:
+        ConfigError: they are not valid arguments of this version.
+    """
+    parser = CommandParser(prog="nodeagent serve", allow_abbrev=False)
+    add_serve_flags(parser)
+    # Each agent has the name of its own node.
+    return parse_settings(parser.parse_args(words), {"NODE_NAME": "any"})
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--node-name", metavar="NAME", default="", help="name of the agent's node (default: $NODE_NAME)")
+    add_namespace(group, "namespace of the agent and of the custom resources")
+    add_kubeconfig(group)
+
+
+def _add_configuration(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--node-agent-configmap",
+        metavar="NAME",
+        default="",
+        help="ConfigMap with the configuration: one key, a JSON document. It must exist (default: none)",
+    )
+    group.add_argument(
+        "--backup-repository-configmap",
+        metavar="NAME",
+        default="",
+        help="ConfigMap with the configuration of new backup repositories: one key per type (kopia), "
+        "a JSON document. It must exist (default: none)",
+    )
+    group.add_argument(
+        "--repo-maintenance-job-configmap",
+        metavar="NAME",
+        default="",
+        help="ConfigMap with the configuration of maintenance Jobs: the key global, and one for each repository, "
+        "JSON documents. It must exist (default: none)",
+    )
+
+
+def _add_behavior(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("behavior")
+    _add_timeouts(group)
+    group.add_argument(
+        "--mover-service-account",
+        metavar="NAME",
+        type=_object_name,
+        default="",
+        help="ServiceAccount of mover pods, unless the configuration names one (default: the agent's "
+        "DaemonSet, with all its permissions)",
+    )
+    group.add_argument(
+        "--datamover",
+        metavar="NAME",
+        action="append",
+        help="handle transfers whose spec.datamover is NAME; may be repeated. "
+        "velero includes velero-fs, velero-block and transfers that name none (default: velero)",
+    )
+    group.add_argument(
+        "--repository-controller",
+        choices=[choice.value for choice in RepositoryControllerMode],
+        default=RepositoryControllerMode.AUTO.value,
+        help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
+        "backup storage locations are validated in a namespace without one (default: auto)",
+    )
+    _add_maintenance(group)
+
+
+def _add_maintenance(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--repo-maintenance",
+        choices=[choice.value for choice in MaintenanceSwitch],
+        default=MaintenanceSwitch.AUTO.value,
+        help="run the maintenance of backup repositories, in a namespace without a Velero server; auto: from an hour "
+        "after the last sign of one, and not while another cluster maintains the repository (default: auto)",
+    )
+    group.add_argument(
+        "--default-repo-maintain-frequency",
+        metavar="DURATION",
+        type=_any_duration,
+        default=Settings.maintenance_frequency,
+        help="how often the maintenance of a repository without a maintenanceFrequency may run; 0: every hour "
+        "(default: 0)",
+    )
+
+
+def _add_timeouts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data-mover-prepare-timeout",
+        metavar="DURATION",
+        type=_duration,
+        default=Settings.prepare_timeout,
+        help="timeout from Accepted to Prepared, and of checks before admission "
+        f"(default: {_shown(Settings.prepare_timeout)})",
+    )
+    group.add_argument(
+        "--resource-timeout",
+        metavar="DURATION",
+        type=_duration,
+        default=Settings.resource_timeout,
+        help="timeout of one operation on the cluster, such as a snapshot or a repository "
+        f"becoming ready (default: {_shown(Settings.resource_timeout)})",
+    )
+    group.add_argument(
+        "--node-gone-after",
+        metavar="DURATION",
+        type=_duration,
+        default=Settings.node_gone_after,
+        help="duration for which a node may be not Ready before it counts as lost: its transfers then continue "
+        "on another node where they can, or fail "
+        f"(default: {_shown(Settings.node_gone_after)})",
+    )
+
+
+def _add_api_client(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("API server")
+    group.add_argument(
+        "--lease-duration",
+        metavar="DURATION",
+        type=_duration,
+        default=Settings.lease_duration,
+        help=f"duration for which the Lease is valid without a renewal (default: {_shown(Settings.lease_duration)})",
+    )
+    group.add_argument(
+        "--client-qps",
+        metavar="NUMBER",
+        type=_positive,
+        default=Settings.client_qps,
+        help="sustained request rate to the API server, per second; Lease renewals and final statuses "
+        f"are not delayed (default: {Settings.client_qps:g})",
+    )
+    group.add_argument(
+        "--client-burst",
+        metavar="NUMBER",
+        type=_count,
+        default=Settings.client_burst,
+        help=f"maximum burst of requests (default: {Settings.client_burst})",
+    )
+
+
+def _add_observability(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("observability")
+    group.add_argument(
+        "--metrics-address",
+        metavar="ADDRESS",
+        type=_address,
+        default=Settings.metrics_address,
+        help="address of /metrics, /healthz, /readyz and /status; "
+        f"without a host, all addresses (default: {Settings.metrics_address})",
+    )
+    group.add_argument(
+        "--status-address",
+        metavar="ADDRESS",
+        type=_address,
+        default=Settings.status_address,
+        help="address of /status, such as 127.0.0.1:8086 for the pod itself (default: as in --metrics-address)",
+    )
+    group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
+    group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")
+
+
+def _shown(duration: timedelta) -> str:
+    """Return `duration` in its short form: 30m, not 30m0s."""
+    text = format_duration(duration)
+    return text.removesuffix("0s") if text.endswith("m0s") else text
+
+
+def _any_duration(text: str) -> timedelta:
+    try:
+        return parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _duration(text: str) -> timedelta:
+    duration = _any_duration(text)
+    if duration <= timedelta(0):
+        raise argparse.ArgumentTypeError(f'not a positive duration such as 30s, 10m or 1h30m: "{text}"')
+    return duration
+
+
+def _object_name(text: str) -> str:
+    """Return the name of an object; empty is the default."""
+    if text and not OBJECT_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
+    return text
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'not a positive number: "{text}"')
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f'not a positive whole number: "{text}"')
+    return int(text)
+
+
+def _address(text: str) -> ListenAddress:
+    try:
+        return parse_address(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e

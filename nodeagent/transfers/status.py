@@ -1,9 +1,12 @@
-"""The only writer of phases, and of everything else, on a transfer's custom resource, up to its cleanup.
+"""The only writer of phases, and of everything else, on a transfer's custom resource; and what is said about it.
 
-Knows the table of moves, the timestamps and labels that go with a phase, and that every write is
-one merge patch with uid and resourceVersion. Does not know why a transfer moves
-(`nodeagent.node.lifecycle` decides), and records no Events. An interruption is announced by the owning agent, or by the
-leader for an agent that is unavailable. A cleanup that is blocked is retried and reported; the kinds know the objects.
+Knows the table of moves, the timestamps and labels that go with a phase, and that every write is one merge patch with
+uid and resourceVersion. Does not know why a transfer moves (`nodeagent.node.lifecycle` decides). An interruption is
+announced by the owning agent, or by the leader for an agent that is unavailable. A cleanup that is blocked is retried
+and reported; the kinds know the objects.
+
+Knows how an Event is recorded, once for each change, and what every final phase records and counts. An Event that
+cannot be recorded never delays the work.
 """
 
 import logging
@@ -14,11 +17,13 @@ from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.errors import ConflictError, ForbiddenError
+from core.kube.errors import ConflictError, ForbiddenError, KubeError
+from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BACKUPS
-from core.kube.types import Manifest
+from core.kube.types import Manifest, Object
 from core.logs import fields
-from core.models.base import JsonDict, format_time
+from core.models.backups import read_shrinkage
+from core.models.base import CustomResource, JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
     ATTEMPTS_ANNOTATION,
@@ -38,20 +43,80 @@ from core.models.transfers import PodVolumeBackup, Progress, Transfer
 from core.models.units import format_duration
 from core.redact import redact
 from exposer.model import Pending
+from nodeagent.metrics import TRANSFERS_FINISHED, VELERO_ENDS, Metrics
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Adapter
 from nodeagent.transfers.waiting import Ending, PendingRecords, backoff_seconds, fence_seconds
 
 __all__ = [
     "Change",
     "CleanUp",
+    "EventLog",
     "StatusWriter",
     "announce_next",
     "build_interruption",
+    "cancel_cause",
+    "count_end",
     "read_owner_refusal",
+    "record_end",
     "without_marks",
 ]
+
+_log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Records what the agent does with a transfer, as Events about it and in the log."""
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        """Record through `recorder`."""
+        self._recorder = recorder
+
+    async def record(self, cr: CustomResource, reason: str, message: str, *, warning: bool = False) -> None:
+        """Record one Event about `cr`."""
+        identity = fields(
+            kind=cr.kind_name,
+            namespace=cr.metadata.namespace,
+            name=cr.name,
+            uid=cr.uid,
+            reason=reason,
+        )
+        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=identity)
+        await self._send(ObjectRef.of(cr), reason, message, warning=warning)
+
+    async def record_warning(self, raw: Object, reason: str, message: str) -> None:
+        """Record a Warning about `raw`, which may be an invalid object."""
+        await self._send(ObjectRef.of(raw), reason, message, warning=True)
+
+    async def _send(self, about: ObjectRef, reason: str, message: str, *, warning: bool) -> None:
+        try:
+            await self._recorder.record(about, reason, message, warning=warning)
+        except KubeError as e:
+            _log.warning("cannot record Event: %s", e, extra={"uid": about.uid})
+
+
+def cancel_cause(cr: Transfer) -> str:
+    """Return why the transfer is to be canceled."""
+    return "spec.cancel is set" if cr.spec.cancel else "the custom resource is being deleted"
+
+
+def count_end(metrics: Metrics, kind_name: str, phase: Phase) -> None:
+    """Count a transfer that reached a final phase."""
+    metrics.inc(TRANSFERS_FINISHED, kind_name, str(phase))
+    if counter := VELERO_ENDS.get((kind_name, phase)):
+        metrics.inc(counter)
+
+
+async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
+    """Count and record the final phase of a transfer; `stored` is what the final write returned."""
+    phase = stored.phase
+    count_end(metrics, kind.spec.name, phase)
+    kind.count(stored, metrics)
+    message = stored.status.message or "transfer completed"
+    await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+    if (shrinkage := read_shrinkage(stored.metadata.annotations)) is not None:
+        await events.record(stored, "Shrunk", shrinkage.text, warning=True)
+
 
 _MARKS: Final = (
     OUTCOME_ANNOTATION,
@@ -320,8 +385,6 @@ def build_interruption(ending: Ending, *, node: str, at: datetime) -> Interrupti
     message = redact(ending.message)
     return Interruption(at=at, cause=ending.cause, message=message, node=node, terminated=ending.terminated)
 
-
-_log = logging.getLogger(__name__)
 
 _BLOCKED_PAUSE_SECONDS: Final = 60.0
 """Between two attempts at a blocked cleanup."""

@@ -13,7 +13,7 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.redact import redact, redact_values
-from nodeagent.metrics.registry import METRICS_CONTENT_TYPE, Metrics
+from nodeagent.metrics import METRICS_CONTENT_TYPE, Metrics
 from nodeagent.runtime.settings import ListenAddress
 
 __all__ = ["StatusPage", "WebPages", "WebServer"]

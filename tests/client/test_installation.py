@@ -8,8 +8,7 @@ import yaml
 
 from client.installation import read_settings, serve_words
 from core.errors import ConfigError
-from nodeagent.runtime.serve_flags import parse_serve
-from nodeagent.runtime.settings import MaintenanceSwitch
+from nodeagent.runtime.settings import MaintenanceSwitch, parse_serve
 from tests.client.support.user_scene import UserScene
 from tests.support.objects import only
 

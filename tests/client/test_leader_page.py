@@ -7,7 +7,7 @@ import pytest
 from client.leader_page import LeaderDecision, LeaderUnavailableError, read_leader_decisions
 from core.errors import AgentError
 from core.kube.errors import ForbiddenError, NotFoundError
-from nodeagent.runtime.serve_flags import parse_serve
+from nodeagent.runtime.settings import parse_serve
 from tests.client.support.user_scene import LEADER_POD, NAME, UserScene
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from core.models.backups import REPORT_KEY, HeldBackup, RetentionReport
 from core.models.names import ALERT_NOT_PROTECTED_LABEL, DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
-from nodeagent.metrics.table import MAX_VOLUMES
+from nodeagent.metrics import MAX_VOLUMES
 from tests.cluster.apart import installed_apart
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia

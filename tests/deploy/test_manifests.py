@@ -8,10 +8,8 @@ import yaml
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
 from nodeagent.__main__ import _parser
-from nodeagent.config.parse import parse_config
-from nodeagent.config.source import document_of
-from nodeagent.runtime.serve_flags import parse_settings
-from nodeagent.runtime.settings import Settings
+from nodeagent.config.parse import document_of, parse_config
+from nodeagent.runtime.settings import Settings, parse_settings
 from tests.support.objects import JsonDict
 from tools.manifests import generate
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from core.models.names import AGENT_LABELS
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.support.helm import Helm
 from tests.support.monitoring import (
     MONITORING,

@@ -12,8 +12,7 @@ import yaml
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Request, Response, Retry
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import API_REQUESTS
+from nodeagent.metrics import API_REQUESTS, Metrics
 from nodeagent.runtime.api_server import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

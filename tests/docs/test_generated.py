@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.metrics.table import METRICS, Counter, Metric
+from nodeagent.metrics import METRICS, Counter, Metric
 from tests.docs.permissions_page import build_permissions_page
 from tools.modules import list_modules, read_responsibility
 

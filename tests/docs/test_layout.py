@@ -38,13 +38,11 @@ _TESTED_ELSEWHERE: Final = {
     "client/backups/deletion_record.py": "tests/client/backups/test_delete.py",
     "client/backups/deletion_report.py": "tests/client/backups/test_delete.py",
     "nodeagent/coverage/cluster.py": "tests/nodeagent/coverage/test_selection.py",
-    "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
-    "nodeagent/metrics/table.py": "tests/nodeagent/metrics/test_registry.py",
+    "nodeagent/cli.py": "tests/nodeagent/config/test_check.py",
     "client/cli/install_flags.py": "tests/client/cli/test_install.py",
     "client/cli/restore_create.py": "tests/client/cli/test_restore.py",
     "client/cli/stored.py": "tests/client/cli/test_restore.py",
     "client/mover_jobs.py": "tests/client/test_repositories_snapshot_report.py",
-    "nodeagent/cli/serve.py": "tests/nodeagent/test_main.py",
     "nodeagent/config/keys.py": "tests/nodeagent/config/test_parse.py",
     "nodeagent/config/value_types.py": "tests/nodeagent/config/test_parse.py",
     "nodeagent/leader/context.py": "tests/nodeagent/leader/test_dispatcher.py",
@@ -60,8 +58,6 @@ _TESTED_ELSEWHERE: Final = {
     "client/cli/version.py": "tests/integration/test_uninstall.py",
     "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",
     "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
-    "nodeagent/runtime/settings.py": "tests/nodeagent/test_main.py",
-    "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
 }
 """Modules that serve one neighbor, and the file that tests them through it."""
 

@@ -26,7 +26,7 @@ from exposer.pods import (
     is_reserved_label,
 )
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryMount, StorageAccess
-from nodeagent.config.maintenance import parse_maintenance
+from nodeagent.config.repositories import parse_maintenance
 from tests.exposer.support.inputs import POD_SETTINGS, template
 from tests.exposer.test_pods_velero import flat
 from tests.support.golden import RECORDINGS, assert_golden

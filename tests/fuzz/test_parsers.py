@@ -18,7 +18,7 @@ from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, Pod
 from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
 from exposer.manifests import SnapshotSource
 from nodeagent.config.parse import parse_config
-from nodeagent.config.repository import parse_settings_of
+from nodeagent.config.repositories import parse_settings_of
 from nodeagent.transfers.mover_pod import MoverLoss
 from nodeagent.transfers.outcome import Outcome
 from tests.fuzz.cases import RESOURCES, any_text, schemas_of

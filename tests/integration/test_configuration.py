@@ -21,9 +21,8 @@ from core.models.names import CONFIG_ANNOTATION
 from exposer.ownership import create_pod
 from nodeagent.config.check import CheckRequest, check_config
 from nodeagent.config.current import ConfigWatch, CurrentConfig, PriorityClass
-from nodeagent.config.parse import parse_config
-from nodeagent.config.source import read_config
-from nodeagent.metrics.registry import Metrics
+from nodeagent.config.parse import parse_config, read_config
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.own_pod import AgentReport
 from nodeagent.runtime.transport import load_transport

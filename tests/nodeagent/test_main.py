@@ -14,7 +14,6 @@ import pytest
 from core.errors import ConfigError
 from core.version import VERSION
 from nodeagent.__main__ import _parser
-from nodeagent.runtime.serve_flags import parse_settings
 from nodeagent.runtime.settings import (
     ListenAddress,
     MaintenanceSwitch,
@@ -22,6 +21,7 @@ from nodeagent.runtime.settings import (
     Settings,
     node_name_from,
     parse_address,
+    parse_settings,
 )
 
 pytestmark = pytest.mark.processes

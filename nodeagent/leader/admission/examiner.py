@@ -40,8 +40,8 @@ from exposer.ownership import copy_in_use
 from nodeagent.leader.admission.quota import NodeShares, NodeSlots
 from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
+from nodeagent.transfers.status import cancel_cause
 
 __all__ = ["CheckState", "Checked", "CopyHolders", "Examiner", "SharedReader"]
 

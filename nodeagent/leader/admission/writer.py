@@ -36,12 +36,10 @@ from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS
+from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
 from nodeagent.runtime.workqueue import attempt, work_in_parallel
-from nodeagent.transfers.events import count_end
 from nodeagent.transfers.kinds.base import Admits
-from nodeagent.transfers.status import Change, without_marks
+from nodeagent.transfers.status import Change, count_end, without_marks
 
 __all__ = ["AdmissionChecks", "AdmissionWriter", "QueueReports", "QueueView"]
 

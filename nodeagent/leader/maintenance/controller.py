@@ -23,7 +23,7 @@ from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSt
 from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete, record_of
-from nodeagent.metrics.table import (
+from nodeagent.metrics import (
     CONTENTS,
     INDEX_BLOBS,
     MAINTENANCE_FAILURE,

@@ -50,12 +50,12 @@ from exposer.ownership import NO_PRIORITY_CLASS
 from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, key_of, merge_history, record_of
-from nodeagent.metrics.table import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
+from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.runtime.workqueue import Requeue, Timers
 
 __all__ = [

@@ -19,7 +19,7 @@ from core.models.storage import (
 from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.jobs import (
@@ -52,7 +52,7 @@ from nodeagent.maintenance.rules import (
     slot_of,
     view_of,
 )
-from nodeagent.metrics.table import MAINTENANCE_SKIPPED
+from nodeagent.metrics import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
 

@@ -45,7 +45,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
 from exposer.pod_status import parse_pod_end
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.jobs import (
     LOOK_AGAIN_SECONDS,

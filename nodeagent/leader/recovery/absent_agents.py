@@ -23,14 +23,20 @@ from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import Cluster, DispatchRules
-from nodeagent.metrics.table import RETRIES
+from nodeagent.metrics import RETRIES
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Timers
-from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
-from nodeagent.transfers.status import Change, announce_next, build_interruption, read_owner_refusal
+from nodeagent.transfers.status import (
+    Change,
+    announce_next,
+    build_interruption,
+    cancel_cause,
+    read_owner_refusal,
+    record_end,
+)
 from nodeagent.transfers.waiting import Ending, explain_deadline, fence_refusal, find_interruption, refusal
 
 __all__ = ["AbsentAgents", "NodeHealth", "explain_node_loss", "node_of"]

@@ -59,7 +59,7 @@ from nodeagent.leader.repositories.init_pod import (
     start_init_pod,
 )
 from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries, read_inputs
-from nodeagent.metrics.table import REPOSITORY_READY
+from nodeagent.metrics import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting

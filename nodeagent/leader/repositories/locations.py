@@ -44,7 +44,7 @@ from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of, is_in_directory
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import InitPods, InitState, init_resources
-from nodeagent.metrics.table import LOCATION_AVAILABLE
+from nodeagent.metrics import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting

@@ -25,8 +25,7 @@ from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, 
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import ClaimKey, PlanReader, Plans, Remembered, VolumeState, build_states
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import (
+from nodeagent.metrics import (
     MAX_NAMED_VOLUMES,
     MAX_VOLUMES,
     RETENTION_HELD_BYTES,
@@ -37,6 +36,7 @@ from nodeagent.metrics.table import (
     VOLUME_NOT_PROTECTED,
     VOLUMES,
     VOLUMES_OMITTED,
+    Metrics,
 )
 
 __all__ = ["CoverageReader", "PlannedCoverage", "VolumeView", "show_coverage", "show_retention", "show_volumes"]

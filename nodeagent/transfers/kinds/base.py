@@ -21,7 +21,7 @@ from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
 __all__ = [

@@ -19,12 +19,12 @@ from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import (
+from nodeagent.metrics import (
     POD_VOLUME_BACKUPS_ENDED,
     POD_VOLUME_BACKUPS_STARTED,
     POD_VOLUME_LAST_SECONDS,
     POD_VOLUME_SECONDS,
+    Metrics,
 )
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,

@@ -16,9 +16,8 @@ from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response, Retry
 from nodeagent.__main__ import main
 from nodeagent.config.check import _flag_value, check_names, check_queue_length
-from nodeagent.config.parse import parse_config
+from nodeagent.config.parse import document_in, parse_config, read_document
 from nodeagent.config.schema import ConfigFinding
-from nodeagent.config.source import document_in, read_document
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import only

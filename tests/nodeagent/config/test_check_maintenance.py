@@ -12,7 +12,7 @@ from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSE
 from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
 from nodeagent.config.check import CheckRequest, check_config, check_maintenance_names
-from nodeagent.config.maintenance import parse_maintenance
+from nodeagent.config.repositories import parse_maintenance
 from nodeagent.runtime import connection
 from nodeagent.runtime.connection import ClusterAccess
 from tests.support.scripted import ScriptedTransport, answer, rejection, scripted_client, stored

@@ -15,7 +15,7 @@ from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Retry
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.parse import parse_config
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
 from tests.nodeagent.support.own_scene import OwnScene, running

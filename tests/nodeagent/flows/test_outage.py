@@ -17,7 +17,7 @@ from core.kube.transport import Request, Response, Retry, Transport
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node

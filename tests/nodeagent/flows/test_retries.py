@@ -14,7 +14,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.base import parse_time
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, OUTCOME_ANNOTATION
 from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.nodeagent.support.harness import accepted, open_world, volumes_of
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload

@@ -4,7 +4,7 @@ import pytest
 
 from core.kube.resources import LEASES
 from nodeagent.leader.wiring import build_leader
-from nodeagent.metrics.table import REPOSITORY_READY
+from nodeagent.metrics import REPOSITORY_READY
 from tests.nodeagent.support.own_scene import running
 from tests.nodeagent.support.parts import fake_parts
 from tests.support.fakekube import FakeKube

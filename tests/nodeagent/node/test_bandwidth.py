@@ -15,7 +15,7 @@ from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
 from nodeagent.config.own_keys import BandwidthKeys
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.node.bandwidth import NodeBandwidth, share_limits
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from core.models.names import NODE_LABEL
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover

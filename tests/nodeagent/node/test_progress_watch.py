@@ -17,7 +17,7 @@ from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.kube.transport import Retry
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from exposer.workload import EVENTS_VOLUME
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.progress import Followed, ProgressFollower
 from nodeagent.transfers.status import StatusWriter

@@ -14,7 +14,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
 )
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
 from tests.nodeagent.support.transfers import NODE, data_download, data_upload

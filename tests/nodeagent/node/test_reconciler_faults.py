@@ -10,9 +10,8 @@ from core.kube.transport import Retry
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.reconciler import TransferFaults
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.transfers.status import EventLog, StatusWriter
 from tests.nodeagent.support.harness import accepted
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock

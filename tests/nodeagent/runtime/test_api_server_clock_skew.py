@@ -6,7 +6,7 @@ from email.utils import format_datetime
 import pytest
 
 from core.kube.transport import Request, Response
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.api_server import ClockSkew, LimitedTransport, RateLimit
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube

@@ -6,9 +6,8 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from nodeagent.leader.context import Cluster
-from nodeagent.metrics.registry import Metrics
-from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.metrics import Metrics
+from nodeagent.transfers.status import EventLog, StatusWriter
 
 __all__ = ["build_cluster"]
 

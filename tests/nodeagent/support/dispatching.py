@@ -39,7 +39,7 @@ from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
 from nodeagent.transfers.waiting import RetryRules

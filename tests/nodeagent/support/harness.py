@@ -39,15 +39,14 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.steps import Slots, Tools
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.mover_pod import MoverLogs
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.transfers.status import EventLog, StatusWriter
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock

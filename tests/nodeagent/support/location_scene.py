@@ -15,7 +15,7 @@ from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, Verdict
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene

@@ -15,11 +15,11 @@ from core.models.storage import RepositoryKey
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.maintenance.steps import MaintenanceSources
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.transport import Retry
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.parse import ParsedConfig
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
 from tests.support.clock import LoopClock

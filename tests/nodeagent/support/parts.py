@@ -8,7 +8,7 @@ from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_parts
 from nodeagent.config.parse import parse_config
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.api_server import ClockSkew
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentParts, AgentSpec

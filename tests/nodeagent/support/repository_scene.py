@@ -18,7 +18,7 @@ from core.models.storage import BlockHash
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.repository import RepositoryConfig
+from nodeagent.config.repositories import RepositoryConfig
 from nodeagent.leader.repositories.controller import RepositoryController
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.runtime.settings import RepositoryControllerMode

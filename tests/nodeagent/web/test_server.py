@@ -16,7 +16,7 @@ from core.models.base import JsonDict
 from core.models.phases import in_order
 from nodeagent.leader.admission.writer import QueueView
 from nodeagent.leader.index import Entry
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.web.server import _MOST_CONNECTIONS, WebPages, WebServer, _Listener
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry

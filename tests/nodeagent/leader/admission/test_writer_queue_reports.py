@@ -10,7 +10,7 @@ from core.models.phases import AttemptStage, Phase, in_order, round_robin
 from nodeagent.leader.admission.writer import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.support.clock import LoopClock
 
 

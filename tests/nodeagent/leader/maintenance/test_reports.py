@@ -12,8 +12,8 @@ from core.kube.resources import EVENTS, JOBS
 from core.kube.transport import Retry
 from core.models.base import JsonDict, parse_time
 from core.models.names import MAINTENANCE_ANNOTATION
-from nodeagent.config.maintenance import MaintenanceSettings
-from nodeagent.metrics.registry import Metrics
+from nodeagent.config.repositories import MaintenanceSettings
+from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER

@@ -10,7 +10,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, POD
 from core.kube.transport import Retry
 from core.models.base import JsonDict
 from exposer.pods import JobSettings
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER

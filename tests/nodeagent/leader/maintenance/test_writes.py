@@ -14,7 +14,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, PODS
 from core.kube.transport import Request, Response, Retry
 from core.models.base import JsonDict
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER

@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 from core.models.backups import HeldBackup, RetentionReport
 from nodeagent.leader.volumes.states import VolumeState
 from nodeagent.leader.volumes.view import show_retention, show_volumes
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import MAX_VOLUMES
+from nodeagent.metrics import MAX_VOLUMES, Metrics
 
 LABELS = '{claim="data",node="a",volume_namespace="app"}'
 

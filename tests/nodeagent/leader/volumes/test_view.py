@@ -15,7 +15,7 @@ from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import PlanReader
 from nodeagent.leader.volumes.view import CoverageReader, VolumeView
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.leader.volumes.test_states_plans import NOW, an_object, deletions
 from tests.nodeagent.support.clusters import build_cluster

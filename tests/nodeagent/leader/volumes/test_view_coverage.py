@@ -14,7 +14,7 @@ from core.kube.transport import Retry
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.view import CoverageReader, PlannedCoverage, show_coverage
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from tests.client.support.volumes_scene import put_volumes
 from tests.nodeagent.coverage.test_read import a_server
 from tests.nodeagent.leader.volumes.test_states import backup

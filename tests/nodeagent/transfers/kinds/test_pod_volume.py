@@ -16,7 +16,7 @@ from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from tests.nodeagent.support.harness import World, accepted, open_world

@@ -5,7 +5,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Request, Response
-from nodeagent.config.source import read_config
+from nodeagent.config.parse import read_config
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
 

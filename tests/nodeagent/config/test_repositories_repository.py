@@ -9,7 +9,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS
 from core.kube.transport import Retry
-from nodeagent.config.repository import RepositoryConfig, parse_settings_of
+from nodeagent.config.repositories import RepositoryConfig, parse_settings_of
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import build_controller, open_scene
 from tests.support.clock import LoopClock

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from nodeagent.__main__ import _parser
-from nodeagent.runtime.serve_flags import IGNORED_FLAGS, parse_settings
-from nodeagent.runtime.settings import ListenAddress, Settings
+from nodeagent.runtime.settings import IGNORED_FLAGS, ListenAddress, Settings, parse_settings
 
 _ROOT = Path(__file__).parents[3]
 _RECORDED = sorted((_ROOT / "tests" / "data" / "velero-1.18.2").glob("daemonset-*.yaml"))

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from nodeagent.metrics.registry import Metrics
-from nodeagent.metrics.table import (
+from nodeagent.metrics import (
     CLOCK_SKEW,
     CONFIG_VALID,
     EXPOSE_SECONDS,
@@ -21,6 +20,7 @@ from nodeagent.metrics.table import (
     RATE,
     SLOTS,
     Metric,
+    Metrics,
 )
 from tests.support.golden import assert_golden_text
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.runtime.memory import MemoryTrimmer, find_trim
+from nodeagent.app import MemoryTrimmer, find_trim
 from tests.support.clock import LoopClock
 
 

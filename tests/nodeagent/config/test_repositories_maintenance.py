@@ -14,7 +14,7 @@ from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
 from exposer.pods import JobSettings
-from nodeagent.config.maintenance import (
+from nodeagent.config.repositories import (
     MaintenanceConfig,
     MaintenanceSettings,
     ParsedMaintenance,

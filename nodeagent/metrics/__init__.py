@@ -1,1 +1,0 @@
-"""The metrics of an agent: a table of them, and the registry that keeps their values."""
