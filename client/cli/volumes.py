@@ -21,6 +21,9 @@ __all__ = ["print_table", "volumes"]
 _ROWS: Final = 100
 """Rows of a table beside those that need attention; a wide answer has all of them."""
 
+_FEW_ROWS: Final = 10
+"""The same of all volumes, so that those that need attention are not scrolled away."""
+
 _REASON: Final = 110
 """Characters of a reason in a row; a wide answer has all of it."""
 
@@ -87,15 +90,19 @@ async def _run(access: ClusterAccess, form: OutputFormat, namespace: str, states
 
     def print_page() -> None:
         printer.line(sentence)
-        print_table(printer, chosen, snapshot.at, wide=form is OutputFormat.WIDE)
+        rows = _ROWS if namespace or states else _FEW_ROWS
+        print_table(printer, chosen, snapshot.at, None if form is OutputFormat.WIDE else rows)
 
     printer.answer(answer, form, print_page, coverage.notes)
 
 
-def print_table(printer: Printer, chosen: Sequence[VolumeCoverage], now: datetime, *, wide: bool) -> None:
-    """Print a row for each volume; all of them if `wide`."""
+def print_table(
+    printer: Printer, chosen: Sequence[VolumeCoverage], now: datetime, rows: int | None = _FEW_ROWS
+) -> None:
+    """Print those that need attention, and so many others; None: all of them, in a wide table."""
+    wide = rows is None
     urgent = sum(one.needs_attention for one in chosen)
-    shown = chosen if wide else chosen[: urgent + _ROWS]
+    shown = chosen if rows is None else chosen[: urgent + rows]
     if not shown:
         return
     printer.line()

@@ -264,7 +264,8 @@ def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     failed = [one for one in snapshot.transfers if failed_recently(snapshot, one) and is_managed(snapshot, one)]
     if failed:
         last = max(failed, key=lambda one: one.completed or snapshot.at)
-        message = f"{len(failed)} transfers failed within a day, the last one is {last.shown}: {last.message}"
+        how_many, which = ("1 transfer", ":") if len(failed) == 1 else (f"{len(failed)} transfers", ", the last one is")
+        message = f"{how_many} failed within a day{which} {last.shown}: {last.message}"
         yield _degraded(Rule.TRANSFERS_FAILED, message, "troubleshooting.md")
 
 

@@ -106,7 +106,7 @@ def parse_target(words: Sequence[str]) -> Target:
     raise ConfigError(f'not KIND/NAME, such as du/backup-1: "{" ".join(words)}"')
 
 
-_BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
+_BACKUPS: Final = {kind.name: kind.short for kind in TRANSFER_KINDS if not kind.restores}
 
 
 class TransferRecord(WireModel):
@@ -177,7 +177,7 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
     return CompletedBackup(
         (one.queue, one.claim or one.volume),
         parse_time(one.created),
-        one.shown,
+        f"{_BACKUPS[one.kind]}/{one.name}",
         complete=one.phase is Phase.COMPLETED,
         failed=one.phase is Phase.FAILED,
         message=one.message,

@@ -112,7 +112,7 @@ def build_curves(days: Sequence[HistoryDay]) -> list[Curve]:
     """Return the three curves of these days, the oldest first."""
     return [
         _draw("New data", days, [one.new_bytes for one in days], _bytes),
-        _draw("Size of the last backup", days, [one.total_bytes for one in days], _bytes),
+        _draw("Backup size", days, [one.total_bytes for one in days], _bytes),
         _draw("Time that backups took", days, [one.seconds for one in days], _seconds),
     ]
 

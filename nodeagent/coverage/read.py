@@ -22,7 +22,7 @@ from core.kube.errors import ForbiddenError, KubeError, NotServedError, Unauthor
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.kube.velero_server import find_velero_server
-from core.models.base import ObjectMeta, WireModel
+from core.models.base import ObjectMeta, Time, WireModel
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage.cluster import (
@@ -232,7 +232,8 @@ class VolumeReader:
             choices = dict.fromkeys(chosen, VolumeChoice(BackupMethod.MOVED))
             if spec.suspend:
                 return BackupSource(name, None, choices, "it is suspended")
-            return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices)
+            ran = cron_job.status.last_schedule_time
+            return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices, ran=ran)
         except (ContractError, ValueError) as e:
             self._notes.append(f"CronJob {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
             return None
@@ -327,7 +328,7 @@ class VolumeReader:
         if spec.paused or one.fault is not None:
             return BackupSource(name, None, choices, one.fault or "it is paused")
         try:
-            return BackupSource(name, self._interval(spec.schedule), choices)
+            return BackupSource(name, self._interval(spec.schedule), choices, ran=one.schedule.status.last_backup)
         except ValueError as e:
             return BackupSource(name, None, choices, f"its cron expression is invalid: {e}")
 
@@ -382,9 +383,14 @@ class _CronJobSpec(WireModel):
     job_template: _JobTemplate = wire_field(default_factory=_JobTemplate)
 
 
+class _CronJobStatus(WireModel):
+    last_schedule_time: Time | None = None
+
+
 class _CronJob(WireModel):
     metadata: ObjectMeta
     spec: _CronJobSpec = wire_field(default_factory=_CronJobSpec)
+    status: _CronJobStatus = wire_field(default_factory=_CronJobStatus)
 
     @property
     def words(self) -> list[str]:

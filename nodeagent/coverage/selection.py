@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from core.models.base import ObjectMeta, WireModel
+from core.models.base import ObjectMeta, Time, WireModel
 from nodeagent.coverage.cluster import ClusterVolumes, PodVolume, VolumeClaim, VolumeKey, WorkloadPod
 from nodeagent.coverage.policies import Policies, PolicyAction
 from nodeagent.coverage.selectors import Selector, includes
@@ -105,7 +105,10 @@ class _ScheduleSpec(WireModel):
 
 
 class _ScheduleStatus(WireModel):
+    """Source: Velero v1.18, ScheduleStatus in pkg/apis/velero/v1/schedule_types.go."""
+
     phase: str = ""
+    last_backup: Time | None = None
 
 
 class BackupSchedule(WireModel):

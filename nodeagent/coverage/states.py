@@ -65,22 +65,24 @@ class CoverageRules:
 
 @dataclass(frozen=True)
 class BackupSource:
-    """A schedule: what it does with which volumes, and how often; None: never, and `why`."""
+    """A schedule: what it does with which volumes, and how often; None: never, and `why`. `ran` is its last start."""
 
     name: str
     interval: timedelta | None
     choices: Mapping[VolumeKey, VolumeChoice]
     why: str = ""
+    ran: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expectation:
-    """What the schedule `name` does with volumes, and how often; None: never, and `why`."""
+    """What the schedule `name` does with volumes, and how often; None: never, and `why`. `ran` is its last start."""
 
     name: str
     interval: timedelta | None
     choice: VolumeChoice
     why: str = ""
+    ran: datetime | None = None
 
     @property
     def copies(self) -> bool:
@@ -107,6 +109,13 @@ class Expectations:
     def by(self) -> str:
         """The names of those that copy it."""
         return ", ".join(one.name for one in self.each if one.copies)
+
+    def explain_last_run(self, now: datetime) -> str:
+        """Return when one of those that copy it last ran, to follow on their names; empty: none copies it."""
+        ran = max((one.ran for one in self.each if one.copies and one.ran is not None), default=None)
+        if not self.by:
+            return ""
+        return f"; last run {format_age(now - ran)} ago" if ran is not None else "; no run yet"
 
 
 _UNEXPECTED: Final = Expectations()
@@ -177,7 +186,7 @@ def _collect_expectations(sources: Sequence[BackupSource]) -> dict[VolumeKey, Ex
         shared: dict[VolumeChoice, Expectation] = {}
         for key, choice in source.choices.items():
             if (one := shared.get(choice)) is None:
-                one = shared[choice] = Expectation(source.name, source.interval, choice, source.why)
+                one = shared[choice] = Expectation(source.name, source.interval, choice, source.why, source.ran)
             found.setdefault(key, []).append(one)
     groups: dict[tuple[Expectation, ...], Expectations] = {}
     return {key: groups.setdefault(tuple(each), Expectations(tuple(each))) for key, each in found.items()}
@@ -405,7 +414,10 @@ def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[Coverage
     why = f"expected every {format_age(interval)} by {plan.by}" if interval is not None else _why_unexpected(plan)
     longest = 2 * interval + _lateness(interval) if interval is not None else _UNSCHEDULED
     if age > longest:
-        return CoverageState.STALE, f"the last backup is {format_age(age)} old: {why}"
+        return (
+            CoverageState.STALE,
+            f"the last backup is {format_age(age)} old: {why}{plan.expected.explain_last_run(now)}",
+        )
     return CoverageState.PROTECTED, why
 
 
@@ -417,8 +429,8 @@ def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[CoverageState,
         return CoverageState.NEVER_BACKED_UP, _why_unexpected(plan)
     every = f"expected every {format_age(interval)} by {plan.by}"
     if plan.created is not None and now - plan.created <= interval + _lateness(interval):
-        every = f"the volume is {format_age(now - plan.created)} old; {every}"
-    return CoverageState.NEVER_BACKED_UP, every
+        return CoverageState.NEVER_BACKED_UP, f"the volume is {format_age(now - plan.created)} old; {every}"
+    return CoverageState.NEVER_BACKED_UP, f"{every}{plan.expected.explain_last_run(now)}"
 
 
 def _why_unexpected(plan: VolumePlan) -> str:

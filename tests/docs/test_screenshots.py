@@ -62,5 +62,5 @@ async def test_the_picture_of_the_volumes_is_current(terminal: _Terminal) -> Non
     assert coverage is not None
     printer = Printer(terminal)
     printer.line(coverage.sentence)
-    print_table(printer, coverage.volumes[:10], snapshot.at, wide=False)
+    print_table(printer, coverage.volumes, snapshot.at)
     _assert_current(terminal, "nodeagent volumes", "volumes.svg")

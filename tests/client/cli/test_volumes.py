@@ -99,8 +99,8 @@ def test_a_long_table_is_cut_below_what_needs_attention(scene: StatusScene, shel
     for number in range(200):
         scene.kube.put(a_claim(f"more-{number}", "web"))
         scene.kube.put(a_backup("web", f"more-{number}", NOON - timedelta(hours=1 + number % 9)))
-    out = shell.run("volumes").out
-    assert out.endswith("\n... 137 more (-o wide lists all)\n")
+    assert shell.run("volumes").out.endswith("\n... 227 more (-o wide lists all)\n")
+    assert shell.run("volumes", "-n", "web").out.endswith("\n... 100 more (-o wide lists all)\n")
     assert len(shell.run("volumes", "-o", "wide").out.splitlines()) == 3 + 240
 
 

@@ -49,7 +49,8 @@ def put_volumes(kube: FakeKube) -> None:
     kube.put(an_object("Deployment", "velero", "velero", "apps/v1", spec=server))
     for namespace in ("app", "db", "shop"):
         kube.put(an_object("Namespace", namespace))
-    kube.put(a_cron_job("app-night", "--namespace=app", "--selector="))
+    ran = {"lastScheduleTime": format_time(NOON - timedelta(hours=10))}
+    kube.put(a_cron_job("app-night", "--namespace=app", "--selector=") | {"status": ran})
     kube.put(a_cron_job("db-hourly", "--namespace=db", "--selector=", schedule="@hourly"))
     kube.put(a_cron_job("old", "--namespace=shop", "--selector=", suspend=True))
     kube.put(a_schedule("shop-night", "0 3 * * *", includedNamespaces=["sh*"], snapshotMoveData=True))

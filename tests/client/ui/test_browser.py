@@ -20,7 +20,7 @@ _FACTS = {
     "/": ("app/unlucky", "33h ago", "no space left", "node-agent-config", "ready, leader", "New data: last 640.0 MiB"),
     "/?days=1": ("2026-11-20", "44.0 GiB"),
     "/volumes/app/data": ("protected", "New data: last", "nightly-20261120", "2026-09-08"),
-    "/volumes/app/logs": ("Its PVC is gone", "Size of the last backup: last", "None is listed"),
+    "/volumes/app/logs": ("Its PVC is gone", "Backup size: last", "None is listed"),
     "/transfers": (
         "27 transfers",
         "100.0 MiB of 500.0 MiB",

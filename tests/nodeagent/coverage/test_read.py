@@ -68,6 +68,15 @@ async def test_a_schedule_of_velero_expects_backups() -> None:
     assert await expected(kube) == {"data": "Schedule night", "logs": "Schedule night"}
 
 
+async def test_the_last_run_of_schedules_is_read() -> None:
+    ran = "2026-11-20T02:00:00Z"
+    ours = a_cron_job("night", "--pvc=app/data") | {"status": {"lastScheduleTime": ran}}
+    theirs = a_schedule("lab", labelSelector={"matchLabels": {"tier": "web"}}, snapshotMoveData=True)
+    found = await read(a_kube(a_server(), ours, theirs | {"status": {"lastBackup": ran}}))
+    reasons = [one.reason for one in build_coverage(found.plans, (), NOW).volumes]
+    assert [reason.partition("; ")[2] for reason in reasons] == ["last run 34h ago"] * 2
+
+
 async def test_the_flags_of_the_server_and_its_policies_count() -> None:
     flags = ("--default-snapshot-move-data", "--global-backup-volume-policies-configmap", "everywhere")
     skip = "version: v1\nvolumePolicies: [{conditions: {pvcLabels: {tier: web}}, action: {type: skip}}]"

@@ -1,6 +1,8 @@
 """The state of a volume: by what is expected of it, and by the backups that it has."""
 
 import gc
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -170,6 +172,18 @@ def test_a_backup_of_a_deleted_pvc_of_the_same_name_does_not_count(before: Compl
     later = judged(before, created="2026-11-20T09:00:00Z", sources=(source(),))
     assert (later.state, later.needs_attention) == (CoverageState.NEVER_BACKED_UP, True)
     assert judged(before, copy(HOUR), created="2026-11-21T09:00:00Z").state is CoverageState.PROTECTED
+
+
+@pytest.mark.parametrize(
+    ("ran", "ending"),
+    [((), "night; no run yet"), ((3 * DAY, HOUR), "night; last run 60m ago")],
+    ids=["never", "by several"],
+)
+def test_a_volume_without_an_expected_backup_says_when_its_schedule_ran(ran: Sequence[timedelta], ending: str) -> None:
+    sources = tuple(replace(source(), ran=NOW - age) for age in ran) or (source(),)
+    assert judged(copy(3 * DAY), sources=sources).reason.endswith(ending)
+    assert judged(sources=sources).reason.endswith(ending)
+    assert "run" not in judged(copy(HOUR), sources=sources).reason
 
 
 def test_a_volume_of_a_pod_may_be_older_than_the_pod() -> None:
