@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -28,6 +29,9 @@ const (
 	startFormat      = "2006-01-02-15-04-05"
 )
 
+// checkedBlocks is how many blocks are read at least, if so many need not be read.
+const checkedBlocks = 8
+
 // noTime is the modification time of directory and file. Velero's is a time that kopia cannot represent.
 var noTime = fs.UTCTimestampFromTime(time.Time{})
 
@@ -39,14 +43,19 @@ type blockDecision struct {
 	Tags     map[string]string `json:"tags"`
 	Pins     []string          `json:"pins"`
 	Parallel int               `json:"parallel"`
+	// Changes says which blocks are to be read; without it all of them are. The others are those of the parent if it has
+	// a base, which is the snapshot that the parent was made from, and otherwise zeros.
+	Changes *changeQuery `json:"changes"`
 }
 
 // blockResult is the snapshot. ChangedBytes are of blocks that the parent does not have there, ParentFault is why it was not
-// compared with.
+// compared with, ChangesFault is why all blocks were read although changes were asked for.
 type blockResult struct {
 	Snapshot     *snapshot.Manifest `json:"snapshot"`
 	ChangedBytes int64              `json:"changed_bytes"`
+	ReadBytes    int64              `json:"read_bytes"`
 	ParentFault  string             `json:"parent_fault"`
+	ChangesFault string             `json:"changes_fault"`
 }
 
 // attachBlockWrite adds the subcommand block-write, whose dialogue is that of mover-backup.
@@ -127,6 +136,10 @@ func writeDevice(
 		writer.parent = parent
 	}
 
+	if err := writer.ask(ctx, decided.Changes); err != nil {
+		made.ChangesFault = err.Error()
+	}
+
 	if err := inParallel(ctx, len(writer.list), decided.Parallel, writer.writeOne); err != nil {
 		return nil, err
 	}
@@ -143,7 +156,7 @@ func writeDevice(
 		return nil, err
 	}
 
-	made.ChangedBytes = min(writer.changed.Load()*blockSize, from.size)
+	made.ChangedBytes, made.ReadBytes = min(writer.changed.Load()*blockSize, from.size), from.readBytes.Load()
 	made.Snapshot = buildManifest(source, root, size, decided)
 	made.Snapshot.StartTime, made.Snapshot.EndTime = fs.UTCTimestampFromTime(start), fs.UTCTimestampFromTime(w.Time())
 	made.Snapshot.Tags[sourceSizeTag] = strconv.FormatInt(from.size, 10)
@@ -205,39 +218,129 @@ type blockWriter struct {
 	description string
 	zero        func() (object.ID, error)
 	changed     atomic.Int64
+
+	// marked are the blocks to read; nil: all of them. based: the others are those of the parent, not zeros.
+	marked *markedBlocks
+	based  bool
 }
 
-func (b *blockWriter) writeOne(ctx context.Context, at int, buffer []byte) error {
-	if err := b.from.read(at, buffer); err != nil {
+// ask finds out which blocks are to be read; after an error all of them are.
+func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
+	if changes == nil {
+		return nil
+	}
+
+	if b.based = changes.Base != ""; b.based && b.parent == nil {
+		return errors.New("there is no parent to take blocks from")
+	}
+
+	marked, err := changes.ask(ctx, b.from.size)
+	if err != nil {
 		return err
 	}
 
-	empty := isZero(buffer)
-	id, err := b.writeContent(ctx, buffer, empty)
+	// What a driver says about the end of a device that has another size now need not be what the list needs: its last
+	// block is filled up with zeros.
+	marked.from(len(b.list) - 1)
+
+	if b.based {
+		marked.from(len(b.parent) - 1)
+	}
+
+	if err := b.checkSome(ctx, marked); err != nil {
+		return err
+	}
+
+	b.marked = marked
+
+	return nil
+}
+
+// checkSome reads some blocks that need not be read: a driver that misses changes is likely to miss one of these. A file
+// system in use changes the first one.
+func (b *blockWriter) checkSome(ctx context.Context, marked *markedBlocks) error {
+	buffer, at := make([]byte, blockSize), 0
+
+	for checked, tried := 0, 0; checked < checkedBlocks && tried < 16*checkedBlocks; tried++ {
+		if !marked.set[at] {
+			expected, err := b.unread(at)
+			if err != nil {
+				return err
+			}
+
+			found, _, err := b.store(ctx, at, buffer)
+			if err != nil {
+				return err
+			}
+
+			if found != expected {
+				return errors.Errorf("it does not name the bytes at %v, which have changed", int64(at)*blockSize)
+			}
+
+			checked++
+		}
+
+		at = rand.IntN(len(marked.set)) //nolint:gosec // no secret
+	}
+
+	return nil
+}
+
+// unread returns the object of a block that is not read.
+func (b *blockWriter) unread(at int) (object.ID, error) {
+	if b.based {
+		return b.parent[at].Object, nil
+	}
+
+	return b.zero()
+}
+
+func (b *blockWriter) writeOne(ctx context.Context, at int, buffer []byte) error {
+	var (
+		id     object.ID
+		hashed bool
+		err    error
+	)
+
+	if b.marked == nil || b.marked.set[at] {
+		id, hashed, err = b.store(ctx, at, buffer)
+	} else {
+		id, err = b.unread(at)
+	}
 
 	if err != nil {
 		return err
 	}
 
+	if hashed {
+		b.report.HashedBytes(blockSize)
+	} else {
+		b.report.CachedFile("", blockSize)
+	}
+
 	b.list[at].Object = id
 
 	// Beyond the end of the parent there was nothing.
-	if at < len(b.parent) && b.parent[at].Object != id || at >= len(b.parent) && !empty {
+	if at < len(b.parent) && b.parent[at].Object != id || at >= len(b.parent) && hashed {
 		b.changed.Add(1)
 	}
 
 	return nil
 }
 
-func (b *blockWriter) writeContent(ctx context.Context, content []byte, empty bool) (object.ID, error) {
-	if empty {
-		b.report.CachedFile("", blockSize)
-
-		return b.zero()
+// store reads a block, and returns its object, and whether that is not one of zeros.
+func (b *blockWriter) store(ctx context.Context, at int, buffer []byte) (id object.ID, hashed bool, err error) {
+	if err = b.from.read(at, buffer); err != nil {
+		return id, false, err
 	}
 
-	id, err := writeBlock(ctx, b.w, content, b.description)
-	b.report.HashedBytes(blockSize)
+	if isZero(buffer) {
+		id, err = b.zero()
 
-	return id, err
+		return id, false, err
+	}
+
+	id, err = writeBlock(ctx, b.w, buffer, b.description)
+
+	return id, true, err
 }

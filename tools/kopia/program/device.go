@@ -23,6 +23,8 @@ type device struct {
 	file  *os.File
 	size  int64
 	holes atomic.Bool
+
+	readBytes atomic.Int64
 }
 
 // openDevice takes over a descriptor that this process has inherited, which must be of a device with this size: no path
@@ -73,6 +75,8 @@ func (d *device) read(block int, buffer []byte) error {
 	if _, err := io.ReadFull(io.NewSectionReader(d.file, start, length), buffer[:length]); err != nil {
 		return errors.Wrapf(err, "read the device at %v", start)
 	}
+
+	d.readBytes.Add(length)
 
 	return nil
 }
