@@ -29,6 +29,7 @@ __all__ = [
     "FOREIGN_INTERVALS",
     "MAINTENANCE_ERROR",
     "MOVER_GRACE",
+    "SNAPSHOT_METADATA_TOKEN",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupMover",
     "BackupResult",
@@ -42,6 +43,8 @@ __all__ = [
     "MoverVerb",
     "ProgressMessage",
     "RestoreResult",
+    "SnapshotMetadata",
+    "TrackedSnapshot",
     "VolumeMode",
     "VolumePath",
     "parse_progress",
@@ -157,6 +160,46 @@ class MaintenanceCause(StrEnum):
     """kopia exited with 0, without the evidence of a success."""
 
 
+SNAPSHOT_METADATA_TOKEN: Final = "/var/run/secrets/nodeagent.io/snapshot-metadata/token"  # noqa: S105 - a path
+"""The file in a mover pod with the token for `SnapshotMetadata`."""
+
+
+class SnapshotMetadata(WireModel):
+    """Where a CSI driver says which blocks of a snapshot have changed, as its SnapshotMetadataService names it.
+
+    `address` is host and port, `ca_cert` are certificates in PEM, encoded in base64.
+    Source: kubernetes-csi/external-snapshot-metadata v1.1.0, client/apis/snapshotmetadataservice/v1beta1/types.go.
+    """
+
+    address: str
+    ca_cert: str
+
+
+@dataclass(frozen=True)
+class TrackedSnapshot:
+    """A snapshot that is backed up by block, and how its driver knows it.
+
+    `change_id` is the storage's handle of it, and `volume_id` the one of its volume; `snapshot_id` is the name of its
+    VolumeSnapshot. `metadata` of None: the driver does not say what has changed.
+    Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (getCBTInfo), for the flags too.
+    """
+
+    change_id: str
+    volume_id: str
+    snapshot_id: str
+    metadata: SnapshotMetadata | None = None
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flags of a mover, without `--`."""
+        return {
+            "change-id": self.change_id,
+            "volume-id": self.volume_id,
+            "snapshot-id": self.snapshot_id,
+            "snapshot-metadata": self.metadata.to_json() if self.metadata else "",
+        }
+
+
 @dataclass(frozen=True)
 class MoverArgs:
     """The command line of a transfer's mover pod: `python -m datamover` and then `argv`.
@@ -169,7 +212,8 @@ class MoverArgs:
     named `.kopiaignore` have an effect on a backup. `exclude` are its exclusions as JSON; empty: it has none.
     `read_all_files`: it also reads files whose size and time are unchanged since the last one. `mover` is how a backup
     runs kopia; empty: plain. With `require_attributes`, a restore fails if the target does not take owners, modes and
-    times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one.
+    times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one. `tracked` is the
+    snapshot of a backup by block; None: the storage has no handles of it and its volume.
     """
 
     verb: MoverVerb
@@ -188,6 +232,7 @@ class MoverArgs:
     read_all_files: bool = False
     require_attributes: bool = False
     in_place: InPlace | None = None
+    tracked: TrackedSnapshot | None = None
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -210,6 +255,7 @@ class MoverArgs:
             "log-level": self.log_level,
             "log-format": self.log_format,
             "restore-type": self.in_place.restore_type if self.in_place else "",
+            **(self.tracked.flags if self.tracked else {}),
         }
         switches = {
             "ignore-files": self.ignore_files,
@@ -266,7 +312,8 @@ class BackupResult(WireModel):
     `incremental_bytes` is absent if it is not known.
     The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
-    `fallback_full`: everything was read, although a parent was named, or of a device by block although there is one.
+    `fallback_full`: everything was read, although a parent was named, or of a device by block although there is one;
+    `fallback_cause` says why, or why a storage was not believed what a device has.
     `files` is absent for a block device. `shrunk` is absent unless the backup is Shrunk, and `left_out` unless
     exclusions applied.
     """
@@ -280,13 +327,14 @@ class BackupResult(WireModel):
     new_bytes: Int64 | UnsetType = UNSET
     stored_bytes: Int64 | UnsetType = UNSET
     fallback_full: bool | UnsetType = UNSET
+    fallback_cause: str | UnsetType = UNSET
     files: Int64 | UnsetType = UNSET
     shrunk: Shrinkage | UnsetType = UNSET
     left_out: LeftOut | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the texts, so that the termination message has room for them."""
-        cut_texts(self, note=_NOTE_BYTES)
+        cut_texts(self, note=_NOTE_BYTES, fallback_cause=_REASON_BYTES)
         if isinstance(self.left_out, LeftOut):
             force_setattr(self, "left_out", self.left_out.cut)
 

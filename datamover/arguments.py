@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import BackupMover, MoverVerb, VolumeMode
+from core.contract import BackupMover, MoverVerb, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
 from core.models.transfer_settings import INCREMENTAL, Compression, Exclusions, InPlace
 from core.mover_specs import MoverSpec, parse_spec
@@ -46,7 +46,8 @@ class PodOptions:
     `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
     `mover` is how a backup runs kopia.
     `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
-    into a volume that may have data; None: as into a new one.
+    into a volume that may have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the
+    storage has no handles of it and its volume.
     """
 
     kind_flag: str
@@ -63,6 +64,7 @@ class PodOptions:
     mover: BackupMover = BackupMover.PLAIN
     require_attributes: bool = False
     in_place: InPlace | None = None
+    tracked: TrackedSnapshot | None = None
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -167,6 +169,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         mover=getattr(parsed, "mover", BackupMover.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
         in_place=_parse_in_place(parsed),
+        tracked=_parse_tracked(parsed),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )
@@ -181,6 +184,13 @@ def _parse_in_place(parsed: argparse.Namespace) -> InPlace | None:
         delete_extra_files=parsed.delete_extra_files,
         compare_content=parsed.compare_content,
     )
+
+
+def _parse_tracked(parsed: argparse.Namespace) -> TrackedSnapshot | None:
+    change_id, volume_id, snapshot_id = (getattr(parsed, f"{name}_id", "") for name in ("change", "volume", "snapshot"))
+    if not (change_id and volume_id and snapshot_id):
+        return None
+    return TrackedSnapshot(change_id, volume_id, snapshot_id, parsed.snapshot_metadata)
 
 
 def _parse_local(parsed: argparse.Namespace, environment: Mapping[str, str]) -> LocalOptions:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from core.contract import BackupMover, MoverVerb, VolumeMode
+from core.contract import BackupMover, MoverVerb, SnapshotMetadata, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.transfer_settings import FULL, INCREMENTAL, Compression, Exclusions, parse_compression
@@ -37,7 +37,8 @@ In local mode (--repository) it needs a directory, a repository and a password, 
 In a pod, the node agent starts it with the name of a custom resource."""
 
 _BLOCK_FLAGS: Final = ("change-id", "volume-id", "snapshot-id", "cbt-sa-name", "csi-snapshot-metadata-service-sa")
-"""Flags of Velero 1.19 for its block data mover: the first three are set for every backup, empty for a file system.
+"""Flags of Velero 1.19 for its block data mover: the first three are set for every backup, empty for a file system; the
+others are ignored.
 
 Its exposer and its command spell the last one differently.
 Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go, pkg/cmd/cli/datamover/backup.go.
@@ -131,6 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
+    backup.add_argument("--snapshot-metadata", type=SnapshotMetadata.from_json, help=argparse.SUPPRESS)
 
     restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
     local = restore.add_argument_group(_LOCAL_MODE)

@@ -4,18 +4,21 @@ Runs the steps and their cleanup in order; the objects are built by `exposer.man
 `exposer.sources` takes the source over.
 """
 
+import logging
 from dataclasses import replace
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError, MalformedObjectError
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    SNAPSHOT_METADATA_SERVICES,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
-from core.kube.types import Manifest, Pod, VolumeSnapshot, VolumeSnapshotContent
+from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
@@ -31,6 +34,7 @@ from exposer.manifests import (
     diagnose_snapshot,
     find_group,
     parse_source_annotation,
+    track_snapshot,
 )
 from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
 from exposer.ownership import (
@@ -51,6 +55,8 @@ from exposer.sources import SourceHandover, leave_to_velero, needs_windows, plac
 from exposer.storage_access import read_storage_access
 
 __all__ = ["CSISnapshotExposer"]
+
+_logger = logging.getLogger(__name__)
 
 
 class CSISnapshotExposer:
@@ -165,8 +171,21 @@ class CSISnapshotExposer:
         placement = await place_backup(self._client, request)
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         excluded = await self._read_exclusions(request)
-        pod = build_backup_pod(request, claim, placement, storage=storage, excluded=excluded)
+        tracked = track_snapshot(snapshot, content, source) if request.by_block else None
+        service = await self._read_metadata_service(content) if tracked else None
+        pod = build_backup_pod(
+            request, claim, placement, storage=storage, excluded=excluded, tracked=tracked, service=service
+        )
         return await run.ensure(PODS, pod)
+
+    async def _read_metadata_service(self, content: VolumeSnapshotContent) -> MetadataServiceSpec | None:
+        """Return where the driver of a `content` says what has changed; None: it does not, or that cannot be read."""
+        try:
+            found = await self._client.read(SNAPSHOT_METADATA_SERVICES, "", content["spec"]["driver"])
+        except (ForbiddenError, MalformedObjectError) as e:
+            _logger.warning("the whole device will be read: %s", e)
+            return None
+        return found["spec"] if found else None
 
     async def _read_exclusions(self, request: SnapshotRequest) -> str:
         """Return what the annotation of the source PVC names, if it counts; empty: nothing."""

@@ -9,7 +9,7 @@ pkg/utils/util.go (annotations of a content).
 from contextlib import suppress
 from typing import Final, cast
 
-from core.contract import VolumeMode
+from core.contract import TrackedSnapshot, VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
@@ -47,6 +47,7 @@ __all__ = [
     "parse_snapshot_source",
     "parse_source_annotation",
     "read_error",
+    "track_snapshot",
     "volume_mode",
 ]
 
@@ -251,6 +252,10 @@ _CONTROLLER_ANNOTATIONS: Final = frozenset(
 describe the snapshot on the storage and are copied with its handle."""
 
 
+_VSPHERE_CHANGE: Final = "csi.vsphere.volume/change-id"
+_VSPHERE_SNAPSHOT: Final = "csi.vsphere.volume/snapshot"
+"""The last one has the ID of the volume and, after a plus, the one of the snapshot."""
+
 _SUFFIXES: Final = ((30, "Gi"), (20, "Mi"), (10, "Ki"))
 
 _CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.storage.kubernetes.io/")
@@ -262,7 +267,7 @@ class SnapshotSource(WireModel, omit_defaults=True):
 
     `size` is a quantity. `deletion_policy` is the source content's before its handover; empty
     where an earlier version recorded the source. `group` is the handle of the group that the
-    snapshot was taken in; empty: alone.
+    snapshot was taken in; empty: alone. `volume_handle` is the storage's of the volume; empty: not known.
     """
 
     snapshot_uid: str
@@ -272,6 +277,7 @@ class SnapshotSource(WireModel, omit_defaults=True):
     volume_mode: VolumeMode
     deletion_policy: str = ""
     group: str = ""
+    volume_handle: str = ""
 
 
 def parse_snapshot_source(
@@ -286,6 +292,8 @@ def parse_snapshot_source(
         volume_mode=claim_volume_mode(claim),
         deletion_policy=content["spec"]["deletionPolicy"],
         group=find_group(content),
+        # A content that was not taken dynamically does not say of which volume its snapshot is.
+        volume_handle=(content["spec"].get("source") or {}).get("volumeHandle", ""),
     )
 
 
@@ -310,6 +318,25 @@ def snapshot_handle(content: VolumeSnapshotContent) -> str:
     """Return the storage's handle of the snapshot; empty while it has none."""
     status = content.get("status") or {}
     return str(status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or "")
+
+
+def track_snapshot(
+    snapshot: VolumeSnapshot, content: VolumeSnapshotContent, source: SnapshotSource
+) -> TrackedSnapshot | None:
+    """Return how the driver knows the backup `snapshot` with its `content`; None: not all of it is known.
+
+    The driver of vSphere has names of its own for both.
+    Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (getCBTInfo).
+    """
+    annotations = snapshot["metadata"].get("annotations") or {}
+    change_id, volume_id = snapshot_handle(content), source.volume_handle
+    if any(annotations.get(key) for key in (_VSPHERE_CHANGE, _VSPHERE_SNAPSHOT)):
+        change_id = annotations.get(_VSPHERE_CHANGE, "")
+        volume_id, _, snapshot_id = annotations.get(_VSPHERE_SNAPSHOT, "").partition("+")
+        volume_id = volume_id if snapshot_id else ""
+    if not (change_id and volume_id):
+        return None
+    return TrackedSnapshot(change_id, volume_id, snapshot["metadata"]["name"])
 
 
 def find_group(content: VolumeSnapshotContent) -> str:

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from msgspec import structs
 
-from core.contract import EVENTS_VARIABLE, MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
+from core.contract import EVENTS_VARIABLE, MOVER_GRACE, SNAPSHOT_METADATA_TOKEN, MoverArgs, MoverVerb, VolumeMode
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.types import EnvVar, Manifest, PodToleration, Volume, VolumeDevice, VolumeMount, VolumeSource
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
@@ -52,6 +52,10 @@ _EVENTS_PATH: Final = "/mover-events"
 
 _REPOSITORY_VOLUME: Final = "mover-repository"
 
+_TOKEN_VOLUME: Final = "snapshot-metadata-token"  # noqa: S105 - a name
+_TOKEN_SECONDS: Final = 600
+"""The least that the API server accepts; the kubelet renews it."""
+
 _PRIVATE_SOURCES: Final = ("emptyDir", "ephemeral")
 """Volumes that every pod has for itself."""
 
@@ -81,7 +85,8 @@ class OwnVolumes:
 
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
     empty: the cache is in the scratch volume. `repository` is the shared volume with the repository.
-    With `events`, there is one in which the agent of the node finds the mover's Events.
+    With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is for whom
+    there is a token of the pod's account; empty: nobody.
     """
 
     uid: str
@@ -89,6 +94,7 @@ class OwnVolumes:
     cache_claim: str = ""
     repository: RepositoryMount | None = None
     events: bool = False
+    token_audience: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,11 +147,27 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     if (shared := own.repository) is not None:
         volumes.append({"name": _REPOSITORY_VOLUME, **_restrict(shared.source, read_only=storage.read_only)})
         mounts.append(_mount(_REPOSITORY_VOLUME, shared.mount_path, read_only=storage.read_only))
+    if own.token_audience:
+        volumes.append(_build_token(own.token_audience))
+        mounts.append(_mount(_TOKEN_VOLUME, posixpath.dirname(SNAPSHOT_METADATA_TOKEN), read_only=True))
     if own.cache_claim:
         volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
     devices: list[VolumeDevice] = [{"name": uid, "devicePath": volume_path}] if block else []
     return PodFiles([*volumes, *inherited], mounts, devices, env, volume_path, cache_path)
+
+
+def _build_token(audience: str) -> Volume:
+    """Return the volume with a token that is valid as long as the pod exists, and at most some minutes.
+
+    So neither the agent nor the mover needs the permission to create tokens.
+    """
+    token = {
+        "audience": audience,
+        "expirationSeconds": _TOKEN_SECONDS,
+        "path": posixpath.basename(SNAPSHOT_METADATA_TOKEN),
+    }
+    return {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
 
 
 def _restrict(source: VolumeSource, *, read_only: bool) -> VolumeSource:
@@ -245,7 +267,7 @@ class MoverPod:
     `node` is the node that the pod is bound to without the scheduler; empty: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
     the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
-    the pod's by a mount option.
+    the pod's by a mount option. `token_audience` is for whom it gets a token; empty: nobody.
     """
 
     owner: Owner
@@ -262,6 +284,7 @@ class MoverPod:
     privileged: bool | None = None
     no_relabeling: bool = False
     label_at_mount: bool = False
+    token_audience: str = ""
 
 
 def complete_spec(spec: MoverSpec, owner: Owner, options: MoverOptions) -> MoverSpec:
@@ -310,6 +333,7 @@ def _build_spec(plan: MoverPod, expose: ExposeSettings) -> Manifest:
         plan.cache_claim,
         repository=expose.repository_volume(plan.storage.directory),
         events=bool(plan.label and template.host_pods),
+        token_audience=plan.token_audience,
     )
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
     files = build_pod_files(own, template, storage)

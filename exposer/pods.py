@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from core.contract import BackupMover, MoverArgs, MoverVerb, VolumeMode
-from core.kube.types import ClaimSource, Manifest, PersistentVolumeClaim, PodToleration, ResourceRequirements, Volume
+from core.contract import BackupMover, MoverArgs, MoverVerb, SnapshotMetadata, TrackedSnapshot, VolumeMode
+from core.kube.types import (
+    ClaimSource,
+    Manifest,
+    MetadataServiceSpec,
+    PersistentVolumeClaim,
+    PodToleration,
+    ResourceRequirements,
+    Volume,
+)
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -63,23 +71,26 @@ def build_backup_pod(
     *,
     storage: StorageAccess,
     excluded: str = "",
+    tracked: TrackedSnapshot | None = None,
+    service: MetadataServiceSpec | None = None,
 ) -> Manifest:
     """Return the pod that backs up the volume created from a snapshot.
 
     `claim` is the backup PVC as created: settings may have changed since. `excluded` is what the annotation of the
-    source PVC names.
+    source PVC names. `tracked` is the snapshot if its changed blocks may be known, and `service` says which they are.
     """
+    if tracked is not None and service is not None:
+        tracked = replace(tracked, metadata=SnapshotMetadata(address=service["address"], ca_cert=service["caCert"]))
     owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
     volume: ClaimSource = {"claimName": owner.name}
     if read_only:
         volume["readOnly"] = True
+    options = request.settings.mover_options(request.operation_timeout)
     plan = MoverPod(
         owner=owner,
         name=owner.name,
         args=_choose_for_backup(
-            _build_args(
-                owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
-            ),
+            replace(_build_args(owner, MoverVerb.BACKUP, "data-upload", options), tracked=tracked),
             request.settings,
             namespace=request.source_namespace,
             storage_class=request.storage_class,
@@ -92,6 +103,7 @@ def build_backup_pod(
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
         label_at_mount=claim_for_one_pod(claim),
+        token_audience=service["audience"] if tracked is not None and service is not None else "",
     )
     return build_mover_pod(plan, request.settings)
 

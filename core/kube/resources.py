@@ -48,6 +48,7 @@ __all__ = [
     "SECRETS",
     "SECURITY_CONTEXT_CONSTRAINTS",
     "SERVICE_ACCOUNTS",
+    "SNAPSHOT_METADATA_SERVICES",
     "STORAGE_CLASSES",
     "VOLUME_ATTACHMENTS",
     "VOLUME_SNAPSHOTS",
@@ -150,6 +151,14 @@ PRIORITY_CLASSES: Final = Resource(
 VOLUME_SNAPSHOTS: Final = Resource("VolumeSnapshot", "volumesnapshots", _SNAPSHOTS, form=types.VolumeSnapshot)
 VOLUME_SNAPSHOT_CONTENTS: Final = Resource(
     "VolumeSnapshotContent", "volumesnapshotcontents", _SNAPSHOTS, namespaced=False, form=types.VolumeSnapshotContent
+)
+SNAPSHOT_METADATA_SERVICES: Final = Resource(
+    "SnapshotMetadataService",
+    "snapshotmetadataservices",
+    "cbt.storage.k8s.io",
+    "v1beta1",
+    namespaced=False,
+    form=types.SnapshotMetadataService,
 )
 DATA_UPLOADS: Final = Resource("DataUpload", "datauploads", "velero.io", "v2alpha1", form=types.UncheckedObject)
 DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "v2alpha1", form=types.UncheckedObject)

@@ -201,6 +201,7 @@ class VolumeSource(TypedDict, total=False):
     emptyDir: EmptyDir
     ephemeral: JsonDict
     nfs: JsonDict
+    projected: JsonDict
 
 
 class Volume(VolumeSource):
@@ -469,6 +470,7 @@ class PriorityClassObject(Object, total=False):
 class SnapshotReference(TypedDict, total=False):
     volumeSnapshotContentName: str
     snapshotHandle: str
+    volumeHandle: str
 
 
 class SnapshotError(TypedDict, total=False):
@@ -508,6 +510,16 @@ class ContentSpec(TypedDict, total=False):
 class VolumeSnapshotContent(Object):
     spec: ContentSpec
     status: NotRequired[ContentStatus]
+
+
+class MetadataServiceSpec(TypedDict):
+    address: str
+    audience: str
+    caCert: str
+
+
+class SnapshotMetadataService(Object):
+    spec: MetadataServiceSpec
 
 
 class RepositorySpec(TypedDict, total=False):

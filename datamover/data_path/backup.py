@@ -233,6 +233,7 @@ async def _build_result(
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
         fallback_full=True if taken.parent_fault or taken.run.fell_back else UNSET,
+        fallback_cause=taken.parent_fault or taken.run.cause or UNSET,
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
         left_out=excluded or UNSET,

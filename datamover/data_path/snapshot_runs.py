@@ -7,10 +7,10 @@ d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,12 +19,9 @@ from core.contract import BackupMover, VolumeMode
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
     CHANGES_TAG,
     EXCLUDE_DIGEST_TAG,
     EXCLUDE_TAG,
-    SNAPSHOT_REQUESTER_TAG,
-    UPLOADER_TAG,
 )
 from core.models.transfer_settings import Compression, Exclusions
 from core.models.units import format_duration
@@ -35,6 +32,7 @@ from datamover.data_path.attempts import (
     inherit,
     sort_checkpoints,
 )
+from datamover.data_path.parents import BlockChanges, BlockChoice, build_block_tags, choose_blocks, decide_parents
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
@@ -67,7 +65,8 @@ class BackupParameters:
     `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `mover`: how kopia is run; a device, and a volume with exclusions, is always backed up as `plain` does it.
-    `by_block`: a device is stored block by block, as by Velero's data mover for them.
+    `by_block`: a device is stored block by block, as by Velero's data mover for them; `changes`: how the storage knows
+    it, None: it does not.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
     `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
     """
@@ -86,6 +85,7 @@ class BackupParameters:
     parent: str = AUTO_PARENT
     mover: BackupMover = BackupMover.PLAIN
     by_block: bool = False
+    changes: BlockChanges | None = None
     stop: GracefulStop | None = None
     attempt: BackupAttempt | None = None
 
@@ -152,7 +152,12 @@ class SnapshotRun(Protocol):
 
     @property
     def fell_back(self) -> bool:
-        """Whether all was read although there is a parent, since nothing tells what has changed."""
+        """Whether all was read although there is a parent."""
+        ...
+
+    @property
+    def cause(self) -> str:
+        """Why all was read, although a parent or the storage could tell what has changed; empty: it was not."""
         ...
 
 
@@ -188,6 +193,7 @@ class _PlainRun:
     note = ""
     changed_bytes = None
     fell_back = False
+    cause = ""
 
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
@@ -300,6 +306,10 @@ class _OneOpenRun:
     def fell_back(self) -> bool:
         return False
 
+    @property
+    def cause(self) -> str:
+        return ""
+
     async def end(self) -> None:
         """Kill kopia if it still runs."""
         await self._kopia.end()
@@ -348,7 +358,7 @@ class _OneOpenRun:
 
 
 class _BlockRun(_OneOpenRun):
-    """One kopia, which reads the whole device, and stores the blocks that the repository does not have.
+    """One kopia, which reads what has changed on the device, as far as known, and stores what the repository lacks.
 
     A snapshot is saved only once it is complete, so nothing is left of a backup that ends before.
     """
@@ -359,6 +369,7 @@ class _BlockRun(_OneOpenRun):
         self._device = device
         super().__init__(repository, parameters, data_path)
         self._parent = ""
+        self._choice = BlockChoice()
 
     def _build(self) -> MoverBackup:
         fd, size_bytes = self._device
@@ -375,7 +386,13 @@ class _BlockRun(_OneOpenRun):
 
     @property
     def fell_back(self) -> bool:
-        return bool(self._parent)
+        return bool(self._parent and self.cause)
+
+    @property
+    def cause(self) -> str:
+        if fault := self._kopia.result.get("changes_fault", ""):
+            return f"{self._choice.described} in doubt: {fault}"
+        return self._choice.cause if self._parent else ""
 
     async def check_parent(self) -> str:
         offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
@@ -391,73 +408,24 @@ class _BlockRun(_OneOpenRun):
         source = self._parameters.source
         return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
 
-    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - all is read, at once
+    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
+        answer = await super().back_up(interval, read_all=read_all)
+        if self.cause and self._choice.expected:
+            await self._data_path.warn(f"read all of the device: {self.cause}")
+        return answer
+
+    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - there is no checkpoint
+        changes, parameters = self._parameters.changes, self._parameters
+        if parameters.parent != NO_PARENT:
+            parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
+            self._choice = choose_blocks(parent, changes)
         return {
             "parent": self._parent,
-            "tags": build_block_tags(self._parameters.all_tags),
+            "tags": build_block_tags(parameters.all_tags, changes),
             "pins": [PIN],
-            "parallel": self._parameters.parallel,
+            "parallel": parameters.parallel,
+            "changes": self._choice.query,
         }
-
-
-def build_block_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a snapshot by block: all of them as kopia stores tags, and Velero's as its data mover does.
-
-    Without a change ID, Velero takes nothing from the snapshot by its list of changed blocks.
-    """
-    ours = {f"tag:{key}": value for key, value in tags.items()}
-    shared = {key: tags.get(key, "") for key in (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)}
-    return ours | shared | {"cbt-change-id": "", "cbt-volume-id": ""}
-
-
-def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
-    """Return the snapshots that files are taken from, each with the time up to which it has all changes.
-
-    As with kopia: the last complete one of the source, and checkpoints after it, here of `own` with our tag.
-    Others have of a file what kopia has taken from an older snapshot, by its size and time.
-    """
-    listed = sorted(snapshots, key=_started)
-    complete = [one for one in listed if not one.get("incomplete")]
-    parents = [{"id": complete[-1]["id"], "until": _changes_until(complete, in_use=in_use)}] if complete else []
-    checkpoints = [
-        {"id": one["id"], "until": until}
-        for one in listed
-        if one["id"] in own and (until := _read_tag(one)) and (not complete or _started(one) > _started(complete[-1]))
-    ]
-    return [*parents, *checkpoints]
-
-
-def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
-    """Return the time up to which the last of these snapshots has all changes of its volume.
-
-    That is its tag. One without it has what kopia has taken, by size and time, from those before it, so the last tag
-    counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, the last
-    time of a file in it.
-    """
-    if tags := [tag for one in complete if (tag := _read_tag(one))]:
-        return tags[-1]
-    last = complete[-1]
-    start = str(last["startTime"])
-    newest = str(((last.get("rootEntry") or {}).get("summ") or {}).get("maxTime", ""))
-    at = None if in_use else _parse_time(newest)
-    return newest if at is not None and at < _started(last) else start
-
-
-def _read_tag(listed: JsonDict) -> str | None:
-    """Return the time in our tag, or None."""
-    tag = str((listed.get("tags") or {}).get(f"tag:{CHANGES_TAG}", ""))
-    return tag if _parse_time(tag) else None
-
-
-def _started(listed: JsonDict) -> datetime:
-    return datetime.fromisoformat(str(listed["startTime"]))
-
-
-def _parse_time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str:

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Final, Self
 
 from core.clock import Clock, Deadline
+from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
 from core.errors import ConfigError, DataPathError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.kube.transport import Retry
 from core.kube.watch import watch_one
+from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     BackupRepository,
@@ -38,6 +40,7 @@ from core.models.storage import (
 )
 from core.models.transfer_settings import BandwidthLimits
 from core.redact import Redactor
+from datamover.data_path.parents import BlockChanges
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, kopia_environment
@@ -59,6 +62,7 @@ __all__ = [
     "MoverTools",
     "PodContext",
     "RepositoryAccess",
+    "build_changes",
     "check_mounted",
     "check_storage",
     "list_volume_namespaces",
@@ -253,7 +257,7 @@ class ClusterReader:
 
 @dataclass(frozen=True)
 class PodContext:
-    """What a data mover uses of its pod."""
+    """What a data mover uses of its pod; `token` is the file with its token for `SnapshotMetadata`."""
 
     client: KubeClient
     clock: Clock
@@ -264,6 +268,7 @@ class PodContext:
     stop: StopSignal
     termination_file: Path
     mounts: Path = MOUNTS
+    token: Path = Path(SNAPSHOT_METADATA_TOKEN)
     redactor: Redactor = field(default_factory=Redactor, repr=False)
 
     @property
@@ -280,6 +285,33 @@ class PodContext:
         """Return a copy with settings of the Go runtime for a restore with so many workers, or for a backup (0)."""
         settings = self.limits.go_settings(self.environment, restore_workers=restore_workers)
         return replace(self, environment={**self.environment, **settings})
+
+
+_ANSWER_SECONDS: Final = 300
+"""How long a storage may take to say what has changed: less than a data path may take without progress."""
+
+
+def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
+    """Return how the storage knows the device of a backup by block; None: it does not.
+
+    The token is read at the last moment, since the kubelet renews it; without one, the storage refuses to answer.
+    """
+    if tracked is None or (service := tracked.metadata) is None:
+        return None if tracked is None else BlockChanges(tracked.change_id, tracked.volume_id)
+
+    def query() -> JsonDict:
+        token = context.token.read_text().strip() if context.token.exists() else ""
+        context.redactor.add(token)
+        return {
+            "address": service.address,
+            "ca": base64.b64decode(service.ca_cert).decode(errors="replace"),
+            "token": token,
+            "namespace": context.namespace,
+            "snapshot": tracked.snapshot_id,
+            "timeout_seconds": _ANSWER_SECONDS,
+        }
+
+    return BlockChanges(tracked.change_id, tracked.volume_id, query)
 
 
 @dataclass(frozen=True)

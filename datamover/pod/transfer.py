@@ -63,7 +63,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, check_mounted, resolve_repository
+from datamover.pod.cluster import MoverTools, PodContext, build_changes, check_mounted, resolve_repository
 from datamover.pod.follower import Fence, TransferFollower, WatchedTransfer, exit_fenced, read_fence_timeout
 from datamover.pod.reporting import (
     Reporter,
@@ -297,6 +297,7 @@ class PodTransfer:
             ignore_files=self._options.ignore_files,
             mover=self._options.mover,
             by_block=plan.by_block,
+            changes=build_changes(context, self._options.tracked),
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,

@@ -251,8 +251,11 @@ _SHOWN_WAIT: Final = timedelta(minutes=5)
 """A shorter wait is not worth a line, and may be a difference between the clocks of API server and agents."""
 
 
-def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool) -> list[str]:
-    """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to."""
+def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool, cause: str = "") -> list[str]:
+    """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to, and why.
+
+    `cause` is empty where an earlier version does not say it.
+    """
     created, accepted, started = cr.metadata.creation_timestamp, cr.status.accepted_timestamp, cr.status.start_timestamp
     waits = (("to be admitted", created, accepted), ("for a data mover with a slot", accepted, started))
     lines = [
@@ -261,10 +264,11 @@ def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool) -> lis
         if begin is not None and end is not None and end - begin >= _SHOWN_WAIT
     ]
     lines += cr.attempts.describe()
-    if fell_back and cr.by_block and not restores:
-        lines.append("read the whole device, since nothing tells which blocks have changed; stored those that have")
+    if cr.by_block and not restores and (fell_back or cause):
+        cause = cause or "nothing tells which blocks have changed"
+        lines.append(f"read all of the device, since {cause}; stored the blocks that have changed")
     elif fell_back:
-        lines.append(f"fell back to a full {'restore' if restores else 'backup'}")
+        lines.append(f"fell back to a full {'restore' if restores else 'backup'}{f': {cause}' if cause else ''}")
     return lines
 
 
@@ -323,7 +327,9 @@ class StepBase:
                 status["progress"] = Progress(total_bytes=most, bytes_done=most).to_wire()
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         full = status.get("fallbackFull") is True
-        if activities := describe_activities(case.cr, restores=kind.spec.restores, fell_back=full):
+        cause = case.outcome.fallback_cause if case.outcome is not None else ""
+        activities = describe_activities(case.cr, restores=kind.spec.restores, fell_back=full, cause=cause)
+        if activities:
             status["activities"] = activities
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
         if phase is Phase.COMPLETED and case.outcome is not None:

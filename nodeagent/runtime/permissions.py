@@ -65,6 +65,8 @@ class Permission:
         return "in every namespace" if self.resource.namespaced else "in the cluster"
 
 
+_ALL_BLOCKS: Final = "backups by block read whole devices"
+
 _OWN = Scope.OWN_NAMESPACE
 _ALL = Scope.CLUSTER
 
@@ -209,6 +211,13 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(
         _ALL,
+        kube.SNAPSHOT_METADATA_SERVICES,
+        ("get",),
+        "which blocks of a snapshot have changed: where its driver says so",
+        without=_ALL_BLOCKS,
+    ),
+    Permission(
+        _ALL,
         kube.PERSISTENT_VOLUMES,
         ("get", "list", "patch"),
         "bind restored volumes to target PVCs; set the policy by which temporary and leaked volumes are deleted",
@@ -290,6 +299,13 @@ MOVER_PERMISSIONS: Final = (
         "the start of a maintenance; which runs were Jobs of this cluster",
     ),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "no maintenance beside a Velero server"),
+    Permission(
+        _OWN,
+        kube.VOLUME_SNAPSHOTS,
+        ("get",),
+        "which blocks of a snapshot have changed: drivers tell who may read it",
+        without=_ALL_BLOCKS,
+    ),
     Permission(
         _OWN,
         kube.BACKUPS,

@@ -66,6 +66,11 @@ class Outcome:
         return self.result.total_bytes if self.result is not None else 0
 
     @property
+    def fallback_cause(self) -> str:
+        """Why everything was read; empty: it was not, or the mover does not say why."""
+        return (self.result.fallback_cause or "") if isinstance(self.result, BackupResult) else ""
+
+    @property
     def annotations(self) -> dict[str, str]:
         """What stays on the custom resource of a completed backup, and has no field in its status."""
         result, found = self.result, dict[str, str]()

@@ -75,6 +75,14 @@ _RARE = {
         "only for the snapshots of a group that the driver deletes only together",
         "tests/exposer/test_csi_snapshot_group.py::test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_reported",
     ),
+    "get snapshotmetadataservices": (
+        "only for a backup by block",
+        "tests/exposer/test_csi_snapshot_changes.py::test_a_mover_gets_handles_service_and_token",
+    ),
+    "get volumesnapshots in its namespace": (
+        "only by the service that a data mover asks for changed blocks, on its behalf",
+        "tests/exposer/test_csi_snapshot_changes.py::test_a_mover_gets_handles_service_and_token",
+    ),
     "create backuprepositories": (
         "only for a transfer that a leader without a repository controller accepted",
         "tests/datamover/pod/test_cluster_repository.py::test_a_missing_backup_repository_is_created_and_awaited",
@@ -140,7 +148,7 @@ def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, account: 
         for verb in permission.verbs
         if not any(_uses(access, verb, permission) for access in account.accesses)
     }
-    rare = {what for what in unused if any(what.startswith(f"{each} ") for each in _RARE)}
+    rare = {what for what in unused if any(f"{what} ".startswith(f"{each} ") for each in _RARE)}
     assert unused - rare == set()
 
 
@@ -160,6 +168,6 @@ def test_a_permission_that_this_tier_may_not_use_is_used_by_the_test_that_is_nam
     _, _, test = _RARE[what][1].partition("::")
     text = (ROOT / _RARE[what][1].partition("::")[0]).read_text(encoding="utf-8")
     assert f"def {test}(" in text
-    verb, path = what.split()
+    verb, path, *_ = what.split()
     granted = [each for each in chain(*_ACCOUNTS.values()) if each.path == path and verb in each.verbs]
     assert granted

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import MoverArgs, MoverVerb, VolumeMode
+from core.contract import MoverArgs, MoverVerb, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
 from core.models.transfer_settings import Compression, InPlace
 from core.mover_specs import ListSnapshots
@@ -123,7 +123,7 @@ def test_an_unknown_algorithm_is_rejected_with_the_one_that_may_be_meant() -> No
     ids=["none", "command", "exposer"],
 )
 @pytest.mark.parametrize("ids", [("", "", ""), ("change", "volume", "snapshot")], ids=["empty", "set"])
-def test_what_velero_adds_for_its_block_data_mover_is_ignored(account: list[str], ids: tuple[str, str, str]) -> None:
+def test_what_velero_adds_for_its_block_data_mover_is_known(account: list[str], ids: tuple[str, str, str]) -> None:
     (args,) = [
         container["args"]
         for container in recorded("pod-of-dataupload")["spec"]["containers"]
@@ -131,7 +131,9 @@ def test_what_velero_adds_for_its_block_data_mover_is_ignored(account: list[str]
     ]
     added = [f"--{name}-id={text}" for name, text in zip(("change", "volume", "snapshot"), ids, strict=True)]
     found = parse_arguments(["backup", *args, *added, *account], {})
-    assert found == parse_arguments(["backup", *args], {})
+    without = parse_arguments(["backup", *args], {})
+    assert isinstance(without, PodOptions)
+    assert found == replace(without, tracked=TrackedSnapshot(*ids) if all(ids) else None)
 
 
 def test_a_command_about_a_location_has_its_own_log_and_termination_message() -> None:

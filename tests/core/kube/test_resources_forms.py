@@ -48,6 +48,8 @@ def test_every_kind_requires_the_identity_of_a_stored_object(resource: Resource)
     whole = stored(resource, spec={})
     if resource.kind == "VolumeAttachment":
         whole["spec"] = {"nodeName": "a", "source": {}}
+    if resource.kind == "SnapshotMetadataService":
+        whole["spec"] = {"address": "a:1", "audience": "a", "caCert": ""}
     check_form(resource, whole)
     for key in ("name", "uid", "resourceVersion", "creationTimestamp", *(["namespace"] if resource.namespaced else [])):
         meta = {name: value for name, value in whole["metadata"].items() if name != key}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec import UNSET
@@ -17,6 +18,7 @@ from core.models.transfer_settings import InPlace
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.compare import compare_volume
+from datamover.data_path.parents import BlockChanges
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
@@ -140,6 +142,26 @@ async def test_the_snapshot_is_as_veleros(mover_repository: Repository, device: 
     assert entry["obj"].startswith("Ix")
     # kopia itself pads the last block.
     assert kopia.run("show", entry["obj"]) == device.read_bytes() + bytes(_MIB // 2)
+
+
+async def test_a_storage_in_doubt_means_that_all_is_read(
+    mover_repository: Repository, device: Path, kopia: PlainKopia
+) -> None:
+    query = {"address": "127.0.0.1:1", "ca": "", "token": "t", "namespace": "n", "snapshot": "s", "timeout_seconds": 9}
+    warned: list[str] = []
+    for change_id, fell_back, asked in (("snap-1", UNSET, "what is allocated"), ("snap-2", True, "what has changed")):
+        changes = BlockChanges(change_id, "volume", lambda: query)
+        data_path = backup_data_path(AsyncMock(side_effect=warned.append))
+        backup = await back_up(mover_repository, replace(_parameters(device), changes=changes), data_path)
+        cause = f"{asked} is in doubt: there is no certificate of its authority"
+        assert (backup.fallback_full, backup.fallback_cause, warned.pop()) == (
+            fell_back,
+            cause,
+            f"read all of the device: {cause}",
+        )
+        tags = kopia.snapshots()[-1]["tags"]
+        assert (tags["cbt-change-id"], tags["cbt-volume-id"]) == (change_id, "volume")
+    assert backup.incremental_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
-"""Retries of the requests before the data path starts."""
+"""Retries of the requests before the data path starts, and what a storage is asked."""
 
+import base64
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from core.contract import SnapshotMetadata, TrackedSnapshot
 from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.transport import Retry
-from datamover.pod.cluster import PodContext
+from datamover.pod.cluster import PodContext, build_changes
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.support.clock import LoopClock
@@ -47,3 +50,22 @@ async def test_an_api_server_that_stays_unavailable_is_reported(looptime: float)
     with pytest.raises(ServerError):
         await _context(kube).reader.location("default")
     assert 200 < looptime < 301
+
+
+async def test_a_storage_is_asked_with_the_token_that_the_pod_has_then(tmp_path: Path) -> None:
+    context = replace(_context(FakeKube()), token=tmp_path / "token")
+    service = SnapshotMetadata(address="csi:6443", ca_cert=base64.b64encode(b"PEM").decode())
+    changes = build_changes(context, TrackedSnapshot("handle", "volume", "b1", service))
+    assert changes is not None
+    assert changes.query is not None
+    assert changes.query()["token"] == ""
+    context.token.write_text("of-this-pod\n")
+    assert changes.query() == {
+        "address": "csi:6443",
+        "ca": "PEM",
+        "token": "of-this-pod",
+        "namespace": "velero",
+        "snapshot": "b1",
+        "timeout_seconds": 300,
+    }
+    assert context.redactor.redact("Bearer of-this-pod") == "Bearer ***"

@@ -84,10 +84,18 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
     assert describe_activities(cr, restores=False, fell_back=fell_back) == told
 
 
-def test_a_device_that_was_read_as_a_whole_is_told() -> None:
+@pytest.mark.parametrize(
+    ("fell_back", "cause", "told"),
+    [
+        pytest.param(True, "", "nothing tells which blocks have changed", id="an earlier mover"),
+        pytest.param(True, "what has changed is in doubt: gone", "what has changed is in doubt: gone", id="doubt"),
+        pytest.param(False, "what is allocated is in doubt: gone", "what is allocated is in doubt: gone", id="first"),
+    ],
+)
+def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str, told: str) -> None:
     raw = data_upload()
     raw["spec"]["datamover"] = "velero-block"
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"}})
-    assert describe_activities(cr, restores=False, fell_back=True) == [
-        "read the whole device, since nothing tells which blocks have changed; stored those that have"
+    assert describe_activities(cr, restores=False, fell_back=fell_back, cause=cause) == [
+        f"read all of the device, since {told}; stored the blocks that have changed"
     ]

@@ -1,11 +1,11 @@
-"""The snapshots that a backup takes unchanged files from, and up to when each has all changes."""
+"""What a backup takes from the snapshots before it, and what of a device its storage is asked."""
 
 from typing import Any
 
 import pytest
 
 from core.models.names import CHANGES_TAG
-from datamover.data_path.snapshot_runs import decide_parents
+from datamover.data_path.parents import BlockChanges, choose_blocks, decide_parents
 
 _NINE, _TEN, _ELEVEN, _NOON = (f"2026-11-28T{hour}:00:00.123456789Z" for hour in ("09", "10", "11", "12"))
 
@@ -61,3 +61,36 @@ def test_nothing_is_taken_from_checkpoints_by_another_way() -> None:
 
 def test_the_first_backup_has_no_parent() -> None:
     assert decide_parents([], frozenset(), in_use=False) == []
+
+
+_OWN = BlockChanges("snap-2", "volume", lambda: {"address": "driver:443"})
+
+
+def _made_from(change: str, volume: str) -> dict[str, Any]:
+    return {"id": "a", "tags": {"cbt-change-id": change, "cbt-volume-id": volume}}
+
+
+@pytest.mark.parametrize(
+    ("parent", "base", "cause"),
+    [
+        pytest.param(None, "", "", id="first"),
+        pytest.param(_made_from("snap-1", "volume"), "snap-1", "", id="of this volume"),
+        pytest.param(_made_from("snap-1", "replaced"), "", "of the volume replaced, not volume", id="another volume"),
+        pytest.param(_made_from("snap-1", ""), "", "of the volume unknown", id="of no known volume"),
+        pytest.param(_made_from("", "volume"), "", "does not say from which snapshot", id="without a handle"),
+        pytest.param({"id": "a"}, "", "does not say from which snapshot", id="without tags"),
+        pytest.param(_made_from("snap-2", "volume"), "", "of the same snapshot of the storage", id="the same snapshot"),
+    ],
+)
+def test_the_base_is_the_snapshot_that_the_parent_was_made_from(
+    parent: dict[str, Any] | None, base: str, cause: str
+) -> None:
+    found = choose_blocks(parent, _OWN)
+    assert found.query == {"address": "driver:443", "base": base}
+    assert (cause in found.cause, bool(found.cause), found.expected) == (True, bool(cause), True)
+
+
+@pytest.mark.parametrize("own", [None, BlockChanges("snap-2", "volume")], ids=["no handles", "no service"])
+def test_a_storage_that_says_nothing_is_not_asked(own: BlockChanges | None) -> None:
+    found = choose_blocks(_made_from("snap-1", "volume"), own)
+    assert (found.query, found.cause, found.expected) == (None, "nothing tells which blocks have changed", False)

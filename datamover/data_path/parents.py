@@ -1,0 +1,133 @@
+"""What a backup takes from the snapshots before it, and what of a device its storage says has changed.
+
+Knows tags, times and handles. Does not know how kopia is run (`datamover.data_path.snapshot_runs`), and asks a storage
+(tools/kopia/program/snapshot_metadata.go).
+Source: Velero main at d2241adba, pkg/uploader/block/snapshot.go (getParentBackupInfo), pkg/uploader/cbt/set.go.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from core.models.base import JsonDict
+from core.models.names import ASYNC_OPERATION_ID_LABEL, CHANGES_TAG, SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG
+
+__all__ = ["BlockChanges", "BlockChoice", "build_block_tags", "choose_blocks", "decide_parents"]
+
+_CHANGE_TAG: Final = "cbt-change-id"
+_VOLUME_TAG: Final = "cbt-volume-id"
+
+
+@dataclass(frozen=True)
+class BlockChanges:
+    """How a storage knows the device of a backup: the handles of its snapshot and volume.
+
+    `query` returns what kopia needs to ask the storage; None: it does not say what has changed.
+    """
+
+    change_id: str
+    volume_id: str
+    query: Callable[[], JsonDict] | None = None
+
+
+@dataclass(frozen=True)
+class BlockChoice:
+    """What the storage is asked before a device is read.
+
+    `query` is for kopia; None: all is read. `cause` is why nothing is taken from the parent; empty: it is. With
+    `expected`, the storage could have told.
+    """
+
+    query: JsonDict | None = None
+    cause: str = "nothing tells which blocks have changed"
+    expected: bool = False
+
+    @property
+    def described(self) -> str:
+        """What kopia asks for, as a part of a sentence."""
+        return "what has changed is" if self.query and self.query.get("base") else "what is allocated is"
+
+
+def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockChoice:
+    """Return what the storage is asked: what has changed since `parent`, a manifest, or what is allocated at all.
+
+    What a parent has is taken only if its own handle is the base, and its volume is this one.
+    """
+    if own is None or own.query is None:
+        return BlockChoice()
+    cause = "" if parent is None else _find_fault(parent, own)
+    base = "" if parent is None or cause else str(parent["tags"][_CHANGE_TAG])
+    return BlockChoice({**own.query(), "base": base}, cause, expected=True)
+
+
+def _find_fault(parent: JsonDict, own: BlockChanges) -> str:
+    tags, name = parent.get("tags") or {}, f"snapshot {parent['id']}"
+    if not tags.get(_CHANGE_TAG):
+        return f"{name} does not say from which snapshot of the storage it is"
+    if tags.get(_VOLUME_TAG) != own.volume_id:
+        return f"{name} is of the volume {tags.get(_VOLUME_TAG) or 'unknown'}, not {own.volume_id}"
+    if tags[_CHANGE_TAG] == own.change_id:
+        return f"{name} is of the same snapshot of the storage"
+    return ""
+
+
+def build_block_tags(tags: Mapping[str, str], changes: BlockChanges | None = None) -> dict[str, str]:
+    """Return the tags of a snapshot by block: all of them as kopia stores tags, and Velero's as its data mover does.
+
+    Without the handles, Velero takes nothing from the snapshot by its list of changed blocks.
+    """
+    ours = {f"tag:{key}": value for key, value in tags.items()}
+    shared = {key: tags.get(key, "") for key in (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)}
+    handles = (changes.change_id, changes.volume_id) if changes else ("", "")
+    return ours | shared | dict(zip((_CHANGE_TAG, _VOLUME_TAG), handles, strict=True))
+
+
+def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
+    """Return the snapshots that files are taken from, each with the time up to which it has all changes.
+
+    As with kopia: the last complete one of the source, and checkpoints after it, here of `own` with our tag.
+    Others have of a file what kopia has taken from an older snapshot, by its size and time.
+    """
+    listed = sorted(snapshots, key=_started)
+    complete = [one for one in listed if not one.get("incomplete")]
+    parents = [{"id": complete[-1]["id"], "until": _changes_until(complete, in_use=in_use)}] if complete else []
+    checkpoints = [
+        {"id": one["id"], "until": until}
+        for one in listed
+        if one["id"] in own and (until := _read_tag(one)) and (not complete or _started(one) > _started(complete[-1]))
+    ]
+    return [*parents, *checkpoints]
+
+
+def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
+    """Return the time up to which the last of these snapshots has all changes of its volume.
+
+    That is its tag. One without it has what kopia has taken, by size and time, from those before it, so the last tag
+    counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, the last
+    time of a file in it.
+    """
+    if tags := [tag for one in complete if (tag := _read_tag(one))]:
+        return tags[-1]
+    last = complete[-1]
+    start = str(last["startTime"])
+    newest = str(((last.get("rootEntry") or {}).get("summ") or {}).get("maxTime", ""))
+    at = None if in_use else _parse_time(newest)
+    return newest if at is not None and at < _started(last) else start
+
+
+def _read_tag(listed: JsonDict) -> str | None:
+    """Return the time in our tag, or None."""
+    tag = str((listed.get("tags") or {}).get(f"tag:{CHANGES_TAG}", ""))
+    return tag if _parse_time(tag) else None
+
+
+def _started(listed: JsonDict) -> datetime:
+    return datetime.fromisoformat(str(listed["startTime"]))
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
