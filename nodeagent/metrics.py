@@ -318,6 +318,14 @@ VOLUME_GAUGES: Final = {
     "bytes": Gauge(
         "nodeagent_volume_last_backup_bytes", "Size of the files in the newest completed backup of a PVC", _BY_CLAIM
     ),
+    "day_new_bytes": Gauge(
+        "nodeagent_volume_day_new_bytes",
+        "New data in the backups of a PVC that were completed within a day, in bytes before compression",
+        _BY_CLAIM,
+    ),
+    "day_seconds": Gauge(
+        "nodeagent_volume_day_backup_seconds", "Time that these backups took together, in seconds", _BY_CLAIM
+    ),
     "shrunk": Gauge(
         "nodeagent_volume_shrunk",
         "1 if the newest completed backup of a PVC is Shrunk, until somebody acknowledges it; else absent",

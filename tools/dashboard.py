@@ -51,9 +51,19 @@ def _of_repository(result: str) -> str:
     return f"sum by (repository_name) (increase(velero_repo_maintenance_{result}_total[1d]))"
 
 
+def _of_volumes(name: str) -> str:
+    """Return a series for each of the chosen volumes, but of the largest ones alone: a cluster may have thousands."""
+    largest = f"topk({_MOST_CURVES}, {_BACKUPS} (nodeagent_volume_last_backup_bytes{{{_CHOSEN}}} @ end()))"
+    return f"{_BACKUPS} ({name}{{{_CHOSEN}}}) and {largest}"
+
+
 _NODE: Final = 'node=~"$node"'
+_CHOSEN: Final = 'volume_namespace=~"$volume_namespace", claim=~"$claim"'
+_MOST_CURVES: Final = 20
+_LARGEST: Final = f"The {_MOST_CURVES} largest of the chosen volumes"
 _BACKUPS: Final = "max by (volume_namespace, claim)"
 _STATES: Final = "max by (volume_namespace, state)"
+_VOLUME: Final = "{{volume_namespace}}/{{claim}}"
 _PROOF: Final = f"{_BACKUPS} (nodeagent_volume_last_verification_timestamp_seconds)"
 _BY_REPOSITORY: Final = "max by (repository_name)"
 
@@ -107,6 +117,24 @@ PANELS: Final[Mapping[str, Sequence[Panel]]] = {
             {"all transfers": '86400 * sum(avg_over_time(nodeagent_slots{state="used"}[1d]))'},
             "s",
             about="Of the day before each point; transfers at a time count as often",
+        ),
+        Panel(
+            "New data by volume, 1 day",
+            {_VOLUME: _of_volumes("nodeagent_volume_day_new_bytes")},
+            "bytes",
+            about=f"{_LARGEST}; of the day before each point; before compression",
+        ),
+        Panel(
+            "Stored size by volume",
+            {_VOLUME: _of_volumes("nodeagent_volume_last_backup_bytes")},
+            "bytes",
+            about=f"{_LARGEST}; before deduplication and compression",
+        ),
+        Panel(
+            "Time that backups took by volume, 1 day",
+            {_VOLUME: _of_volumes("nodeagent_volume_day_backup_seconds")},
+            "s",
+            about=f"{_LARGEST}; of the day before each point",
         ),
     ),
     "Fleet": (
@@ -305,18 +333,27 @@ def _build_panel(panel: Panel, number: int, place: JsonDict) -> JsonDict:
 
 
 def _build_variables() -> list[JsonDict]:
+    claims = "nodeagent_volume_last_backup_bytes"
+    chosen = f'{claims}{{volume_namespace=~"$volume_namespace"}}'
     return [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        {
-            "name": "node",
-            "label": "Node",
-            "type": "query",
-            "datasource": _SOURCE,
-            "query": "label_values(nodeagent_slots, node)",
-            "refresh": 2,
-            "includeAll": True,
-            "allValue": ".*",
-            "multi": True,
-            "current": {"text": "All", "value": "$__all"},
-        },
+        _build_variable("node", "Node", "label_values(nodeagent_slots, node)"),
+        _build_variable("volume_namespace", "Namespace of volumes", f"label_values({claims}, volume_namespace)"),
+        _build_variable("claim", "PVC", f"label_values({chosen}, claim)"),
     ]
+
+
+def _build_variable(name: str, label: str, query: str) -> JsonDict:
+    """Return a variable with all values of a label."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": query,
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }

@@ -23,7 +23,7 @@ Generated from the agent's registry (`tests/docs/test_generated.py`). Each agent
 
 The number of series is bounded:
 - `uid` is the UID of a transfer that runs on the node: the series end with it, so that there are no more than slots.
-- `nodeagent_volume_…` has eight series at most for each PVC with a completed backup or an interval, of at most 2,000
+- `nodeagent_volume_…` has eleven series at most for each PVC with a completed backup or an interval, of at most 2,000
   PVCs (`nodeagent_volumes_omitted` counts the others), in the leader only. The namespace of a PVC is
   `volume_namespace`: `namespace` is a label that Prometheus sets. They end with the PVC.
 - `nodeagent_retention_held_bytes` has at most 100 series, in the leader only: for each PVC and rule that keeps expired

@@ -17,6 +17,7 @@ MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\b([0-9]+)([smhd])\b")
 _SECONDS = re.compile(r"(?<=nodeagent_last_progress_seconds )> ([0-9]+)")
+_CHOICE = re.compile(r"\$\w+")
 _METRIC = re.compile(r"\b(?:nodeagent|podVolume|velero|process)_\w+|\bup\b")
 
 
@@ -33,9 +34,10 @@ def rule_queries() -> list[str]:
 
 
 def dashboard_queries() -> list[str]:
-    """Return the expressions of all panels."""
+    """Return the expressions of all panels, in which Grafana's variables have values."""
     dashboard = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
-    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return [_CHOICE.sub(".*", one.replace("$__rate_interval", "5m")) for one in found]
 
 
 def metrics_in(queries: Iterable[str]) -> set[str]:

@@ -80,13 +80,16 @@ class VolumeState:
     `backup_at` is the creation of the newest completed backup, `bytes` the size of its files. `backup_interval` is how
     often there is to be one, in seconds, and `backup_due_at` when the next one is due. `verified_at` is the end of the
     last verification of any of the backups, and `verified_ok` what it found. `shrunk`: the newest completed backup is
-    Shrunk, and nobody has acknowledged it; None: not so.
+    Shrunk, and nobody has acknowledged it; None: not so. `day_new_bytes` and `day_seconds` are what the backups that
+    were completed within a day had new, and how long they took together.
     """
 
     namespace: str
     claim: str
     backup_at: float | None = None
     bytes: int | None = None
+    day_new_bytes: int | None = None
+    day_seconds: float | None = None
     shrunk: bool | None = None
     backup_interval: float | None = None
     backup_due_at: float | None = None
@@ -114,15 +117,21 @@ class Remembered:
 
 @dataclass(slots=True)
 class _Found:
-    """Of the backups of one PVC: the newest complete one, the first and last of all, and their Schedules."""
+    """Of the backups of one PVC: the newest complete one, the first and last of all, their Schedules, sums of a day."""
 
     first: datetime
     last: datetime
     newest: VolumeCopy | None = None
     schedules: set[str] = field(default_factory=set)
+    day_new_bytes: int | None = None
+    day_seconds: float | None = None
 
-    def add(self, copy: VolumeCopy) -> None:
+    def add(self, copy: VolumeCopy, day_began: datetime) -> None:
         self.first, self.last = min(self.first, copy.created), max(self.last, copy.created)
+        if copy.complete and copy.completed is not None and copy.completed > day_began:
+            self.day_seconds = (self.day_seconds or 0.0) + max(0.0, copy.seconds)
+            if copy.new_bytes is not None:
+                self.day_new_bytes = (self.day_new_bytes or 0) + copy.new_bytes
         if copy.complete and (self.newest is None or copy.created >= self.newest.created):
             self.newest = copy
         self.schedules.add(copy.schedule)
@@ -135,14 +144,15 @@ def build_states(
 
     The shortest interval of the Schedules and CronJobs that created its backups counts first, also if none of these
     completed, then the PVC's. The period in which the leader verifies all backups counts if it is shorter.
-    `memory` is what earlier calls have left, and is brought up to date.
+    `memory` is what earlier calls have left, and is brought up to date. A day has passed when the plans were read.
     """
     memory = {} if memory is None else memory
+    day_began = plans.read_at - timedelta(days=1)
     found: dict[ClaimKey, _Found] = {}
     for entry in entries:
         if (copy := entry.copy) is not None and copy.claim and entry.managed:
             key = (entry.queue, copy.claim)
-            found.setdefault(key, _Found(copy.created, copy.created)).add(copy)
+            found.setdefault(key, _Found(copy.created, copy.created)).add(copy, day_began)
             if copy.complete:
                 memory.setdefault(key, Remembered()).add(copy)
     claims = plans.claims or {}
@@ -175,6 +185,8 @@ def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, pl
         *key,
         backup_at=newest.created.timestamp() if newest is not None else None,
         bytes=newest.bytes if newest is not None else None,
+        day_new_bytes=found.day_new_bytes if found is not None else None,
+        day_seconds=found.day_seconds if found is not None else None,
         shrunk=True if newest is not None and newest.shrunk else None,
         backup_interval=_interval(plan.backup),
         backup_due_at=_due(newest.created if newest is not None else created, plan.backup),

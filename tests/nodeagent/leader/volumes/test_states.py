@@ -10,7 +10,7 @@ from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 
-DAY = timedelta(days=1)
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 WEEK = timedelta(days=7)
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 NOW = BEGIN + 20 * DAY
@@ -48,6 +48,18 @@ def test_the_newest_backup_counts_in_whatever_order_they_come() -> None:
         assert (found.namespace, found.claim, found.backup_at, found.bytes) == ("app", "data", day(3), 3)
         assert found.backup_interval is None
         assert found.backup_due_at is None
+
+
+def test_what_was_completed_within_a_day_is_summed() -> None:
+    def done(hours: float, new_bytes: int | None) -> Entry:
+        completed = NOW - hours * HOUR
+        copy = VolumeCopy("data", completed, 5, "", None, completed=completed, new_bytes=new_bytes, seconds=60.0)
+        return entry(f"b{hours}", copy=copy)
+
+    found = state([done(25, 7), done(23, 3), done(2, None), done(-0.1, 4), failed(19)], plans())
+    assert (found.day_new_bytes, found.day_seconds) == (7, 180.0)
+    gap = state([done(25, 7)], plans())
+    assert (gap.day_new_bytes, gap.day_seconds) == (None, None)
 
 
 def test_a_volume_is_shrunk_while_its_newest_backup_is() -> None:
