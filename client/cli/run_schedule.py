@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from client.backups.delete import DeletionTools
 from client.cli.job_tools import build_job_tools
 from client.collections.collection import VolumeProgress
-from client.schedules.manifests import JOB_VARIABLE
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
 from client.text import format_bytes
 from core.models.backups import RetentionReport
 from core.models.base import format_time
 from core.text import format_age, one_line
+from exposer.client_pod import JOB_VARIABLE
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["build_tools", "explain_report", "run_words"]

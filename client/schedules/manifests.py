@@ -1,6 +1,6 @@
 """The objects of a schedule: a CronJob, its account, and roles with exactly what its pods need. Pure builders."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -11,7 +11,7 @@ from client.install.manifests import build_rule
 from client.permissions import BACKUP_PERMISSIONS, READ_BACK_PERMISSIONS
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from core.kube import resources as kube
-from core.kube.types import DaemonSet, Manifest, Object
+from core.kube.types import Manifest, Object
 from core.models.names import (
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
@@ -23,16 +23,14 @@ from core.models.names import (
     VERIFICATION_INTERVAL_ANNOTATION,
 )
 from core.models.units import format_duration
-from exposer.template import Placement, build_node_affinity
+from exposer.client_pod import AgentImage, build_client_pod
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [
     "DELETION_PERMISSIONS",
     "EXPIRY_PERMISSIONS",
-    "JOB_VARIABLE",
     "SCHEDULED_PERMISSIONS",
     "SCHEDULE_PERMISSIONS",
-    "AgentImage",
     "build_accounts",
     "build_schedule",
     "is_role_of",
@@ -124,16 +122,7 @@ SCHEDULE_PERMISSIONS: Final = (
 """What `nodeagent schedule` needs."""
 
 
-JOB_VARIABLE: Final = "NODE_AGENT_JOB"
-"""Environment variable of a pod: the name of its Job, whose time names the backup also if the pod is replaced."""
-
-_JOB_LABEL: Final = "batch.kubernetes.io/job-name"
-"""Source: Kubernetes v1.27 and later, Job."""
-
 _RBAC: Final = "rbac.authorization.k8s.io"
-_USER: Final = 65532
-"""The user of the image."""
-
 _RETRIES: Final = 2
 """A pod that is lost with its node is replaced, and continues the backup; what failed once more fails again."""
 
@@ -143,32 +132,10 @@ _LATEST_START_SECONDS: Final = 3600
 _DEADLINE_SECONDS: Final = 3 * 24 * 3600
 """Of a run with its retries: longer than the first backup of large volumes, so that one that hangs does not end all."""
 
-_RESOURCES: Final = {
-    "requests": {"cpu": "10m", "memory": "96Mi"},
-    "limits": {"memory": "512Mi"},
-}
-
 _OF_CLAIMS: Final = frozenset({kube.PERSISTENT_VOLUME_CLAIMS, kube.VOLUME_SNAPSHOTS, kube.PODS})
 """What the account may do in the namespaces of the PVCs alone."""
 
 _FOR_SNAPSHOTS: Final = frozenset({kube.VOLUME_SNAPSHOTS, kube.VOLUME_SNAPSHOT_CLASSES, kube.STORAGE_CLASSES})
-
-
-@dataclass(frozen=True)
-class AgentImage:
-    """The image of the agents, and how it is pulled."""
-
-    image: str
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, daemonset: DaemonSet) -> "AgentImage":
-        """Return the image of the agents' apps/v1 DaemonSet: its first container is the agent."""
-        spec = daemonset["spec"]["template"]["spec"]
-        container = spec["containers"][0]
-        secrets = tuple(one["name"] for one in spec.get("imagePullSecrets") or [])
-        return cls(container["image"], container.get("imagePullPolicy") or "IfNotPresent", secrets)
 
 
 def account_name(schedule: str) -> str:
@@ -274,7 +241,8 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
         annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
     if annotations:
         cron_job["metadata"]["annotations"] = annotations
-    template = {"metadata": {"labels": builder.labels}, "spec": _build_pod(account, request.argv, agent)}
+    pod = build_client_pod(account, request.argv, agent, container="schedule")
+    template = {"metadata": {"labels": builder.labels}, "spec": pod}
     return cron_job | {
         "spec": {
             "schedule": times.schedule,
@@ -291,36 +259,4 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
                 },
             },
         }
-    }
-
-
-def _build_pod(account: str, argv: Sequence[str], agent: AgentImage) -> Manifest:
-    job = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}
-    container = {
-        "name": "schedule",
-        "image": agent.image,
-        "imagePullPolicy": agent.pull_policy,
-        "command": ["python", "-m", "nodeagent"],
-        "args": list(argv),
-        "env": [{"name": JOB_VARIABLE, "valueFrom": job}],
-        "resources": _RESOURCES,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-    return {
-        "serviceAccountName": account,
-        "restartPolicy": "Never",
-        "enableServiceLinks": False,
-        "affinity": build_node_affinity(Placement()),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        **({"imagePullSecrets": [{"name": one} for one in agent.pull_secrets]} if agent.pull_secrets else {}),
-        "containers": [container],
     }

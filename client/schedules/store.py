@@ -12,7 +12,7 @@ from msgspec import field
 from client.backups.plan import BackupTools, find_destination, note_absent_claims
 from client.install.apply import ApplyResult
 from client.installation import explain_no_agents
-from client.schedules.manifests import AgentImage, build_accounts, build_schedule, is_role_of
+from client.schedules.manifests import build_accounts, build_schedule, is_role_of
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
@@ -31,6 +31,7 @@ from core.models.names import (
     helm_release,
 )
 from core.models.units import format_duration
+from exposer.client_pod import AgentImage
 from nodeagent.config.schema import missing
 
 __all__ = [

@@ -31,6 +31,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
     "datamover/runtime/work_dir.py": "tests/datamover/flows/test_readonly.py",
     "datamover/storage/token_requests.py": "tests/datamover/storage/test_azure_keys.py",
+    "exposer/client_pod.py": "tests/client/schedules/test_manifests.py",
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",
     "client/cli/collection_commands.py": "tests/client/cli/test_backup.py",

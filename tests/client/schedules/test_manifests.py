@@ -10,10 +10,11 @@ import pytest
 from client.backups.copies import KeepPolicy, KeepRule
 from client.backups.manifests import Method
 from client.backups.plan import Choice, ClaimName
-from client.schedules.manifests import AgentImage, build_schedule, schedule_permissions
+from client.schedules.manifests import build_schedule, schedule_permissions
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from client.schedules.scheduled_run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
+from exposer.client_pod import AgentImage
 from nodeagent.runtime.permissions import Scope
 from tests.client.support.schedule_scene import DATA, ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from client.install.apply import ApplyResult
-from client.schedules.manifests import AgentImage, build_schedule
+from client.schedules.manifests import build_schedule
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import (
     OwnedObjects,
@@ -31,6 +31,7 @@ from core.kube.resources import (
     ROLES,
     SERVICE_ACCOUNTS,
 )
+from exposer.client_pod import AgentImage
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.support.objects import JsonDict

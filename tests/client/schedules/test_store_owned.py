@@ -6,11 +6,12 @@ import pytest
 
 from client.backups.manifests import Method
 from client.backups.plan import Choice, ClaimName
-from client.schedules.manifests import AgentImage, build_schedule
+from client.schedules.manifests import build_schedule
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import OwnedObjects, apply_schedule, delete_schedule
 from core.errors import ConfigError
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
+from exposer.client_pod import AgentImage
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 
