@@ -19,7 +19,7 @@ from core.errors import AgentError, ExposeError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
-from core.kube.types import Job, Manifest, Pod
+from core.kube.types import Job, Manifest, OwnerRef, Pod
 from core.models.base import WireModel
 from core.models.job_output import OutputLine, read_output
 from core.models.names import MAINTENANCE_CONTAINER
@@ -86,7 +86,8 @@ class JobTools:
     """What a Job is run with.
 
     `on_progress` is called with what the Job is doing whenever that changes, `on_note` with what the user should know
-    beside the answer, and `on_created` with each Job right after the answer to its creation.
+    beside the answer, and `on_created` with each Job right after the answer to its creation. `owners` are the owner
+    references of Jobs and scratch volumes: a command that is killed in a pod leaves nothing beyond its own Job.
     """
 
     client: KubeClient
@@ -95,6 +96,7 @@ class JobTools:
     on_progress: Callable[[str], None]
     on_note: Callable[[str], None]
     on_created: Callable[[Job], None] = lambda _: None
+    owners: Sequence[OwnerRef] = ()
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,8 @@ async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
     Raises:
         KubeError: the API server rejected a request.
     """
+    if tools.owners:
+        manifest = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": list(tools.owners)}}
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
         job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")

@@ -301,6 +301,13 @@ VERIFY_PERMISSIONS: Final = (
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), _ABANDONED, without="a note, and it stays"),
     Permission(_OWN, kube.JOBS, ("list",), _ABANDONED, without="a note, and it stays"),
     Permission(
+        Scope.CLUSTER,
+        kube.PERSISTENT_VOLUME_CLAIMS,
+        ("get",),
+        "--restore of a backup of Velero: the size and class of the PVC",
+        without="volumes of Velero's backups are not restored",
+    ),
+    Permission(
         Scope.CLUSTER, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"
     ),
     Permission(

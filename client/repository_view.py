@@ -228,7 +228,8 @@ class RepositoryProof(WireModel):
 
     `outcome` is what it found; empty: nothing yet. So many of the 16 `shares` were read; `proven` is since when all of
     them were, None: not all. `damaged` names volumes, files and the copies that are still right. `message` is why the
-    last Job found nothing out.
+    last Job found nothing out. `restored` is the PVC of the last restore test that found something out, `restored_at`
+    when its Job was created, and `restore_outcome` what it found; `restore_message` is why a later one did not.
     """
 
     at: Time | None = None
@@ -237,11 +238,16 @@ class RepositoryProof(WireModel):
     proven: Time | None = None
     damaged: list[str] = field(default_factory=list)
     message: str = ""
+    restored: str = ""
+    restored_at: Time | None = None
+    restore_outcome: str = ""
+    restore_message: str = ""
 
     @classmethod
     def of(cls, record: RepositoryVerification) -> Self | None:
         """Return what the record says; None: no Job has ended."""
-        if record.job is None:
+        tests = record.tests
+        if record.job is None and tests.job is None:
             return None
         return cls(
             at=record.at,
@@ -250,6 +256,10 @@ class RepositoryProof(WireModel):
             proven=record.proven_at,
             damaged=record.damaged,
             message=record.message,
+            restored=tests.claim,
+            restored_at=tests.at,
+            restore_outcome=str(tests.outcome or ""),
+            restore_message=f"PVC {tests.tried}: {tests.message}" if tests.message else "",
         )
 
 

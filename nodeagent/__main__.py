@@ -59,7 +59,12 @@ _USER_COMMANDS: Final = {
 """Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
 
 _RUN_SCHEDULE: Final = "run-schedule"
-"""The command of the pods of a schedule; they have the agents' image, without the extra `cli`."""
+_RUN_RESTORE_TEST: Final = "run-restore-test"
+_POD_COMMANDS: Final = {
+    _RUN_SCHEDULE: "run a schedule once, in its pod",
+    _RUN_RESTORE_TEST: "test a restore, in a pod of the leader",
+}
+"""The commands of pods that have the agents' image, without the extra `cli`."""
 
 _USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
 
@@ -73,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if _COMPLETION in os.environ or (words and words[0] in _USER_COMMANDS):
             return _run_user_command(words)
-        if words[:1] == [_RUN_SCHEDULE]:
-            return _run_schedule(words[1:])
+        if words and words[0] in _POD_COMMANDS:
+            return _run_pod_command(*words)
         _check_command(words[:1])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
@@ -97,11 +102,15 @@ def complete() -> int:
     return 0
 
 
-def _run_schedule(words: list[str]) -> int:
-    """Run a schedule in its pod: an agent never loads what it needs."""
-    from client.cli.run_schedule import run_words  # noqa: PLC0415 - see above
+def _run_pod_command(name: str, *words: str) -> int:
+    """Run a command in its pod: an agent never loads what it needs."""
+    if name == _RUN_SCHEDULE:
+        from client.cli.run_schedule import run_words  # noqa: PLC0415 - see above
 
-    return run_words(words)
+        return run_words(words)
+    from client.cli.run_restore_test import run_words as test_words  # noqa: PLC0415 - see above
+
+    return test_words(words)
 
 
 def _run_user_command(words: list[str]) -> int:
@@ -133,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=text)
     for name, (text, set_up) in _AGENT_COMMANDS.items():
         _add_command(commands, name, text, set_up)
-    commands.add_parser(_RUN_SCHEDULE, help="run a schedule once, in its pod")
+    for name, text in _POD_COMMANDS.items():
+        commands.add_parser(name, help=text)
     return parser
 
 
@@ -143,7 +153,7 @@ def _check_command(words: Sequence[str]) -> None:
     Raises:
         ConfigError: it is neither; the message has the command that may be meant.
     """
-    known = (*_USER_COMMANDS, *_AGENT_COMMANDS, _RUN_SCHEDULE)
+    known = (*_USER_COMMANDS, *_AGENT_COMMANDS, *_POD_COMMANDS)
     for name in words:
         if not name.startswith("-") and name not in known:
             text = f'no such command "{name}"'

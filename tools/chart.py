@@ -17,6 +17,7 @@ from client.install.manifests import (
     build_mover_roles,
     build_network_policy,
     build_priority_classes,
+    build_restore_test_account,
     build_security_constraints,
     build_volume_secrets_roles,
 )
@@ -31,6 +32,7 @@ from client.install.options import (
     InstallOptions,
     ProxyOptions,
 )
+from client.permissions import VERIFY_PERMISSIONS
 from core.kube.types import PodToleration
 from core.models.base import JsonDict
 from core.version import VERSION
@@ -124,6 +126,9 @@ def generate_chart() -> dict[str, str]:
         "templates/mover-rbac.yaml": build_file(build_mover_roles(_OPTIONS), permissions=MOVER_PERMISSIONS),
         "templates/volume-secrets-rbac.yaml": _if(
             "volumeSecrets", build_file(build_volume_secrets_roles(_OPTIONS), permissions=COPY_PERMISSIONS)
+        ),
+        "templates/restore-tests.yaml": _if(
+            "restoreTests", build_file(build_restore_test_account(_OPTIONS), permissions=VERIFY_PERMISSIONS)
         ),
         "templates/priority-classes.yaml": _if("priorityClasses", build_file(build_priority_classes(_OPTIONS))),
         "templates/network-policy.yaml": _if("monitoringNamespace", build_file([build_network_policy(_OPTIONS)])),

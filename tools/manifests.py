@@ -20,11 +20,13 @@ from client.install.manifests import (
     build_namespace,
     build_network_policy,
     build_priority_classes,
+    build_restore_test_account,
     build_security_constraints,
     build_service_accounts,
     build_volume_secrets_roles,
 )
 from client.install.options import InstallOptions
+from client.permissions import VERIFY_PERMISSIONS
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.chart import generate_chart
@@ -68,6 +70,9 @@ Permissions of the agent to copy Secrets and ConfigMaps that a driver needs besi
 As it is, the agent can then read every Secret and ConfigMap of the cluster. To permit only those that you configure,
 add their names to the two rules of the ClusterRole:
   resourceNames: [ceph-csi-kms-token]"""
+_RESTORE_TESTS = """\
+The account of the Jobs by which the leader tests restores (nodeagent.io.verification.restoreTest in its ConfigMap):
+what "nodeagent backup verify --restore" needs, each permission with its reason."""
 _OPENSHIFT = """\
 Security context constraints of agents and data movers (docs/install.md)."""
 _NAMESPACE = """\
@@ -94,6 +99,9 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
         ),
         "volume-secrets/rbac.yaml": build_file(
             build_volume_secrets_roles(options), about=_COPIES, permissions=COPY_PERMISSIONS
+        ),
+        "restore-tests/account.yaml": build_file(
+            build_restore_test_account(options), about=_RESTORE_TESTS, permissions=VERIFY_PERMISSIONS
         ),
         "openshift/security-context-constraints.yaml": build_file(
             build_security_constraints(options), about=_OPENSHIFT

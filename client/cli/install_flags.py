@@ -253,6 +253,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created"),
         _Flag("--sa-annotations", "KEY=VALUE,...", "annotations of the accounts, such as a cloud identity", many=True),
         _Flag("--volume-secrets", "", "let agents copy Secrets and ConfigMaps that drivers of volumes need"),
+        _Flag("--restore-tests", "", "create the account that restore tests of the leader need"),
         _Flag("--openshift", "", "create security context constraints of OpenShift"),
         _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", type=NAMESPACE),
     ),

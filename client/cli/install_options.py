@@ -55,6 +55,7 @@ def build_options(given: _Given, namespace: str) -> InstallOptions:
         monitoring_namespace=given["monitoring_namespace"] or "",
         priority_classes=given["priority_classes"],
         volume_secrets=given["volume_secrets"],
+        restore_tests=given["restore_tests"],
     )
 
 

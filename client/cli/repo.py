@@ -16,6 +16,7 @@ from client.repository_view import (
     NextMaintenance,
     RepositoryDetails,
     RepositoryList,
+    RepositoryProof,
     RepositorySummary,
     RunningJobState,
     build_connect_lines,
@@ -222,7 +223,19 @@ def _verification(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, 
         ("Verified", Styled(text, BAD) if bad else text),
         *(("Damaged", Styled(damage, BAD)) for damage in found.damaged),
         ("Last verification", Styled(f"found nothing out: {found.message}", WARN) if found.message else ""),
+        ("Restored", _restored(found, now)),
+        (
+            "Last restore test",
+            Styled(f"found nothing out: {found.restore_message}", WARN) if found.restore_message else "",
+        ),
     )
+
+
+def _restored(found: RepositoryProof, now: datetime) -> Cell:
+    if not found.restored:
+        return ""
+    text = f"PVC {found.restored}: {found.restore_outcome}, {_moment(found.restored_at, now)}"
+    return Styled(text, BAD) if found.restore_outcome == VerificationOutcome.FAILED else text
 
 
 def _result(one: RepositoryDetails) -> str:

@@ -14,9 +14,10 @@ import yaml
 
 from client.install.daemonset import CREDENTIALS_SECRET, build_daemonset
 from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions, build_object
+from client.permissions import VERIFY_PERMISSIONS
 from core.kube.types import Manifest
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, RESTORE_TEST_ACCOUNT, SERVICE_ACCOUNT
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
@@ -29,6 +30,7 @@ __all__ = [
     "build_namespace",
     "build_network_policy",
     "build_priority_classes",
+    "build_restore_test_account",
     "build_rule",
     "build_security_constraints",
     "build_service_accounts",
@@ -76,6 +78,12 @@ def build_mover_roles(options: InstallOptions) -> list[Manifest]:
 def build_volume_secrets_roles(options: InstallOptions) -> list[Manifest]:
     """Return the roles by which agents copy Secrets and ConfigMaps of volumes, and their bindings."""
     return _roles(options, VOLUME_SECRETS_ROLE, options.account, COPY_PERMISSIONS)
+
+
+def build_restore_test_account(options: InstallOptions) -> list[Manifest]:
+    """Return the account of the Jobs that test restores, its roles and their bindings."""
+    account = build_object("v1", "ServiceAccount", RESTORE_TEST_ACCOUNT, options.namespace)
+    return [account, *_roles(options, RESTORE_TEST_ACCOUNT, RESTORE_TEST_ACCOUNT, VERIFY_PERMISSIONS)]
 
 
 def in_scope(permissions: Iterable[Permission], scope: Scope) -> list[Permission]:
@@ -262,6 +270,8 @@ def build_installation(options: InstallOptions) -> list[Manifest]:
     objects += [*build_agent_roles(options), *build_mover_roles(options)]
     if options.volume_secrets:
         objects += build_volume_secrets_roles(options)
+    if options.restore_tests:
+        objects += build_restore_test_account(options)
     if options.credentials is not None:
         objects.append(build_credentials(options, options.credentials))
     if options.location is not None:
@@ -286,6 +296,7 @@ def build_everything(namespace: str) -> list[Manifest]:
             monitoring_namespace=namespace,
             priority_classes=True,
             volume_secrets=True,
+            restore_tests=True,
         )
     )
 

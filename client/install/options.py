@@ -139,6 +139,7 @@ class InstallOptions:
         monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; empty: no NetworkPolicy.
         priority_classes: whether PriorityClasses are created, and the agents use theirs.
         volume_secrets: whether the agents may copy Secrets and ConfigMaps that drivers of volumes need.
+        restore_tests: whether there is the account that the leader's restore tests need.
     """
 
     namespace: str = DEFAULT_NAMESPACE
@@ -157,6 +158,7 @@ class InstallOptions:
     monitoring_namespace: str = ""
     priority_classes: bool = False
     volume_secrets: bool = False
+    restore_tests: bool = False
 
     @property
     def account(self) -> str:

@@ -4,7 +4,7 @@ The transfer is a DataDownload; or, for a PVC that a pod waits for, a PodVolumeR
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,7 @@ from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import WaitingPod
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
-from core.kube.types import Manifest, UncheckedObject
+from core.kube.types import Manifest, OwnerRef, UncheckedObject
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -41,7 +41,7 @@ class RequestedRestore:
     `size` and `storage_class` are for PVCs that the backup knows by name only, `storage_class` also for those whose
     class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
     pod runs in each PVC; empty: none does. `in_place` is how data goes into the volumes that the PVCs have; None: into
-    new ones.
+    new ones. `owners` are the owner references of all objects.
     """
 
     name: str
@@ -52,6 +52,7 @@ class RequestedRestore:
     storage_class: str = ""
     wait_image: str = ""
     in_place: InPlace | None = None
+    owners: Sequence[OwnerRef] = ()
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,8 @@ class PlannedRestore:
             spec["selector"] = {"matchLabels": {RESTORE_SELECTOR_LABEL: self.name}}
         if self.storage_class is not None:
             spec["storageClassName"] = self.storage_class
-        meta = {
-            "name": self.target.name,
-            "namespace": self.target.namespace,
-            "labels": {**labels, RESTORE_LABEL: label_value(self.request.name)},
-            "annotations": {RESTORE_ANNOTATION: self.request.name},
-        }
+        meta = self._meta({}) | {"name": self.target.name, "namespace": self.target.namespace}
+        meta["labels"] = labels | meta["labels"]
         kind = PERSISTENT_VOLUME_CLAIMS
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
 
@@ -219,6 +216,7 @@ class PlannedRestore:
             "namespace": self.request.namespace,
             "labels": {RESTORE_LABEL: label_value(self.request.name)},
             "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
+            **({"ownerReferences": list(self.request.owners)} if self.request.owners else {}),
         }
 
 

@@ -32,6 +32,7 @@ from core.kube.client import Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
 from core.kube.types import Job, Metadata, VolumeSource
+from core.models.backups import SavedClaim
 from core.models.base import parse_time
 from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
@@ -53,8 +54,12 @@ class NotRestoredError(AgentError):
     """The transfer of the restore has failed; its message says why."""
 
 
-async def compare_restored(tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep) -> None:
+async def compare_restored(
+    tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep, *, storage_class: str = ""
+) -> None:
     """Restore the volume and compare it with its snapshot; `keep` gets the result, before the volume is removed again.
+
+    With `storage_class`, the scratch volume is of that class.
 
     Raises:
         NotRestoredError: the restore failed.
@@ -64,7 +69,8 @@ async def compare_restored(tools: JobTools, volume: BackupVolume, work: Verifica
         JobError: the Job that compares failed, cannot start, or did not end in time.
         KubeError: the API server rejected a request.
     """
-    request, saved = _plan_scratch(volume, tools.namespace)
+    claim = volume.saved if volume.saved is not None and volume.saved.size else await _read_source(tools, volume)
+    request, saved = _plan_scratch(tools, volume, claim, storage_class)
     # Which classes bind late, and whether they exist, is no news for the user: the Job's pod uses the PVC.
     restoring = RestoreTools(tools.client, tools.clock, lambda _: None)
     planned = await plan_restore(restoring, request, [saved])
@@ -118,20 +124,32 @@ def _is_in_use(job: Job, now: datetime) -> bool:
     return not ended or now - max(ended) < _ABANDONED_AFTER
 
 
-def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RequestedRestore, SavedVolume]:
-    """Return the restore of the volume into a new PVC of the namespace.
+async def _read_source(tools: JobTools, volume: BackupVolume) -> SavedClaim:
+    """Return the PVC of the volume as it is now: backups of Velero do not say how it was.
 
     Raises:
-        VerificationError: the backup does not say the size of the PVC.
+        VerificationError: it is not there, or may not be read.
     """
-    if volume.saved is None or not volume.saved.size:
-        raise VerificationError("its backup does not say the size of its PVC: verify it without --restore")
+    cause = "there is no such PVC any more"
+    try:
+        found = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, volume.namespace, volume.claim)
+        if found is not None and (claim := SavedClaim.from_claim(found)).size:
+            return claim
+    except AgentError as e:
+        cause = str(e)
+    raise VerificationError(f"its backup does not say the size of its PVC: verify it without --restore ({cause})")
+
+
+def _plan_scratch(
+    tools: JobTools, volume: BackupVolume, claim: SavedClaim, storage_class: str
+) -> tuple[RequestedRestore, SavedVolume]:
+    """Return the restore of the volume into a new PVC of the agents' namespace, like `claim`, or of that class."""
     name = f"{_PREFIX}{secrets.token_hex(4)}"
     # Without a class, it gets the default one: the empty class makes no volume.
-    storage_class = volume.saved.storage_class or None
-    claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={}, storage_class=storage_class)
+    chosen = storage_class or claim.storage_class or None
+    claim = structs.replace(claim, namespace=tools.namespace, name=name, labels={}, storage_class=chosen)
     saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
-    return RequestedRestore(name=name, namespace=namespace), saved
+    return RequestedRestore(name=name, namespace=tools.namespace, owners=tools.owners), saved
 
 
 @dataclass

@@ -33,11 +33,15 @@ class VerificationTools:
 
 @dataclass(frozen=True)
 class VerificationRequest:
-    """How volumes are verified: by reading `percent` of their files, or by a restore; `timeout` applies to each Job."""
+    """How volumes are verified: by reading `percent` of their files, or by a restore; `timeout` applies to each Job.
+
+    With `storage_class`, they are restored into volumes of that class.
+    """
 
     percent: float
     restore: bool
     timeout: timedelta
+    storage_class: str = ""
 
 
 async def verify_volumes(
@@ -96,7 +100,8 @@ class _Run:
     async def _restore(self, work: VerificationWork) -> None:
         (volume,) = self.volumes
         try:
-            await compare_restored(self.tools.jobs, volume, work, self._keep)
+            chosen = self.request.storage_class
+            await compare_restored(self.tools.jobs, volume, work, self._keep, storage_class=chosen)
         except NotRestoredError:
             # Damaged data keeps a volume from being restored, and so does much else.
             await verify_snapshots(self.tools.jobs, work, self._keep_failed)

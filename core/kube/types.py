@@ -78,6 +78,7 @@ _Version = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class OwnerRef(TypedDict):
+    apiVersion: NotRequired[str]
     kind: str
     name: str
     uid: str

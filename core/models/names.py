@@ -97,6 +97,9 @@ __all__ = [
     "RESTORE_LABEL",
     "RESTORE_PLAN_LABEL",
     "RESTORE_SELECTOR_LABEL",
+    "RESTORE_TEST_ACCOUNT",
+    "RESTORE_TEST_ANNOTATION",
+    "RESTORE_TEST_COMMAND",
     "RESTORE_UID_LABEL",
     "RESTORE_VOLUMES_ANNOTATION",
     "RETENTION_IMAGE_ANNOTATION",
@@ -225,6 +228,8 @@ PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
 """On every object that an installation creates; Velero's objects do not have it."""
 SERVICE_ACCOUNT: Final = "node-agent"
 MOVER_SERVICE_ACCOUNT: Final = "node-agent-mover"
+RESTORE_TEST_ACCOUNT: Final = "node-agent-restore-test"
+"""The account of the leader's Jobs that test a restore; only an installation that wants them has it."""
 
 # Ours, not in Velero.
 NODE_LABEL: Final = "nodeagent.io/node"
@@ -309,6 +314,8 @@ SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"
 """On a Job that verifies snapshots: the name of the BackupRepository, as `label_value` returns it."""
 VERIFIED_REPOSITORY_LABEL: Final = "nodeagent.io/verified-repository"
 """On a Job by which the leader verifies a repository: the UID of the BackupRepository."""
+RESTORE_TEST_ANNOTATION: Final = "nodeagent.io/restore-test"
+"""On such a Job that restores a volume instead: the name of the PVC."""
 RESTORE_PLAN_LABEL: Final = "nodeagent.io/restore-plan"
 """On a Job that plans a restore into a volume: the name of the location, as `label_value` returns it; on the scratch
 objects that it needs: the name of the transfer."""
@@ -356,6 +363,8 @@ RETENTION_IMAGE_ANNOTATION: Final = "nodeagent.io/retention-image"
 """On a CronJob with SCHEDULE_LABEL that deletes: the image whose rules of retention are known to be today's."""
 SCHEDULE_COMMAND: Final = "run-schedule"
 """The command of the pods of a schedule."""
+RESTORE_TEST_COMMAND: Final = "run-restore-test"
+"""The command of the pods that test a restore."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 HISTORY_CONFIGMAPS: Final = tuple(f"node-agent-history-{number}" for number in range(4))

@@ -341,6 +341,17 @@ class VerificationKeys(Section):
         description="when reading may start; without windows in maintenance's",
         examples=[[{"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "8h"}]],
     )
+    restore_test: bool = Field(
+        default=False,
+        description="whether one volume of each repository is also restored once in the period, into a scratch PVC in "
+        "the agents' namespace, and compared with its snapshot",
+        examples=[True],
+    )
+    restore_test_storage_class: ObjectName = Field(
+        default="",
+        description="class of the scratch PVC; empty: the class of the volume's PVC",
+        examples=["scratch"],
+    )
 
     def to_plan(self) -> VerificationPlan:
         """Return it for decisions."""
@@ -348,7 +359,11 @@ class VerificationKeys(Section):
         if self.schedule is not None:
             starts = Window(parse_schedule(self.schedule), parse_time_zone(self.time_zone), timedelta())
         return VerificationPlan(
-            parse_duration(self.period), starts, tuple(window.to_window() for window in self.windows)
+            parse_duration(self.period),
+            starts,
+            tuple(window.to_window() for window in self.windows),
+            self.restore_test,
+            self.restore_test_storage_class,
         )
 
 

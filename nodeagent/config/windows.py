@@ -188,12 +188,15 @@ class VerificationPlan:
     """When shares of backup repositories are read.
 
     All that a repository has is read once in `period`; at the starts of `starts`, None: spread over the period; within
-    `windows`, none: maintenance's.
+    `windows`, none: maintenance's. With `restore_test`, a volume of it is restored once in the period, into a scratch
+    volume of `restore_test_class`, empty: of the class that it has.
     """
 
     period: timedelta
     starts: Window | None = None
     windows: tuple[Window, ...] = ()
+    restore_test: bool = False
+    restore_test_class: str = ""
 
 
 def is_open(windows: Iterable[Window], moment: datetime) -> bool:

@@ -16,7 +16,13 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import JOBS, PODS
 from core.kube.types import Condition, Job, Pod
 from core.models.base import parse_time
-from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, VERIFIED_REPOSITORY_LABEL, repo_name_label
+from core.models.names import (
+    OWNER_UID_LABEL,
+    REPO_NAME_LABEL,
+    RESTORE_TEST_ANNOTATION,
+    VERIFIED_REPOSITORY_LABEL,
+    repo_name_label,
+)
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.models.units import format_duration, parse_quantity
 from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
@@ -59,7 +65,7 @@ class MaintenanceJob:
 
     `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
     None: it has none. `reason` and `message` are of its failure. `verifies` is the UID of the BackupRepository that it
-    verifies instead; None: it is of another kind.
+    verifies instead; None: it is of another kind. `restores` is the PVC whose restore it tests; empty: it reads shares.
     """
 
     name: str
@@ -74,6 +80,7 @@ class MaintenanceJob:
     reason: str
     message: str
     verifies: str | None = None
+    restores: str = ""
 
     @classmethod
     def parse(cls, raw: Job) -> Self:
@@ -105,6 +112,7 @@ class MaintenanceJob:
             reason=failed.get("reason", ""),
             message=failed.get("message", ""),
             verifies=labels.get(VERIFIED_REPOSITORY_LABEL),
+            restores=(meta.get("annotations") or {}).get(RESTORE_TEST_ANNOTATION, ""),
         )
 
     @classmethod

@@ -7,7 +7,7 @@ another leader goes on from there, and a snapshot is proven once each share was 
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -21,6 +21,7 @@ from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
+from nodeagent.maintenance.restore_tests import RestoreTests
 from nodeagent.maintenance.rules import Decision, Hold, LocationState
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "VerificationView",
     "VerifiedCopy",
     "after_job",
+    "after_restore_test",
     "before",
     "choose_shares",
+    "decide_restore_test",
     "decide_verification",
     "describe_damage",
     "describe_unnamed",
@@ -64,7 +67,8 @@ class RepositoryVerification(WireModel, omit_defaults=True):
     created that read each share last, by its number. `damaged` names the first volumes with a damaged copy, which the
     Job of `damaged_at` found. `job` is the creation of the last Job whose end is stored. So many Jobs have failed in a
     row, the last one at `failed_at` with that `message`; `memory_bytes` is the memory limit of the next one after one
-    that was out of memory. Times are by the API server's clock, except `at` and `failed_at`.
+    that was out of memory. `restore_tests` are of other Jobs; None: there was none. Times are by the API server's
+    clock, except `at` and `failed_at`.
     """
 
     at: Time | None = None
@@ -77,6 +81,12 @@ class RepositoryVerification(WireModel, omit_defaults=True):
     failed_at: Time | None = None
     message: str = ""
     memory_bytes: Int64 = 0
+    restore_tests: RestoreTests | None = None
+
+    @property
+    def tests(self) -> RestoreTests:
+        """What is known of the restore tests."""
+        return self.restore_tests or RestoreTests()
 
     @property
     def read_at(self) -> list[datetime | None]:
@@ -107,8 +117,14 @@ def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerifi
 
     shares = {share: at for share, at in record.shares.items() if at <= latest}
     damaged_at = None if record.damaged_at is None else min(record.damaged_at, latest)
+    tests = record.restore_tests.before(latest) if record.restore_tests is not None else None
     return replace(
-        record, shares=shares, job=known(record.job), failed_at=known(record.failed_at), damaged_at=damaged_at
+        record,
+        shares=shares,
+        job=known(record.job),
+        failed_at=known(record.failed_at),
+        damaged_at=damaged_at,
+        restore_tests=tests,
     )
 
 
@@ -145,6 +161,36 @@ class VerificationView:
 
 def decide_verification(view: VerificationView) -> Decision:
     """Return whether shares of the repository are read now, and if not, why, and until when."""
+    record, now = view.record, view.now
+
+    def is_due(plan: VerificationPlan) -> bool:
+        last = record.job if record.failed_at is None else None
+        # What was never read is spread over the period, unless there is a schedule.
+        early = plan.starts is None and last is not None and record.proven_at is None
+        too_soon = early and last is not None and now < last + plan.period / SHARES
+        return bool(choose_shares(view)) and not too_soon and _has_begun(plan, last, now)
+
+    return _decide(view, record.failures, record.failed_at, is_due)
+
+
+def decide_restore_test(view: VerificationView) -> Decision:
+    """Return whether a volume of the repository is restored now, and if not, why, and until when."""
+    tests = view.record.tests
+    if view.plan is None or not view.plan.restore_test:
+        return Decision(Hold.OFF)
+
+    def is_due(plan: VerificationPlan) -> bool:
+        last = tests.job if tests.failed_at is None else None
+        late = tests.at is None or tests.at + plan.period < _begins_again(view, plan)
+        return late and _has_begun(plan, last, view.now)
+
+    return _decide(view, tests.failures, tests.failed_at, is_due)
+
+
+def _decide(
+    view: VerificationView, failures: int, failed_at: datetime | None, is_due: Callable[[VerificationPlan], bool]
+) -> Decision:
+    """Return whether a Job of one kind begins, of which so many have failed in a row."""
     plan = view.plan
     if plan is None:
         return Decision(Hold.OFF)
@@ -156,12 +202,12 @@ def decide_verification(view: VerificationView) -> Decision:
         return Decision(Hold.NEVER_READY)
     if (hold := _OF_LOCATION.get(view.location)) is not None:
         return Decision(hold)
-    record, windows = view.record, view.all_windows
-    retry = _find_retry(record, plan)
+    retry = _find_retry(failures, failed_at, plan)
     if retry is not None and view.now < retry:
         return Decision(Hold.BACK_OFF, retry)
-    if not choose_shares(view) or not _may_begin(record, plan, view.now):
+    if not is_due(plan):
         return Decision(Hold.NOT_DUE)
+    windows = view.all_windows
     if not is_open(windows, view.now):
         return Decision(Hold.WINDOW, next_start(windows, view.now))
     if view.running_jobs >= view.max_concurrent_jobs:
@@ -174,30 +220,30 @@ def choose_shares(view: VerificationView) -> tuple[int, ...]:
 
     These are the ones whose last reading will be a period old when reading may next begin.
     """
-    plan, now = view.plan, view.now
+    plan = view.plan
     if plan is None:
         return ()
-    again = next_start(view.opportunities, now) or now
-    if plan.starts is None:
-        again = max(again, now + plan.period / SHARES)
+    again = _begins_again(view, plan)
     read = enumerate(view.record.read_at)
     chosen = [(at, share) for share, at in read if at is None or at + plan.period < again]
-    oldest = datetime.min.replace(tzinfo=now.tzinfo)
+    oldest = datetime.min.replace(tzinfo=view.now.tzinfo)
     return tuple(share for _, share in sorted((at or oldest, share) for at, share in chosen))
 
 
-def _may_begin(record: RepositoryVerification, plan: VerificationPlan, now: datetime) -> bool:
-    """Return whether the schedule has begun since the last Job; without one, whether it is not too soon after it.
+def _begins_again(view: VerificationView, plan: VerificationPlan) -> datetime:
+    """Return when a Job may next begin after one that begins now."""
+    again = next_start(view.opportunities, view.now) or view.now
+    return again if plan.starts is not None else max(again, view.now + plan.period / SHARES)
 
-    What was never read is spread over the period, unless there is a schedule.
-    """
-    last = record.job if record.failed_at is None else None
-    if plan.starts is not None:
-        # A start that was missed counts.
-        since = last or now - longest_pause(plan.starts.schedule, plan.starts.zone, now)
-        begins = plan.starts.start_after(since)
-        return begins is not None and begins <= now
-    return last is None or record.proven_at is not None or last + plan.period / SHARES <= now
+
+def _has_begun(plan: VerificationPlan, last: datetime | None, now: datetime) -> bool:
+    """Return whether the schedule, if there is one, has begun since the last Job."""
+    if plan.starts is None:
+        return True
+    # A start that was missed counts.
+    since = last or now - longest_pause(plan.starts.schedule, plan.starts.zone, now)
+    begins = plan.starts.start_after(since)
+    return begins is not None and begins <= now
 
 
 def least_shares(view: VerificationView) -> int:
@@ -209,20 +255,24 @@ def least_shares(view: VerificationView) -> int:
     return max(1, min(SHARES, math.ceil(pause / view.plan.period * SHARES)))
 
 
-def _find_retry(record: RepositoryVerification, plan: VerificationPlan) -> datetime | None:
+def _find_retry(failures: int, failed_at: datetime | None, plan: VerificationPlan) -> datetime | None:
     """Return when to try again after Jobs that failed; None: the last one did not."""
-    if not record.failures or record.failed_at is None:
+    if not failures or failed_at is None:
         return None
-    delay: timedelta = _FIRST_RETRY * 2 ** min(record.failures - 1, _MOST_DOUBLINGS)
-    return record.failed_at + min(delay, plan.period / SHARES)
+    delay: timedelta = _FIRST_RETRY * 2 ** min(failures - 1, _MOST_DOUBLINGS)
+    return failed_at + min(delay, plan.period / SHARES)
 
 
-def verification_name(repository: BackupRepository) -> str:
-    """Return the name of the Job after what the record says: two leaders that start one choose the same."""
+def verification_name(repository: BackupRepository, *, restores: bool = False) -> str:
+    """Return the name of the Job after what the record says: two leaders that start one choose the same.
+
+    `restores`: it tests a restore.
+    """
     record = verification_of(repository)
-    seed = f"{repository.uid}/{record.job}/{record.failures}"
+    last: RepositoryVerification | RestoreTests = record.tests if restores else record
+    seed = f"{repository.uid}/{last.job}/{last.failures}"
     digest = hashlib.sha256(seed.encode()).hexdigest()[:_DIGEST_DIGITS]
-    return f"{repository.name[:_NAME_CHARACTERS].rstrip('.-')}-verify-{digest}"
+    return f"{repository.name[:_NAME_CHARACTERS].rstrip('.-')}-{'restore-test' if restores else 'verify'}-{digest}"
 
 
 def proves(record: RepositoryVerification, completed: datetime, last: Verification | None) -> bool:
@@ -323,3 +373,21 @@ def after_job(
         # Not all has been read again.
         return replace(after, at=at)
     return replace(after, at=at, outcome=VerificationOutcome.PASSED, damaged=[], damaged_at=None)
+
+
+def after_restore_test(
+    record: RepositoryVerification, tests: RestoreTests, *, damaged: Sequence[str], at: datetime
+) -> RepositoryVerification:
+    """Return the record after the end of a Job that has restored a volume.
+
+    Args:
+        record: the one before.
+        tests: what is known of the restore tests now.
+        damaged: a text for each volume with a damaged copy; it stays until all was read again, as damage in shares.
+        at: by the leader's clock.
+    """
+    after = replace(record, restore_tests=tests)
+    if not damaged:
+        return after
+    texts = list(dict.fromkeys([*damaged, *record.damaged]))[:_MOST_DAMAGED]
+    return replace(after, at=at, outcome=VerificationOutcome.FAILED, damaged=texts, damaged_at=tests.job)

@@ -55,6 +55,7 @@ _INSTALL: Final = InstallOptions(
     monitoring_namespace="monitoring",
     priority_classes=True,
     volume_secrets=True,
+    restore_tests=True,
 )
 
 EVERYTHING: Final = replace(

@@ -41,7 +41,7 @@ def _settings() -> Settings:
 def test_every_file_is_installed() -> None:
     installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
     installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
-    for component in ("monitoring", "network-policy", "openshift", "priority", "volume-secrets"):
+    for component in ("monitoring", "network-policy", "openshift", "priority", "restore-tests", "volume-secrets"):
         installed |= {f"{component}/{name}" for name in _load(f"{component}/kustomization.yaml")["resources"]}
     files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml")}
     # Rules for a Prometheus without its operator are no object.

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from client.permissions import VERIFY_PERMISSIONS
+from core.models.names import MOVER_SERVICE_ACCOUNT, RESTORE_TEST_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -87,6 +88,20 @@ _ROLES = {
         _in_scope(COPY_PERMISSIONS, Scope.CLUSTER),
         f"velero-{_COPIES}",
     ),
+    "restore tests": _Role(
+        "Role",
+        RESTORE_TEST_ACCOUNT,
+        "restore-tests/account.yaml",
+        _in_scope(VERIFY_PERMISSIONS, Scope.OWN_NAMESPACE),
+        RESTORE_TEST_ACCOUNT,
+    ),
+    "restore tests, all namespaces": _Role(
+        "ClusterRole",
+        RESTORE_TEST_ACCOUNT,
+        "restore-tests/account.yaml",
+        _in_scope(VERIFY_PERMISSIONS, Scope.CLUSTER),
+        f"velero-{RESTORE_TEST_ACCOUNT}",
+    ),
 }
 _each_role = pytest.mark.parametrize("role", _ROLES.values(), ids=_ROLES.keys())
 
@@ -107,8 +122,9 @@ def test_a_role_grants_what_is_needed_and_nothing_else(role: _Role) -> None:
         ("agent/rbac.yaml", _AGENT_PERMISSIONS),
         ("agent/mover.yaml", MOVER_PERMISSIONS),
         ("volume-secrets/rbac.yaml", COPY_PERMISSIONS),
+        ("restore-tests/account.yaml", VERIFY_PERMISSIONS),
     ],
-    ids=["agent", "mover", "copies"],
+    ids=["agent", "mover", "copies", "restore tests"],
 )
 def test_every_rule_states_its_reason(file: str, permissions: tuple[Permission, ...]) -> None:
     text = (_ROOT / "deploy" / file).read_text(encoding="utf-8")

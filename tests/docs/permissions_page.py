@@ -36,8 +36,8 @@ Generated from the permissions in the code (`tests/docs/permissions_page.py`). [
 an attacker gains by them.
 
 `deploy/` grants the first three tables, without wildcards, and tests compare the roles with them. A command acts with
-the permissions of the user who runs it, and no role in `deploy/` grants these. *Its namespace* is the namespace of the
-agents.
+the permissions of the user who runs it, and no role in `deploy/` grants these, except `deploy/restore-tests`
+([`nodeagent backup verify`](#nodeagent-backup-verify)). *Its namespace* is the namespace of the agents.
 
 Three permissions are the most powerful. Grant them only to those who may do what the agents may:
 - `create` on Jobs or pods runs any image with any account of the namespace, and so reads its Secrets.
@@ -111,7 +111,10 @@ _SECTIONS: Final = (
     _Section(
         "nodeagent backup verify",
         "The Job has the account of the data movers, is confined like one, and may only read its location and the "
-        "scratch volume.",
+        "scratch volume. For [restore tests](repositories.md#restore-tests), `nodeagent install --restore-tests`, "
+        "`restoreTests` of the chart or the kustomize component `deploy/restore-tests` grant exactly these to an "
+        "account of their own, `node-agent-restore-test`; without it, no account has them. The agents themselves get "
+        "no permission, but may start pods with every account of their namespace.",
         VERIFY_PERMISSIONS,
     ),
     _Section(

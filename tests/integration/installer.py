@@ -53,6 +53,7 @@ ALL_FLAGS = (
     "--priority-classes",
     "--sa-annotations=iam.gke.io/gcp-service-account=a@b",
     "--volume-secrets",
+    "--restore-tests",
     "--monitoring-namespace=prometheus",
 )
 """Every flag that changes an object, but those that exclude others, and --openshift: only OpenShift serves its kind."""

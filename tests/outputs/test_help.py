@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _COMMAND = re.compile(r"(?m)^ {2,4}([a-z][a-z-]*)(?=  |$)")
-_WITHOUT_EXAMPLES = {("node-agent",), ("run-schedule",)}
+_WITHOUT_EXAMPLES = {("node-agent",), ("run-schedule",), ("run-restore-test",)}
 """No person types them."""
 
 

@@ -67,6 +67,7 @@ __all__ = [
     "JobRequest",
     "PodRejectedError",
     "create_job",
+    "create_tried",
     "create_verification",
     "explain_start",
     "look_again",
@@ -319,7 +320,7 @@ async def create_job(
         PodRejectedError: the API server rejects its pod.
         KubeError: the API server rejected a request for another reason.
     """
-    return await _create(client, _build(request, expose), check_leading)
+    return await create_tried(client, _build(request, expose), check_leading)
 
 
 async def create_verification(
@@ -337,10 +338,16 @@ async def create_verification(
     """
     manifest = build_command_job(_plan_run(request), expose, spec)
     manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
-    return await _create(client, manifest, check_leading)
+    return await create_tried(client, manifest, check_leading)
 
 
-async def _create(client: KubeClient, manifest: Manifest, check_leading: Callable[[], None]) -> MaintenanceJob:
+async def create_tried(client: KubeClient, manifest: Manifest, check_leading: Callable[[], None]) -> MaintenanceJob:
+    """Create the Job of this manifest, whose pod is tried first, and return it.
+
+    Raises:
+        PodRejectedError: the API server rejects its pod.
+        KubeError: the API server rejected a request.
+    """
     manifest = await _try_pod(client, manifest)
     check_leading()
     return MaintenanceJob.parse(await client.create(JOBS, manifest))

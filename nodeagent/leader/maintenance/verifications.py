@@ -1,14 +1,14 @@
 """The steps of one repository's verification: attend a Job, store what it has found, or start the next one.
 
-A Job reads shares of the repository, and changes nothing in it: it runs beside a Velero server, too. What is due is in
-`nodeagent.maintenance.verification`. Every step starts from what the API server has, and may run twice. Results are
-written to transfers first, and to the BackupRepository at last: that the end of a Job is stored is the only thing that
-keeps it from being taken again.
+A Job reads shares of the repository, or tests the restore of a volume, and changes nothing in it: it runs beside a
+Velero server, too. What is due is in `nodeagent.maintenance.verification`. Every step starts from what the API server
+has, and may run twice. Results are written to transfers first, and to the BackupRepository at last: that the end of a
+Job is stored is the only thing that keeps it from being taken again.
 """
 
 import logging
 from asyncio import Lock
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -29,9 +29,14 @@ from core.kube.resources import (
 from core.kube.types import Pod, UncheckedObject
 from core.models.base import format_time
 from core.models.job_output import read_output
-from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, VERIFICATION_ANNOTATION
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    MAINTENANCE_CONTAINER,
+    RESTORE_TEST_ACCOUNT,
+    VERIFICATION_ANNOTATION,
+)
 from core.models.phases import Phase
-from core.models.storage import BackupRepository
+from core.models.storage import BackupRepository, RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from core.models.verification import (
     SHARE_LINE,
@@ -58,6 +63,7 @@ from nodeagent.leader.maintenance.jobs import (
     look_again,
     read_before_start,
 )
+from nodeagent.leader.maintenance.restore_tests import create_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
@@ -69,14 +75,17 @@ from nodeagent.maintenance.jobs import (
     verifications_of,
 )
 from nodeagent.maintenance.record import FailureCause
+from nodeagent.maintenance.restore_tests import choose_copy
 from nodeagent.maintenance.rules import Decision, Hold, decide_memory, key_of, location_state, record_of, was_ready
 from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
     VerifiedCopy,
     after_job,
+    after_restore_test,
     before,
     choose_shares,
+    decide_restore_test,
     decide_verification,
     describe_damage,
     describe_unnamed,
@@ -101,6 +110,9 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
 
 _CLOCKS: Final = timedelta(minutes=15)
 """The most by which clocks differ; later times are from one that was wrong."""
+
+_NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
+_NO_RESULT: Final = "the Job has no result"
 
 _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a verification that is due: each costs some requests."""
@@ -127,13 +139,14 @@ class VerificationSteps:
         self._launching = launching
         self._most = MaintenanceSettings().max_concurrent_jobs
         self._ages = Timers(cluster.clock)
-        self._held: dict[str, float] = {}
+        self._held: dict[tuple[str, bool], float] = {}
         self._reported: dict[str, str] = {}
 
     def forget(self, name: str) -> None:
         """Drop what is remembered about a repository that was deleted."""
         self._ages.forget(name)
-        self._held.pop(name, None)
+        for restores in (False, True):
+            self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
     async def step(
@@ -148,10 +161,13 @@ class VerificationSteps:
         """
         own, record = verifications_of(repository, jobs), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
+        stored = {False: record.job, True: record.tests.job}
         new = [
             job
             for job in own
-            if job.ended and (record.job is None or job.created > record.job) and job.created <= self._latest()
+            if job.ended
+            and ((last := stored[bool(job.restores)]) is None or job.created > last)
+            and job.created <= self._latest()
         ]
         if new:
             await self._store(repository, new[0])
@@ -174,13 +190,24 @@ class VerificationSteps:
             running_jobs=count_running(jobs) + waiting,
             max_concurrent_jobs=self._most,
         )
-        decision = decide_verification(view)
-        if decision.hold is None and not self._is_held(repository.name):
+        decision = await self._decide(repository, view, waiting, restores=False)
+        again = look_again(decision, self._cluster.now())
+        if decision.hold is Hold.JOB_UNFINISHED:
+            return again
+        decision = await self._decide(repository, view, waiting, restores=True)
+        return min(again, look_again(decision, self._cluster.now()), key=lambda one: one.after_seconds)
+
+    async def _decide(
+        self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
+    ) -> Decision:
+        """Start a Job of one kind if it is due and nothing holds it."""
+        decision = _decide_by(view, restores=restores)
+        if decision.hold is None and not self._is_held(repository.name, restores=restores):
             async with self._launching:
-                decision = await self._start(repository, view, waiting)
+                decision = await self._start(repository, view, waiting, restores=restores)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
-                self._held[repository.name] = self._cluster.clock.monotonic()
-        return look_again(decision, self._cluster.now())
+                self._held[repository.name, restores] = self._cluster.clock.monotonic()
+        return decision
 
     def _latest(self) -> datetime:
         """Return the latest time that can be one of the past."""
@@ -189,8 +216,8 @@ class VerificationSteps:
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
         return before(verification_of(repository), self._latest())
 
-    def _is_held(self, name: str) -> bool:
-        since = self._held.get(name)
+    def _is_held(self, name: str, *, restores: bool) -> bool:
+        since = self._held.get((name, restores))
         return since is not None and self._cluster.clock.monotonic() - since < _HELD_SECONDS
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
@@ -207,7 +234,9 @@ class VerificationSteps:
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
         return Requeue(STEP_SECONDS)
 
-    async def _start(self, repository: BackupRepository, view: VerificationView, waiting: int) -> Decision:
+    async def _start(
+        self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
+    ) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
         cluster = self._cluster
         read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
@@ -224,21 +253,41 @@ class VerificationSteps:
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
-        decision = decide_verification(view)
+        decision = _decide_by(view, restores=restores)
         if decision.hold is not None or location is None:
             return decision
         known = record_of(repository)
         known = structs.replace(known, memory_bytes=max(known.memory_bytes, view.record.memory_bytes))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
-        request = JobRequest(verification_name(repository), repository, location, settings, memory)
-        spec = VerifySnapshots(shares=choose_shares(view), least=least_shares(view))
-        expose = self._sources.expose_settings()
+        name = verification_name(repository, restores=restores)
+        request = JobRequest(name, repository, location, settings, memory)
         try:
-            await create_verification(cluster.client, request, spec, expose, cluster.check_leading)
+            created = await self._create(request, view, restores=restores)
         except PodRejectedError as e:
-            await self._report_once(repository, "VerificationRejected", str(e))
+            hint = f"; {_NO_ACCOUNT}" if restores and RESTORE_TEST_ACCOUNT in str(e) else ""
+            await self._report_once(repository, "VerificationRejected", f"{e}{hint}")
             return Decision(Hold.REJECTED)
-        return Decision(Hold.JOB_UNFINISHED)
+        return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
+
+    async def _create(self, request: JobRequest, view: VerificationView, *, restores: bool) -> bool:
+        """Create the Job; return whether there is anything to do for it.
+
+        Raises:
+            PodRejectedError: the API server rejects its pod.
+            KubeError: the API server rejected a request.
+        """
+        client, expose, check = self._cluster.client, self._sources.expose_settings(), self._cluster.check_leading
+        if not restores:
+            spec = VerifySnapshots(shares=choose_shares(view), least=least_shares(view))
+            await create_verification(client, request, spec, expose, check)
+            return True
+        key = key_of(request.repository)
+        copies = [restorable(cr) async for cr in self._completed() if cr.source_claim and _is_in(cr, key)]
+        copy = choose_copy(view.record.tests, copies)
+        if copy is None or view.plan is None:
+            return False
+        await create_restore_test(client, request, copy, view.plan, expose, check)
+        return True
 
     async def _store(self, repository: BackupRepository, job: MaintenanceJob) -> None:
         """Store what the Job has found: on the transfers, then on the repository."""
@@ -290,32 +339,52 @@ class VerificationSteps:
         self, repository: BackupRepository, job: MaintenanceJob, found: _Found, transfers: Iterable[Transfer]
     ) -> None:
         """Write what the Job has found to the transfers, and then to the repository, with Events."""
-        record, cluster, key = self._record_of(repository), self._cluster, key_of(repository)
+        cluster, key = self._cluster, key_of(repository)
         found_by_id = {one.id: one for one in found.snapshots}
         unnamed = dict(found_by_id)
         copies, own = [], []
         for cr in transfers:
-            is_own = (cr.repository_namespace, cr.spec.backup_storage_location) == key[:2]
-            one = found_by_id.get(cr.status.snapshot_id) if is_own else None
+            one = found_by_id.get(cr.status.snapshot_id) if _is_in(cr, key) else None
             copies.append(_copy_of(cr, one))
-            if is_own:
+            if _is_in(cr, key):
                 own.append((cr, one))
                 unnamed.pop(cr.status.snapshot_id, None)
-        after = after_job(
-            record,
-            job.created,
-            found.shares,
-            damaged=[redact(text) for text in (*describe_damage(copies), *describe_unnamed(unnamed.values()))],
-            failure=None if found.failure is None else redact(found.failure),
-            at=cluster.now(),
-            memory_bytes=found.memory_bytes,
-        )
+        damaged = [redact(text) for text in (*describe_damage(copies), *describe_unnamed(unnamed.values()))]
+        after = self._after(repository, job, found, damaged, {cr.source_claim for cr, _ in own})
         for cr, one in own:
             await self._record(cr, one, after)
         cluster.check_leading()
         change = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: after.to_json()}}}
         await cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change)
         await self._report(repository, job, found, after)
+
+    def _after(
+        self,
+        repository: BackupRepository,
+        job: MaintenanceJob,
+        found: _Found,
+        damaged: Sequence[str],
+        claims: Collection[str],
+    ) -> RepositoryVerification:
+        """Return the record after the end of the Job; `claims` are the PVCs that have a backup."""
+        record, at = self._record_of(repository), self._cluster.now()
+        failure = None if found.failure is None else redact(found.failure)
+        if not job.restores:
+            return after_job(
+                record,
+                job.created,
+                found.shares,
+                damaged=damaged,
+                failure=failure,
+                at=at,
+                memory_bytes=found.memory_bytes,
+            )
+        outcome = next((one.outcome for one in found.snapshots if one.outcome), None)
+        if outcome is not None:
+            tests = record.tests.found(job.created, job.restores, outcome)
+        else:
+            tests = record.tests.failed(job.created, job.restores, failure or _NO_RESULT, at)
+        return after_restore_test(record, tests.only(claims), damaged=damaged, at=at)
 
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
         """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""
@@ -349,21 +418,34 @@ class VerificationSteps:
         if after.damaged_at == job.created:
             for text in after.damaged:
                 await events.record(repository, "VerificationFailed", text, warning=True)
+        elif job.restores and found.failure is None:
+            read = "; ".join(f"{one.files} files with {one.bytes} bytes are right" for one in found.snapshots)
+            await events.record(repository, "Verified", f"PVC {job.restores} was restored and compared: {read}")
         elif found.shares:
             contents = sum(one.contents or 0 for one in found.shares)
             text = f"read {len(found.shares)} of {len(after.read_at)} shares: {contents} contents are right"
             if after.proven_at is not None:
                 text += f"; all was read since {format_time(after.proven_at)}"
             await events.record(repository, "Verified", text)
-        if found.failure is not None:
-            await self._report_once(repository, "VerificationIncomplete", f"Job {job.name}: {after.message}")
-        else:
+        if found.failure is None:
             self._reported.pop(repository.name, None)
+            return
+        text = f"PVC {job.restores}: {after.tests.message}" if job.restores else after.message
+        await self._report_once(repository, "VerificationIncomplete", f"Job {job.name}: {text}")
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
         if self._reported.get(repository.name) != message:
             self._reported[repository.name] = message
             await self._cluster.events.record(repository, reason, redact(message), warning=True)
+
+
+def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
+    return decide_restore_test(view) if restores else decide_verification(view)
+
+
+def _is_in(cr: Transfer, key: RepositoryKey) -> bool:
+    """Return whether the repository has the data of the transfer."""
+    return (cr.repository_namespace, cr.spec.backup_storage_location) == key[:2]
 
 
 def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:

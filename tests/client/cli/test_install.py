@@ -309,6 +309,13 @@ _CASES = (
     _Case(
         "--volume-secrets", ("--volume-secrets",), lambda o: "node-agent-volume-secrets" in o.kinds("Role"), False, True
     ),
+    _Case(
+        "--restore-tests",
+        ("--restore-tests",),
+        lambda o: "node-agent-restore-test" in o.kinds("ServiceAccount"),
+        False,
+        True,
+    ),
     _Case("--openshift", ("--openshift",), lambda o: len(o.kinds("SecurityContextConstraints")), 0, 2),
     _Case(
         "--monitoring-namespace",

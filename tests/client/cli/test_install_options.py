@@ -242,7 +242,7 @@ _EVERY_OPTION = """
 --node-agent-pod-cpu-limit=2 --node-agent-pod-mem-limit=2Mi
 --pod-labels=a=b --pod-annotations=a=b --node-selector=a=b --toleration=* --node-agent-priority-class-name=high
 --service-account-name=a --mover-service-account-name=m --sa-annotations=a=b
---volume-secrets --openshift --monitoring-namespace=prom
+--volume-secrets --restore-tests --openshift --monitoring-namespace=prom
 """
 
 

@@ -77,6 +77,14 @@ def _fill(scene: UserScene) -> None:
         "job": "2026-11-21T11:00:00Z",
         "damaged": ["PVC app/data: damaged: backup b2: db/wal: invalid checksum; still right: backup b1"],
         "message": "the storage does not answer\x1b[2J",
+        "restoreTests": {
+            "at": "2026-11-19T12:00:00Z",
+            "claim": "logs",
+            "outcome": "passed",
+            "job": "2026-11-21T10:00:00Z",
+            "tried": "data",
+            "message": "no room\x1b[2J",
+        },
     }
     raw["metadata"]["annotations"]["nodeagent.io/verification"] = json.dumps(verified)
     scene.kube.put(raw)

@@ -1,7 +1,8 @@
 """A cluster whose Jobs of verifications end, and whose restores do, as `nodeagent backup verify` finds it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from client.mover_jobs import JobTools
 from client.verifications.report import VerifiedVolume
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.kube.resources import DATA_UPLOADS, EVENTS, JOBS, PODS
+from core.kube.types import OwnerRef
 from core.models.verification import (
     VERIFIED_LINE,
     SnapshotVerification,
@@ -84,13 +86,18 @@ class VerificationScene:
         self, *, percent: float = 100.0, restore: bool = False, claims: tuple[str, ...] = ("data", "files")
     ) -> list[VerifiedVolume]:
         """Verify the volumes of these PVCs, while Jobs and restores end."""
-        clock = LoopClock()
-        jobs = JobTools(self.base.client, clock, "velero", self.progress.append, self.base.notes.append)
         volumes = [one for one in (await self.backup()).volumes if one.claim in claims]
+        async with self.working() as tools:
+            return await verify_volumes(tools, volumes, VerificationRequest(percent, restore, timedelta(minutes=5)))
+
+    @asynccontextmanager
+    async def working(self, owners: Sequence[OwnerRef] = ()) -> AsyncIterator[VerificationTools]:
+        """Yield what volumes are verified with, while Jobs and restores end."""
+        clock = LoopClock()
+        jobs = JobTools(self.base.client, clock, "velero", self.progress.append, self.base.notes.append, owners=owners)
         kubelet = asyncio.create_task(self._end_all(), name="kubelet")
         try:
-            request = VerificationRequest(percent, restore, timedelta(minutes=5))
-            return await verify_volumes(VerificationTools(jobs, clock.now), volumes, request)
+            yield VerificationTools(jobs, clock.now)
         finally:
             kubelet.cancel()
             await asyncio.wait({kubelet})

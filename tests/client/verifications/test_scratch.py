@@ -263,5 +263,7 @@ async def test_a_pvc_of_which_nothing_is_known_is_unverified() -> None:
     scene.base.kube.put(raw)
     (found,) = await scene.run(restore=True, claims=("data",))
     assert found.outcome is VolumeOutcome.UNVERIFIED
-    assert found.message == "its backup does not say the size of its PVC: verify it without --restore"
+    assert found.message == (
+        "its backup does not say the size of its PVC: verify it without --restore (there is no such PVC any more)"
+    )
     assert _left(scene) == []

@@ -1,12 +1,14 @@
 """The keys below `nodeagent.io`."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from core.models.base import JsonDict
 from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.parse import parse_config
+from nodeagent.config.windows import VerificationPlan
 
 
 def findings(document: JsonDict) -> list[str]:
@@ -27,6 +29,16 @@ def test_the_excluded_metadata_is_replaced() -> None:
     assert (parsed.errors, parsed.notes) == ((), ())
     assert parsed.config.own.excluded_metadata == ["cdi.kubevirt.io/"]
     assert parse_config("{}").config.own.excluded_metadata == list(DEFAULT_EXCLUDED)
+
+
+def test_restores_are_tested_only_if_the_key_says_so() -> None:
+    def plan(**keys: object) -> VerificationPlan | None:
+        return parse_config(json.dumps({"nodeagent.io": {"verification": keys}})).config.own.verification_plan
+
+    day = timedelta(hours=24)
+    assert plan(period="24h") == VerificationPlan(day)
+    tested = plan(period="24h", restoreTest=True, restoreTestStorageClass="scratch")
+    assert tested == VerificationPlan(day, restore_test=True, restore_test_class="scratch")
 
 
 def test_the_namespaces_with_files_of_rules_are_names() -> None:

@@ -1,0 +1,155 @@
+"""The command `nodeagent run-restore-test` of the leader's Jobs: it needs no Python package but the agent's.
+
+What it finds out is on the transfer, as of `backup verify --restore`, and in its output, which the leader reads. What
+it creates belongs to its Job: with that, Kubernetes deletes what a command has left that was killed.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from client.cli.job_tools import build_job_tools
+from client.collections.collection import Backups
+from client.collections.models import BackupOrigin, BackupVolume, build_backup
+from client.mover_jobs import JobTools
+from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
+from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from core.contract import shorten_message
+from core.errors import AgentError, ConfigError
+from core.kube.client import Selection
+from core.kube.resources import JOBS
+from core.kube.types import OwnerRef
+from core.models.job_output import JobOutput
+from core.models.names import RESTORE_TEST_COMMAND
+from core.models.units import parse_positive_duration
+from core.models.verification import (
+    VERIFIED_LINE,
+    WHOLE_PERCENT,
+    SnapshotVerification,
+    VerificationOutcome,
+    VerifiedSnapshot,
+)
+from core.text import one_line
+from exposer.client_pod import JOB_VARIABLE
+from nodeagent.maintenance.restore_tests import RestoreTestRequest
+from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.settings import CommandParser, add_kubeconfig
+
+__all__ = ["prove_restore", "run_words"]
+
+_ABOUT: Final = """\
+Restores the volume of one backup into a scratch PVC, compares it with its snapshot, and removes the
+PVC again. Jobs of the leader run it (nodeagent.io.verification.restoreTest)."""
+
+_MESSAGE: Final = Path("/dev/termination-log")
+"""Source: Kubernetes v1.34, the default of a container's terminationMessagePath."""
+
+_MODELS: Final = {resource.kind: (resource, model) for resource, model in Backups.models.items()}
+_OUTCOMES: Final = {VolumeOutcome.PASSED: VerificationOutcome.PASSED, VolumeOutcome.FAILED: VerificationOutcome.FAILED}
+
+
+def run_words(words: Sequence[str]) -> int:
+    """Run the command with the words after its name, and return the exit code.
+
+    Raises:
+        AgentError: it could not be found out whether the volume comes back; the termination message says why.
+    """
+    request, access = _parse(words)
+    try:
+        message = asyncio.run(_run(request, access))
+    except AgentError as e:
+        _write_message(one_line(str(e)))
+        raise
+    _write_message(message)
+    return 0
+
+
+def _parse(words: Sequence[str]) -> tuple[RestoreTestRequest, ClusterAccess]:
+    parser = CommandParser(
+        prog=f"nodeagent {RESTORE_TEST_COMMAND}",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("kind", metavar="KIND", choices=sorted(_MODELS), help="DataUpload or PodVolumeBackup")
+    parser.add_argument("name", metavar="NAME", help="name of the transfer")
+    parser.add_argument("--storage-class", metavar="NAME", default="", help="class of the scratch PVC")
+    parser.add_argument("--timeout", metavar="DURATION", default="6h", help="how long it may take (default: 6h)")
+    parser.add_argument("--agent-namespace", metavar="NAME", required=True, help="namespace of the agents")
+    add_kubeconfig(parser.add_argument_group("cluster"))
+    given = parser.parse_args(list(words))
+    try:
+        timeout = parse_positive_duration(given.timeout)
+    except ValueError as e:
+        raise ConfigError(f"--timeout: {e}") from e
+    request = RestoreTestRequest(given.kind, given.name, given.agent_namespace, timeout, given.storage_class)
+    return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
+
+
+async def _run(request: RestoreTestRequest, access: ClusterAccess) -> str:
+    async with connect(access) as cluster:
+        jobs = build_job_tools(cluster, _say, _say)
+        tools = VerificationTools(await _own(jobs, os.environ.get(JOB_VARIABLE, "")), cluster.time.now)
+        return await prove_restore(tools, request, JobOutput())
+
+
+async def prove_restore(tools: VerificationTools, request: RestoreTestRequest, output: JobOutput) -> str:
+    """Test the restore, write what was found out to `output`, and return the termination message.
+
+    Raises:
+        VerificationError: there is no such copy any more.
+        KubeError: it cannot be read.
+    """
+    volume = await _find(tools.jobs, request)
+    how = VerificationRequest(WHOLE_PERCENT, restore=True, timeout=request.timeout, storage_class=request.storage_class)
+    for found in await verify_volumes(tools, [volume], how):
+        _say(f"PVC {found.namespace}/{found.claim} {found.outcome}: {found.message}".removesuffix(": "))
+        output.write(VERIFIED_LINE, _to_line(found))
+    return output.seal(SnapshotVerification(snapshots=1))
+
+
+def _to_line(found: VerifiedVolume) -> VerifiedSnapshot:
+    faults = [found.message] if found.message else []
+    return VerifiedSnapshot(
+        id=found.snapshot_id,
+        outcome=_OUTCOMES.get(found.outcome),
+        files=found.files,
+        bytes=found.bytes,
+        faults=faults,
+        fault_count=len(faults),
+    )
+
+
+async def _find(jobs: JobTools, request: RestoreTestRequest) -> BackupVolume:
+    resource, model = _MODELS[request.kind]
+    selection = Selection(resource, jobs.namespace, field_selector=f"metadata.name={request.name}")
+    transfers = [model.parse(raw) for raw in await jobs.client.list(selection)]
+    volumes = build_backup(BackupOrigin.NODEAGENT, request.name, transfers).volumes if transfers else []
+    for volume in volumes:
+        if volume.snapshot_id:
+            return volume
+    raise VerificationError(f"{request.kind} {jobs.namespace}/{request.name} is gone, or has no snapshot")
+
+
+async def _own(jobs: JobTools, name: str) -> JobTools:
+    """Return the tools so that the Job of that name owns what is created; empty: this is no pod of a Job."""
+    if not name:
+        return jobs
+    meta = (await jobs.client.get(JOBS, jobs.namespace, name))["metadata"]
+    owner: OwnerRef = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "name": name, "uid": meta["uid"]}
+    return dataclasses.replace(jobs, owners=[owner])
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.flush()
+
+
+def _write_message(text: str) -> None:
+    if os.environ.get(JOB_VARIABLE):
+        _MESSAGE.write_text(shorten_message(text), encoding="utf-8")

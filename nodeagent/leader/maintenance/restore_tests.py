@@ -1,0 +1,98 @@
+"""The Job by which the leader tests the restore of a volume, and which copies it may be of.
+
+Its pod runs a command of the client (`client.cli.run_restore_test`) with an account of its own, as those of schedules
+do: the agents need no permission for it.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from core.kube.client import KubeClient
+from core.kube.resources import JOBS
+from core.kube.types import Manifest
+from core.models.names import (
+    MAINTENANCE_CONTAINER,
+    RESTORE_TEST_ACCOUNT,
+    RESTORE_TEST_ANNOTATION,
+    VERIFIED_REPOSITORY_LABEL,
+)
+from core.models.transfers import Transfer
+from core.models.verification import read_verification
+from exposer.client_pod import AgentImage, build_client_pod
+from exposer.pods import is_reserved_label
+from exposer.settings import ExposeSettings
+from exposer.template import Placement
+from nodeagent.config.windows import VerificationPlan
+from nodeagent.leader.maintenance.jobs import JobRequest, create_tried
+from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest
+
+__all__ = ["create_restore_test", "restorable"]
+
+_CLEANUP: Final = timedelta(minutes=15)
+"""More than the removal of a scratch volume takes."""
+
+_KEPT_SECONDS: Final = 3600
+"""With the Job of a restore test, Kubernetes deletes what its command has left."""
+
+
+def restorable(cr: Transfer) -> RestorableCopy:
+    """Return a completed backup as the copy of a volume that may be restored."""
+    meta, last = cr.metadata, read_verification(cr.metadata.annotations)
+    good = (last is None or last.passed) and not cr.deleting
+    created = meta.creation_timestamp or datetime.min.replace(tzinfo=UTC)
+    return RestorableCopy(cr.source_claim, created, cr.kind_name, cr.name, good)
+
+
+async def create_restore_test(
+    client: KubeClient,
+    request: JobRequest,
+    copy: RestorableCopy,
+    plan: VerificationPlan,
+    expose: ExposeSettings,
+    check_leading: Callable[[], None],
+) -> MaintenanceJob:
+    """Create a Job that tests the restore of a copy, and return it. Kubernetes deletes it an hour after its end.
+
+    Raises:
+        KubeError: as of `create_job`.
+        PodRejectedError: the API server rejects its pod, as where the account does not exist.
+    """
+    return await create_tried(client, _build(request, copy, plan, expose), check_leading)
+
+
+def _build(request: JobRequest, copy: RestorableCopy, plan: VerificationPlan, expose: ExposeSettings) -> Manifest:
+    meta, settings = request.repository.metadata, request.settings.job
+    longest = settings.active_deadline
+    test = RestoreTestRequest(copy.kind, copy.name, meta.namespace, longest, plan.restore_test_class)
+    pod = build_client_pod(
+        RESTORE_TEST_ACCOUNT,
+        test.argv,
+        AgentImage.inherited(expose.template),
+        container=MAINTENANCE_CONTAINER,
+        placement=Placement(alternatives=settings.alternatives),
+        tolerations=settings.tolerations,
+    )
+    # The end of the log is the cause where the command could not write one.
+    pod["containers"][0]["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    if settings.priority_class_name:
+        pod["priorityClassName"] = settings.priority_class_name
+    labels = {key: value for key, value in settings.labels.items() if not is_reserved_label(key)}
+    return {
+        "apiVersion": JOBS.api_version,
+        "kind": JOBS.kind,
+        "metadata": {
+            "name": request.name,
+            "namespace": meta.namespace,
+            "labels": {VERIFIED_REPOSITORY_LABEL: request.repository.uid},
+            "annotations": {RESTORE_TEST_ANNOTATION: copy.claim},
+        },
+        "spec": {
+            "backoffLimit": 0,
+            # After a restore that failed, the snapshot is read.
+            "activeDeadlineSeconds": int((2 * longest + _CLEANUP).total_seconds()),
+            "ttlSecondsAfterFinished": _KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels, "annotations": dict(settings.annotations)}, "spec": pod},
+        },
+    }

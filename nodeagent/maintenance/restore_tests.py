@@ -1,0 +1,145 @@
+"""Restore tests by the leader: which volume of a repository is restored next, and what is known of those before.
+
+Pure. The record is a part of the repository's verification (`nodeagent.maintenance.verification`). A Job of the leader
+runs a command of the client, as the Jobs of a schedule do: the words of its command line are here, since both know
+them.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Self
+
+from msgspec import field as wire_field
+from msgspec.structs import replace
+
+from core.models.base import Int64, Time, WireModel
+from core.models.names import RESTORE_TEST_COMMAND
+from core.models.units import format_duration
+from core.models.verification import VerificationOutcome
+
+__all__ = ["RestorableCopy", "RestoreTestRequest", "RestoreTests", "choose_copy"]
+
+_ATTEMPTS: Final = 3
+"""In a row, until another volume is tried: one that cannot be restored does not keep the others from it."""
+
+_MOST_TESTED: Final = 200
+_MESSAGE_CHARACTERS: Final = 1000
+"""The annotation has a few kilobytes, and 60 KiB at most."""
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
+class RestoreTests(WireModel, omit_defaults=True):
+    """What is known of the restore tests of one repository; by default there was none.
+
+    `at` is the creation of the last Job that found something out, about the PVC `claim`, with this `outcome`. `tested`
+    has when the Job was created that tested each PVC last, by its name. `job` is the creation of the last Job whose end
+    is stored, and `tried` its PVC. So many Jobs have failed in a row, the last one at `failed_at` with that `message`.
+    Times are by the API server's clock, except `failed_at`.
+    """
+
+    at: Time | None = None
+    claim: str = ""
+    outcome: VerificationOutcome | None = None
+    tested: dict[str, Time] = wire_field(default_factory=dict)
+    job: Time | None = None
+    tried: str = ""
+    failures: Int64 = 0
+    failed_at: Time | None = None
+    message: str = ""
+
+    def before(self, latest: datetime) -> Self:
+        """Return the record without times after `latest`: a clock was wrong then."""
+
+        def known(at: datetime | None) -> datetime | None:
+            return at if at is None or at <= latest else None
+
+        tested = {claim: at for claim, at in self.tested.items() if at <= latest}
+        return replace(self, at=known(self.at), tested=tested, job=known(self.job), failed_at=known(self.failed_at))
+
+    def found(self, created: datetime, claim: str, outcome: VerificationOutcome) -> Self:
+        """Return the record after a Job, `created` then, that found out whether the PVC comes back."""
+        return replace(
+            self,
+            at=created,
+            claim=claim,
+            outcome=outcome,
+            tested=self.tested | {claim: created},
+            job=created,
+            tried=claim,
+            failures=0,
+            failed_at=None,
+            message="",
+        )
+
+    def failed(self, created: datetime, claim: str, message: str, at: datetime) -> Self:
+        """Return the record after a Job, `created` then, that found nothing out, which was seen `at` that time."""
+        failures = self.failures + 1
+        return replace(
+            self,
+            tested=self.tested | ({claim: created} if failures >= _ATTEMPTS else {}),
+            job=created,
+            tried=claim,
+            failures=failures,
+            failed_at=at,
+            message=message[:_MESSAGE_CHARACTERS],
+        )
+
+    def only(self, claims: Collection[str]) -> Self:
+        """Return the record without PVCs that are not among `claims`, and without the oldest tests of very many."""
+        kept = sorted(((claim, at) for claim, at in self.tested.items() if claim in claims), key=lambda one: one[1])
+        return replace(self, tested=dict(kept[-_MOST_TESTED:]))
+
+
+@dataclass(frozen=True)
+class RestorableCopy:
+    """A complete copy of the volume of a PVC, by its transfer; `good`: its last verification did not fail."""
+
+    claim: str
+    created: datetime
+    kind: str
+    name: str
+    good: bool
+
+
+def choose_copy(tests: RestoreTests, copies: Iterable[RestorableCopy]) -> RestorableCopy | None:
+    """Return the newest good copy of the volume whose last test is the longest ago; None: no volume has a good copy.
+
+    A volume that could not be tested is tried again first, a few times. Volumes without a known test follow in the
+    order of their names after the last one, so that each has its turn where more are tested than are remembered.
+    """
+    newest: dict[str, RestorableCopy] = {}
+    for copy in sorted(copies, key=lambda one: (one.created, one.name)):
+        if copy.good:
+            newest[copy.claim] = copy
+    if tests.tried in newest and 0 < tests.failures < _ATTEMPTS:
+        return newest[tests.tried]
+
+    def turn(copy: RestorableCopy) -> tuple[datetime, bool, str]:
+        return tests.tested.get(copy.claim, _NEVER), copy.claim <= tests.tried, copy.claim
+
+    return min(newest.values(), key=turn, default=None)
+
+
+@dataclass(frozen=True)
+class RestoreTestRequest:
+    """What a Job tests: the transfer of a copy, by kind and name, in the agents' `namespace`.
+
+    `storage_class` is the scratch volume's, empty: as its PVC had it. `timeout` is how long restore and comparison may
+    take.
+    """
+
+    kind: str
+    name: str
+    namespace: str
+    timeout: timedelta
+    storage_class: str = ""
+
+    @property
+    def argv(self) -> list[str]:
+        """The words of its command line, after the program: what `client.cli.run_restore_test` reads."""
+        words = [RESTORE_TEST_COMMAND, self.kind, self.name, f"--agent-namespace={self.namespace}"]
+        if self.storage_class:
+            words.append(f"--storage-class={self.storage_class}")
+        return [*words, f"--timeout={format_duration(self.timeout)}"]
