@@ -117,6 +117,9 @@ _NO_RESULT: Final = "the Job has no result"
 _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a verification that is due: each costs some requests."""
 
+_NO_COPY_SECONDS: Final = 6 * 3600.0
+"""Between two looks for a copy to restore where there was none: each lists the transfers of all repositories."""
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -206,7 +209,8 @@ class VerificationSteps:
             async with self._launching:
                 decision = await self._start(repository, view, waiting, restores=restores)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
-                self._held[repository.name, restores] = self._cluster.clock.monotonic()
+                seconds = _NO_COPY_SECONDS if decision.hold is Hold.IDLE else _HELD_SECONDS
+                self._held[repository.name, restores] = self._cluster.clock.monotonic() + seconds
         return decision
 
     def _latest(self) -> datetime:
@@ -217,8 +221,7 @@ class VerificationSteps:
         return before(verification_of(repository), self._latest())
 
     def _is_held(self, name: str, *, restores: bool) -> bool:
-        since = self._held.get((name, restores))
-        return since is not None and self._cluster.clock.monotonic() - since < _HELD_SECONDS
+        return self._cluster.clock.monotonic() < self._held.get((name, restores), 0.0)
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""

@@ -185,10 +185,12 @@ async def test_without_its_account_nothing_starts_and_an_event_says_what_makes_i
     assert text.endswith("; nodeagent install --restore-tests makes the account, or restoreTests of the chart")
 
 
-async def test_without_a_good_copy_nothing_starts(scene: Scene) -> None:
+async def test_without_a_good_copy_nothing_starts_and_transfers_are_listed_once(scene: Scene) -> None:
     for one in scene.kube.objects(DATA_UPLOADS):
         failed = {_ANNOTATION: json.dumps({"at": format_time(NOON), "outcome": "failed"})}
         scene.kube.put(one | {"metadata": one["metadata"] | {"annotations": failed}})
     async with scene.running():
         await asyncio.sleep(_HOUR)
     assert (scene.jobs, scene.events()) == ([], [])
+    # There may be very many.
+    assert sum(one.path.endswith("/datauploads") for one in scene.kube.requests) == 1
