@@ -11,6 +11,7 @@ from client.status.health import Health, judge, worst
 from client.status.records import ClusterSnapshot, TransferRecord, UnreadPart
 from core.kube.errors import UnauthorizedError
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.nodeagent.support.volume_scene import a_claim
 from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
@@ -126,3 +127,13 @@ async def test_a_broken_watch_is_passing_at_first_and_never_healthy() -> None:
         assert worst(judge(found)) is Health.UNKNOWN
 
     await _run(scene, work)
+
+
+@pytest.mark.parametrize(("claims", "reads"), [(1, 4), (1200, 3)])
+async def test_many_pvcs_are_read_less_often(claims: int, reads: int) -> None:
+    scene = StatusScene()
+    for number in range(claims):
+        scene.kube.put(a_claim(f"data-{number}"))
+    follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock())
+    await follower.run(lambda: asyncio.sleep(400))
+    assert sum(one.path.endswith("/persistentvolumeclaims") for one in scene.kube.requests) == reads
