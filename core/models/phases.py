@@ -35,6 +35,7 @@ __all__ = [
     "InterruptionCause",
     "Phase",
     "RetryRules",
+    "Uptime",
     "in_order",
     "round_robin",
 ]
@@ -140,11 +141,21 @@ _OF_THE_MOVER: Final = frozenset(
 )
 
 
+class Uptime(WireModel):
+    """A reading of a machine's clock that only a restart of the machine sets back.
+
+    `boot` identifies the machine and its start, `seconds` counts from then, also while it is suspended.
+    """
+
+    boot: str
+    seconds: float
+
+
 class Interruption(WireModel, omit_defaults=True):
     """The end of one attempt: when it was noticed, why, and on which node it ran.
 
     `terminated`: the kubelet reported that its container had ended, so nothing of it runs any more. `at` is by the API
-    server's clock.
+    server's clock, `uptime` by the clock of the machine of the agent that noticed it; None if that was the leader.
     """
 
     at: Time
@@ -152,6 +163,7 @@ class Interruption(WireModel, omit_defaults=True):
     message: str = ""
     node: str = ""
     terminated: bool = False
+    uptime: Uptime | None = None
 
     @property
     def in_place(self) -> bool:

@@ -208,7 +208,8 @@ class AttemptSteps(StepBase):
         await self._tools.logs.copy(cr, case.pod)
         pod = case.pod or case.departed
         node = (pod_node(pod) if pod is not None else "") or self._site.node
-        interruption = build_interruption(ending, node=node, at=self._tools.api_time())
+        uptime = None if ending.terminated else self._tools.uptime()
+        interruption = build_interruption(ending, node=node, at=self._tools.api_time(), uptime=uptime)
         rules = self._tools.retry_rules(cr)
         announced = announce_next(cr, interruption, rules, restores=kind.spec.restores)
         stored = await self._tools.status.annotate(kind, cr, announced.change)

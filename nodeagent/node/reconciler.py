@@ -23,7 +23,7 @@ from core.kube.errors import ConflictError, NotFoundError
 from core.kube.types import Pod
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
+from core.models.phases import RUNNING_PHASES, AttemptStage, Interruption, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import mover_status
@@ -153,6 +153,9 @@ _DEADLINE_CHECK_SECONDS: Final = 60.0
 
 _POLL_SECONDS: Final = 5.0
 """Between two reads of a transfer or mover pod that no watch of this agent covers."""
+
+_ANNOUNCING_SECONDS: Final = 120.0
+"""Longer than the write of an interruption takes, with all repetitions: its clock is read before."""
 
 
 class Steps:
@@ -398,7 +401,20 @@ class Reconciler:
             return measured
         # Also what another process waited: both times are the API server's.
         waited_seconds = (self._tools.api_time() - cr.attempts.last.at).total_seconds()
-        return replace(measured, waiting_seconds=max(measured.waiting_seconds, waited_seconds))
+        silent_seconds = max(measured.silent_seconds or 0.0, self._announced_seconds(cr.attempts.last))
+        waiting_seconds = max(measured.waiting_seconds, waited_seconds)
+        return replace(measured, waiting_seconds=waiting_seconds, silent_seconds=silent_seconds)
+
+    def _announced_seconds(self, last: Interruption) -> float:
+        """Return for how long the end of an attempt has been known to its mover at least; 0.0: nobody measured it.
+
+        Another process of this agent may have announced it. The clock of the API server does not count here: it may be
+        set, and two movers would write to one volume.
+        """
+        now = self._tools.uptime()
+        if last.uptime is None or last.uptime.boot != now.boot:
+            return 0.0
+        return now.seconds - last.uptime.seconds - _ANNOUNCING_SECONDS
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""

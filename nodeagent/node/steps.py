@@ -33,7 +33,7 @@ from core.kube.errors import (
 from core.kube.resources import NODES
 from core.logs import BoundLogger, bind
 from core.models.names import NOT_PREPARED_ANNOTATION
-from core.models.phases import RUNNING_PHASES, Phase, RetryRules
+from core.models.phases import RUNNING_PHASES, Phase, RetryRules, Uptime
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.model import Pending
@@ -284,7 +284,8 @@ class Tools:
     """The collaborators of all steps.
 
     `retry_rules` returns the active limits of retries of a transfer, `api_time` the API server's time, give or take
-    some seconds. `starting` returns the annotations that a transfer gets when its data path may start.
+    some seconds, `uptime` the node's. `starting` returns the annotations that a transfer gets when its data path may
+    start.
     """
 
     client: KubeClient
@@ -297,6 +298,7 @@ class Tools:
     metrics: Metrics
     retry_rules: Callable[[Transfer], RetryRules]
     api_time: Callable[[], datetime]
+    uptime: Callable[[], Uptime]
     starting: Callable[[Transfer], dict[str, str | None]]
 
 

@@ -4,9 +4,12 @@ Knows which parts exist and which need each other. Does not decide anything.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from core.models.base import JsonDict
+from core.models.phases import Uptime
 from nodeagent.node.bandwidth import NodeBandwidth
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
@@ -79,6 +82,7 @@ def build_node(parts: AgentParts) -> Node:
             metrics=parts.metrics,
             retry_rules=current.retry_rules,
             api_time=parts.skew.now,
+            uptime=_read_uptime,
             starting=bandwidth.annotations,
         ),
         site,
@@ -94,3 +98,9 @@ def build_node(parts: AgentParts) -> Node:
     own_slots = OwnSlots(client, clock, settings.node_name, concurrency=current.load_concurrency, on_number=set_slots)
     current.subscribe(own_slots.refresh)
     return Node(cache, reconciler, own_slots, bandwidth)
+
+
+def _read_uptime() -> Uptime:
+    """Return this node's. Source: random(4), clock_gettime(2); a container has the boot ID of its machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return Uptime(boot=boot, seconds=time.clock_gettime(time.CLOCK_BOOTTIME))

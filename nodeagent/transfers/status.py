@@ -37,7 +37,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
     PENDING_REASON_ANNOTATION,
 )
-from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Interruption, Phase, RetryRules
+from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Interruption, Phase, RetryRules, Uptime
 from core.models.reasons import PendingReason
 from core.models.transfers import PodVolumeBackup, Progress, Transfer
 from core.models.units import format_duration
@@ -380,10 +380,12 @@ def announce_next(
     return Announcement(change, message)
 
 
-def build_interruption(ending: Ending, *, node: str, at: datetime) -> Interruption:
+def build_interruption(ending: Ending, *, node: str, at: datetime, uptime: Uptime | None = None) -> Interruption:
     """Return `ending`, of an attempt on that node, as it is recorded."""
     message = redact(ending.message)
-    return Interruption(at=at, cause=ending.cause, message=message, node=node, terminated=ending.terminated)
+    return Interruption(
+        at=at, cause=ending.cause, message=message, node=node, terminated=ending.terminated, uptime=uptime
+    )
 
 
 _BLOCKED_PAUSE_SECONDS: Final = 60.0

@@ -159,6 +159,22 @@ async def test_only_a_restore_waits_until_a_mover_without_a_known_end_has_fenced
     assert waited >= 180 if kind in RESTORES else waited < 30
 
 
+@pytest.mark.parametrize("kind", RESTORES)
+async def test_an_agent_that_is_restarted_every_minute_counts_what_it_waited_before(kind: str) -> None:
+    async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=1000)) as world:
+        async with world.agent(retries=RULES):
+            await world.until(lambda: world.transfer(kind).get("status", {}).get("progress") is not None)
+            await world.cluster.client.delete(PODS, NAMESPACE, mover_pod(world, kind)["metadata"]["name"])
+            await world.until(lambda: attempts_of(world, kind).number == 2)
+        minutes = 1
+        while attempts_of(world, kind).stage is AttemptStage.WAITING and minutes < 20:
+            async with world.agent(retries=RULES):
+                await asyncio.sleep(60)
+            minutes += 1
+    # As long as a fence, and as long as the write of the announcement may have taken.
+    assert minutes in {5, 6}
+
+
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_restore_whose_mover_knows_no_fence_and_may_still_write_is_not_retried(kind: str) -> None:
     async with interrupted_world(kind, {"phase": "Running"}) as world:

@@ -34,7 +34,7 @@ from core.models.names import (
     POD_VOLUME_FINALIZER,
     RECLAIM_POLICY_ANNOTATION,
 )
-from core.models.phases import RetryRules
+from core.models.phases import RetryRules, Uptime
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -160,6 +160,7 @@ def build_agent(
         metrics=metrics,
         retry_rules=lambda _: retries,
         api_time=lambda: clock.now() - skew,
+        uptime=lambda: Uptime(boot=f"boot of {node}", seconds=clock.monotonic()),
         starting=lambda _: {},
     )
     return Reconciler(tools, site, limits=Timeouts(), kinds=kinds, cache=cache)
