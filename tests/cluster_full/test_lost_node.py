@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from tests.cluster_full.quartet import Seed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 _NODE, _OTHER = "bed-2", "bed-1"
 _FAILED_SECONDS = 240
 """The node controller alone takes 50 s to set a lost node to not Ready."""
+
+_DETACHED_SECONDS = 480
+"""Kubernetes detaches volumes from a node that is gone after 6 minutes (kube-controller-manager, attach-detach
+controller, maxWaitForUnmountDuration); until then their driver deletes neither them nor their snapshots."""
 
 _WRITE = f"head -c {HELD_BYTES + (8 << 20)} /dev/urandom > /data/file && touch /data/done && exec sleep infinity"
 _WAIT = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
@@ -178,4 +182,4 @@ def test_its_transfers_and_maintenance_fail(
     assert (entry["result"], entry["startTimestamp"]) == ("Failed", job["metadata"]["creationTimestamp"])
     upkeep_gate.open()
     upkeep.wait_for_entry("Succeeded")
-    assert wait_leaked(quick_to_fail, seconds=180) == []
+    assert wait_leaked(quick_to_fail, seconds=_DETACHED_SECONDS) == []
