@@ -22,6 +22,7 @@ from datamover.data_path.parents import BlockChanges
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
+from datamover.kopia.verification import verify_snapshot
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
@@ -125,6 +126,27 @@ async def test_a_restored_device_is_compared_to_its_last_byte(
         file.write(b"1")
     changed = await compare_volume(for_restores, watchdog, snapshot, device, VolumeMode.BLOCK)
     assert (changed.outcome, changed.fault_count) == ("failed", 1)
+
+
+async def test_a_verification_reads_and_decrypts_every_block(
+    mover_repository: Repository, repository: Path, device: Path
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    pack = max((one for one in repository.glob("p*/**/*.f") if one.is_file()), key=lambda one: one.stat().st_size)
+    content = pack.read_bytes()
+    for damaged_at in (None, *(_MIB // 2 + block * _MIB for block in range(3))):
+        changed = bytearray(content)
+        if damaged_at is not None:
+            changed[damaged_at] ^= 1
+        pack.write_bytes(changed)
+        # Another client, so that no cache has it.
+        with opened(FileStorage(repository)) as found:
+            snapshot = await found.open(partial(read_snapshot, found, backup.snapshot_id), read_only=True)
+            verified = await verify_snapshot(found, restore_data_path().watchdog, snapshot, 1)
+        if damaged_at is None:
+            assert (verified.outcome, verified.percent, verified.bytes) == ("passed", 100.0, 6 * _MIB)
+        else:
+            assert (verified.outcome, verified.fault_count) == ("failed", 1)
 
 
 async def test_the_snapshot_is_as_veleros(mover_repository: Repository, device: Path, kopia: PlainKopia) -> None:

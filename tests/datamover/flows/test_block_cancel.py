@@ -1,0 +1,99 @@
+"""A backup by block that is canceled while blocks are sent leaves nothing complete, and the next one is right."""
+
+import asyncio
+import json
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.contract import VolumeMode
+from datamover.runtime.signals import StopSignal
+from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import make_large_file
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_MIB = 1 << 20
+_DEVICE_MIB = 32
+
+
+@dataclass(frozen=True)
+class _Bed:
+    """A mover pod, the proxy before its bucket, the device, and kopia by itself on the bucket."""
+
+    pod: MoverPod
+    proxy: S3Proxy
+    device: Path
+    kopia: PlainKopia
+
+    def put(self, **spec: Any) -> None:
+        self.pod.put_transfer("DataUpload", datamover="velero-block", **spec)
+
+    async def run(self) -> int:
+        self.pod.stop = StopSignal()
+        return await self.pod.run("data-upload", self.device, VolumeMode.BLOCK)
+
+    def cancel(self) -> None:
+        self.put(cancel=True)
+
+    def signal(self) -> None:
+        self.pod.stop._take(signal.SIGTERM, None)
+
+    def content(self) -> bytes:
+        """What the newest snapshot has."""
+        root = self.kopia.snapshots()[-1]["rootEntry"]["obj"]
+        (entry,) = json.loads(self.kopia.run("show", root))["entries"]
+        return self.kopia.run("show", entry["obj"])
+
+
+@pytest.fixture
+def bed(s3: S3Server, tmp_path: Path, kopia_program: Path) -> Iterator[_Bed]:
+    bucket = s3.make_bucket(f"block-cancel-{uuid.uuid4()}")
+    kopia = PlainKopia(kopia_program, tmp_path)
+    keys = (f"--access-key={s3.access_key}", f"--secret-access-key={s3.secret_key}")
+    address = (f"--endpoint={s3.url.removeprefix('http://')}", "--disable-tls", "--prefix=kopia/app/")
+    kopia.run("repository", "create", "s3", f"--bucket={bucket}", *address, *keys, *IDENTITY)
+    kopia.run("repository", "set-parameters", "--max-pack-size-mb=10")
+    with run_s3_proxy(s3) as proxy:
+        pod = MoverPod(FakeKube(), tmp_path)
+        config = {"s3Url": proxy.url, "region": "us-east-1"}
+        pod.put_location(config, bucket=bucket, credential={"name": "cloud", "key": "key"})
+        pod.put_secret("cloud", "key", s3.credentials_file)
+        pod.put_repository(phase="Ready")
+        yield _Bed(pod, proxy, make_large_file(tmp_path / "device", _DEVICE_MIB), kopia)
+
+
+@pytest.mark.parametrize("end", [_Bed.cancel, _Bed.signal], ids=["spec.cancel", "SIGTERM"])
+async def test_a_cancel_in_mid_transfer_leaves_nothing_complete(bed: _Bed, end: Callable[[_Bed], None]) -> None:
+    bed.put()
+    assert await bed.run() == 0, bed.pod.message
+    before, first = bed.kopia.snapshots(), bed.device.read_bytes()
+    make_large_file(bed.device, _DEVICE_MIB)
+    # Some packs are written, and the next one waits.
+    bed.proxy.hold_bytes = bed.proxy.stored_bytes + 5 * _MIB
+    running = asyncio.create_task(bed.run())
+    await bed.pod.wait_for(lambda: bed.proxy.holding)
+    assert not running.done()
+    end(bed)
+    async with asyncio.timeout(2):
+        assert await asyncio.shield(running) == 14
+    assert bed.pod.message.endswith("data path is canceled")
+    assert running_kopia("block-write") == []
+    bed.proxy.hold_bytes = 0
+    assert bed.kopia.snapshots() == before
+    assert bed.content() == first
+    bed.put()
+    assert await bed.run() == 0, bed.pod.message
+    assert [one["id"] for one in bed.kopia.snapshots()] == [before[0]["id"], bed.pod.result["snapshotID"]]
+    assert bed.pod.result["incrementalBytes"] == _DEVICE_MIB * _MIB
+    assert bed.content() == bed.device.read_bytes()
