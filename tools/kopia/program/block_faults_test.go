@@ -81,15 +81,7 @@ func TestDamagedListWritesNothing(t *testing.T) {
 	b, random := newBench(t), newSeeded()
 	content := random.bytes(3 * blockSize)
 	valid := b.content(indexOf(b, b.writeDevice(content, blockDecision{}).Snapshot.RootObjectID()))
-	pieces := []string{"", "0", "-1", "I", "Ix", "x", "null", "[]", "{}", `"`, ",", "9223372036854775807", "1e9", "1048576"}
-	damaged := []string{"", "{}", `{"entries":[]}`, `{"entries":[{"l":1048576,"o":"Ixff"},{"s":1048576},{"s":2097152}]}`}
-
-	for range 300 {
-		at := random.IntN(len(valid))
-		end := min(len(valid), at+random.IntN(20))
-		damaged = append(damaged, valid[:at]+pieces[random.IntN(len(pieces))]+valid[end:])
-	}
-
+	damaged := damage(random, valid, 300)
 	there, refused := bytes.Repeat([]byte{0xff}, 3*blockSize), 0
 
 	for _, text := range damaged {

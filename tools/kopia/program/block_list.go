@@ -124,12 +124,7 @@ func writeRoot(ctx context.Context, w repo.RepositoryWriter, name string, conten
 
 // loadBlocks returns the list of the device whose directory is root.
 func loadBlocks(ctx context.Context, rep repo.Repository, root object.ID) (list blockList, err error) {
-	defer func() {
-		// kopia takes it for granted that a list is not empty.
-		if fault := recover(); fault != nil {
-			list, err = nil, errors.Errorf("the list of blocks is damaged: %v", fault)
-		}
-	}()
+	defer recovered(&err)
 
 	directory := &snapshot.DirManifest{}
 	if err := readJSON(ctx, rep, root, directory); err != nil {
@@ -156,6 +151,13 @@ func loadBlocks(ctx context.Context, rep repo.Repository, root object.ID) (list 
 	}
 
 	return list, list.check()
+}
+
+// recovered makes a panic of kopia, which takes it for granted that a list is not empty, an error.
+func recovered(err *error) {
+	if fault := recover(); fault != nil {
+		*err = errors.Errorf("the list of blocks is damaged: %v", fault)
+	}
 }
 
 func readJSON(ctx context.Context, rep repo.Repository, id object.ID, document any) error {

@@ -31,6 +31,7 @@ func newApplication() *kingpin.Application {
 	attachBackup(parser)
 	attachBlockWrite(parser)
 	attachBlockRead(parser)
+	attachBlockFetch(parser)
 
 	return parser
 }
