@@ -6,7 +6,7 @@
 # All commands run on the machine that builds; into an image of another architecture, files are only copied.
 #
 # Build arguments:
-#   BASE        image with python3, certificates and util-linux, for the architecture of the image
+#   BASE        image with python3, certificates, util-linux and e2fsprogs (debugfs), for the architecture of the image
 #   BUILD_BASE  the same Python with venv, for the machine that builds
 #   LIBRARY     directory of Python's standard library in both
 #   GO          image with the Go compiler, for KOPIA=built

@@ -179,7 +179,10 @@ class DeleteSnapshots(_Flags):
 
 
 class FilesSpec(_Flags):
-    """A file or directory of a snapshot in the repository of a namespace; a block `device` has no path."""
+    """A file or directory of a snapshot in the repository of a namespace.
+
+    Without a path, a block `device` is itself meant; with one that begins with a slash, what its file system has there.
+    """
 
     volume_namespace: str
     snapshot: str

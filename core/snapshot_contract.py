@@ -294,18 +294,24 @@ class FileListing(WireModel, omit_defaults=True):
 
     `type` is the type of what was listed: of a directory, `entries` is how many it has after the name where the list
     begins, and `listed` how many of them were listed; the others exceed the limit. Of anything else, both are 1.
+    `note` is what a reader should know about the entries, or empty.
     """
 
     type: FileType
     entries: Int64 = 0
     listed: Int64 = 0
+    note: str = ""
 
 
 class SentFiles(WireModel, omit_defaults=True):
-    """How `send-files` ended: how many bytes it sent, the first line included, and why not all; empty: all."""
+    """How `send-files` ended: how many bytes it sent, the first line included, and why not all; empty: all.
+
+    `note` is what a reader should know about the files, or empty.
+    """
 
     bytes: Int64 = 0
     error: str = ""
+    note: str = ""
 
 
 def check_mode(mode: str) -> str:

@@ -72,7 +72,10 @@ class FilesError(AgentError):
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A path in a volume of a backup; empty: the whole volume. There is none in a block `device`."""
+    """A path in a volume of a backup; empty: the whole volume.
+
+    In a block `device`, a path begins with a slash: it is in the file system of the device.
+    """
 
     volume: BackupVolume
     path: str = ""
@@ -82,7 +85,7 @@ class FilePlace:
     def shown(self) -> str:
         """It as a user writes it."""
         claim = f"{self.volume.namespace}/{self.volume.claim}"
-        return f"{claim}/{self.path}" if self.path else claim
+        return f"{claim}/{self.path.removeprefix('/')}" if self.path else claim
 
 
 class FileList(WireModel):
@@ -101,10 +104,11 @@ class FileList(WireModel):
 def find_place(backup: Backup, text: str) -> FilePlace:
     """Return what `NAMESPACE/PVC/PATH` or `PVC/PATH` means in a backup; the first form wins.
 
+    Of a block volume, `PVC` is the device, and `PVC/` the root of the file system in it.
+
     Raises:
         ConfigError: the text is not UTF-8.
-        FilesError: there is no such volume, several have that name, it is not in the bucket, or it is a device and has
-            no paths.
+        FilesError: there is no such volume, several have that name, or it is not in the bucket.
     """
     _check_text(text)
     first, _, rest = text.strip("/").partition("/")
@@ -123,9 +127,8 @@ def find_place(backup: Backup, text: str) -> FilePlace:
         cause = f": {volume.message}" if volume.message else ""
         raise FilesError(f"{volume.kind} {volume.transfer} of PVC {first} is {volume.phase}{cause}: it has no files")
     device = volume.saved is not None and volume.saved.volume_mode == _BLOCK
-    if device and path:
-        raise FilesError(f"PVC {volume.namespace}/{volume.claim} is a block volume: it has no files, only its device")
-    return FilePlace(volume, path, device)
+    inside = path or text.endswith("/")
+    return FilePlace(volume, f"/{path}" if device and inside else path, device)
 
 
 def _check_text(text: str) -> None:
@@ -188,9 +191,9 @@ async def list_files(
     answer = await run_job(tools, await _build_job(tools, place, limit=limit, after=after), "list", timeout)
     found = parse_result(FileListing, answer.message)
     entries = answer.find(ENTRY_LINE)
-    more, notes = max(0, found.entries - len(entries)), []
+    more, notes = max(0, found.entries - len(entries)), [found.note] if found.note else []
     if more:
-        notes = [f"{more} more entries are not shown: --after continues behind the last name, --limit shows more"]
+        notes.append(f"{more} more entries are not shown: --after continues behind the last name, --limit shows more")
     return FileList(place=place.shown, type=found.type, entries=entries, more=more, notes=notes)
 
 
@@ -208,12 +211,13 @@ class CopyEvents:
 
 @dataclass(frozen=True)
 class CopyResult:
-    """What was copied, where to, and how many entries were refused."""
+    """What was copied, where to, and how many entries were refused; `note` is about the files, or empty."""
 
     target: Path
     files: int
     size_bytes: int
     refused: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -284,8 +288,8 @@ class _Stream:
                     # The tar is incomplete because the pod could not send the rest.
                     self._check_result()
                 raise
-        self._check_result()
-        return CopyResult(target.folder / target.name, unpacker.files, unpacker.size_bytes, unpacker.refused)
+        note = self._check_result()
+        return CopyResult(target.folder / target.name, unpacker.files, unpacker.size_bytes, unpacker.refused, note)
 
     async def _output(self, process: ExecProcess) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._copy.pod_exec.run(process)) as pieces:
@@ -310,8 +314,8 @@ class _Stream:
         self._check_result()
         raise _UnexplainedError("what the pod sent does not say what it is")
 
-    def _check_result(self) -> None:
-        """Check that everything arrived.
+    def _check_result(self) -> str:
+        """Check that everything arrived, and return the note about it.
 
         Raises:
             FilesError: it did not; the message says why.
@@ -325,6 +329,7 @@ class _Stream:
             raise FilesError(result.error)
         if result.bytes != self._bytes:
             raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
+        return result.note
 
     def _refused(self, name: str, why: str) -> None:
         self._copy.events.on_refused(name, why)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,8 @@ examples:
         the root of the volume of PVC data in namespace app; `data` suffices if only one PVC has that name
   nodeagent backup ls night-1 data/etc -o json | jq -r '.entries[].name'
         a directory in it, for programs
+  nodeagent backup ls night-1 disk/
+        the files in a block volume, if it has ext4; `disk` alone is the device
 
 A Job with the account of the data movers reads the repository, and is deleted. Links are not followed.
 """
@@ -65,7 +67,9 @@ examples:
   nodeagent backup cp night-1:data/etc/app.conf .
         a file
   nodeagent backup cp night-1:data .
-        the whole volume, as ./data
+        the whole volume, as ./data; a block volume as a sparse image
+  nodeagent backup cp night-1:disk/var/lib .
+        a directory in a block volume, if it has ext4; `disk/` is all of it
 
 A pod sends the files through the API server: create and get pods/exec are needed. They belong to you, with
 the modes of the backup. What could leave the destination is refused by name, and the rest goes on: absolute
@@ -174,15 +178,18 @@ def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
 @click.argument("source", metavar="NAME:PVC[/PATH]")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--overwrite", is_flag=True, help="replace files that exist")
+@click.option("--device", is_flag=True, help="copy the device, also of a volume with a file system")
 @_timeout_option
 @workload_options
-def copy(*, source: str, destination: Path, overwrite: bool, timeout: timedelta, access: ClusterAccess) -> None:
+def copy(
+    *, source: str, destination: Path, overwrite: bool, device: bool, timeout: timedelta, access: ClusterAccess
+) -> None:
     """Copy a file or a directory of a backup to this machine."""
     check_python()
     name, _, place = source.partition(":")
     if not name or not place.strip("/"):
         raise ConfigError(f'"{source}" names no file of a backup: expected NAME:PVC/PATH, such as night-1:data/etc')
-    asyncio.run(_cp(name, place, _Destination(destination, overwrite, timeout), access))
+    asyncio.run(_cp(name, place, _Destination(destination, overwrite, timeout), access, device=device))
 
 
 @dataclass(frozen=True)
@@ -192,10 +199,13 @@ class _Destination:
     timeout: timedelta
 
 
-async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess) -> None:
+async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess, *, device: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         place = find_place(await _find(cluster, printer, name), text)
+        if device and place.path:
+            raise ConfigError(f"--device copies a volume as a whole, not {place.shown}")
+        place = replace(place, device=place.device or device)
         with _progress(cluster, printer, f"copying {place.shown}") as tools:
             events = CopyEvents(
                 on_bytes=_Meter(tools.on_progress).show,
@@ -209,6 +219,8 @@ async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess) -> 
 def _report(printer: Printer, done: CopyResult) -> None:
     files = "1 file" if done.files == 1 else f"{done.files} files"
     printer.line(f"copied {files}, {format_bytes(done.size_bytes)}, to {done.target}")
+    if done.note:
+        printer.note(done.note)
     if done.refused:
         raise FilesError(f"{done.refused} entries were not copied: the notes name them")
 
@@ -227,4 +239,6 @@ class _Meter:
             return
         self._last = now
         rate = format_bytes(int(done / (now - self._start)))
-        self._show(f"{format_bytes(done)} of {format_bytes(total)}, {files} files, {rate}/s")
+        # How much a directory in a device has is not known before.
+        whole = f" of {format_bytes(total)}" if total else ""
+        self._show(f"{format_bytes(done)}{whole}, {files} files, {rate}/s")

@@ -28,7 +28,16 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
-__all__ = ["HoleWriter", "copy_stream", "open_device", "read_file_system", "restore_blocks", "restore_device"]
+__all__ = [
+    "HEAD_BYTES",
+    "HoleWriter",
+    "copy_stream",
+    "name_contents",
+    "open_device",
+    "read_file_system",
+    "restore_blocks",
+    "restore_device",
+]
 
 _PUNCH_HOLE: Final = 0x02
 
@@ -193,11 +202,41 @@ def _device_size(fd: int) -> int:
     return size
 
 
-_MAGICS: Final = ((0, b"XFSB", "xfs"), (0x438, b"\x53\xef", "ext4"), (0x10040, b"_BHRfS_M", "btrfs"))
-"""Where a device has what tells its file system. The driver of ext4 also mounts ext2 and ext3.
+HEAD_BYTES: Final = 72 * 1024
+"""As much of a device as tells what it has."""
 
-Source: Linux, include/uapi/linux/magic.h, fs/xfs/libxfs/xfs_format.h, fs/ext4/ext4.h, fs/btrfs/fs.h.
-"""
+_FILE_SYSTEMS: Final = (
+    (0, b"XFSB", "xfs"),  # Linux, fs/xfs/libxfs/xfs_format.h: XFS_SB_MAGIC
+    (1024 + 56, b"\x53\xef", "ext4"),  # include/uapi/linux/magic.h: EXT4_SUPER_MAGIC; of ext2 and ext3 too
+    (65536 + 64, b"_BHRfS_M", "btrfs"),  # include/uapi/linux/btrfs_tree.h: BTRFS_MAGIC
+    (1024, b"\x10\x20\xf5\xf2", "f2fs"),  # include/uapi/linux/magic.h: F2FS_SUPER_MAGIC
+    (65536, b"\x01\x16\x19\x70", "gfs2"),  # include/uapi/linux/gfs2_ondisk.h: GFS2_MAGIC, big endian
+    (3, b"EXFAT   ", "exfat"),  # fs/exfat/exfat_raw.h: STR_EXFAT
+    (54, b"FAT1", "vfat"),  # util-linux 2.38, libblkid/src/superblocks/vfat.c
+    (82, b"FAT32   ", "vfat"),  # as before
+)
+"""Where a device has what tells its file system, and how mount(8) names it; ext4 is the one of ext2 and ext3 too."""
+
+_OTHERS: Final = (
+    (3, b"NTFS    ", "NTFS"),  # Linux, fs/ntfs3/ntfs.h: struct NTFS_BOOT
+    (4086, b"SWAPSPACE2", "swap space"),  # util-linux 2.38, libblkid/src/superblocks/swap.c
+    (0, b"LUKS\xba\xbe", "LUKS (encrypted)"),  # cryptsetup 2.6, lib/luks2/luks2.h: LUKS2_MAGIC_1ST
+    (512, b"LABELONE", "an LVM physical volume"),  # LVM2 2.03, lib/label/label.h: LABEL_ID
+    (4096, b"\xfc\x4e\x2b\xa9", "a member of a RAID array"),  # Linux, include/uapi/linux/raid/md_p.h: MD_SB_MAGIC
+    (0, b"bluestore block device", "a disk of Ceph (BlueStore)"),  # util-linux 2.38, superblocks/bluestore.c
+    (512, b"EFI PART", "a partition table (GPT)"),  # Linux, block/partitions/efi.h: GPT_HEADER_SIGNATURE
+)
+
+_BOOT_SECTOR: Final = (510, b"\x55\xaa", "a partition table (MBR)")
+"""Only if nothing else was found: several of the above have it too. Source: Linux, block/partitions/msdos.c."""
+
+
+def name_contents(head: bytes) -> list[str]:
+    """Return what a device has that begins with `head`, its first HEAD_BYTES: names of file systems come first."""
+    table = (*_FILE_SYSTEMS, *_OTHERS)
+    found = list(dict.fromkeys(name for offset, magic, name in table if head.startswith(magic, offset)))
+    offset, magic, name = _BOOT_SECTOR
+    return found or ([name] if head.startswith(magic, offset) else [])
 
 
 async def read_file_system(device: Path, data_path: DataPath) -> str:
@@ -208,11 +247,9 @@ async def read_file_system(device: Path, data_path: DataPath) -> str:
         OSError: it cannot be read.
     """
     async with open_device(device, os.O_RDONLY, data_path) as (fd, _):
-
-        def find(_: ShouldStop) -> str:
-            return next((name for at, magic, name in _MAGICS if os.pread(fd, len(magic), at) == magic), "")
-
-        return await data_path.run_in_thread(find, f"reading device {device}")
+        head = await data_path.run_in_thread(lambda _: os.pread(fd, HEAD_BYTES, 0), f"reading device {device}")
+    known = {name for *_, name in _FILE_SYSTEMS}
+    return next((name for name in name_contents(head) if name in known), "")
 
 
 async def restore_device(

@@ -1,14 +1,18 @@
-"""Files and directories in a kopia snapshot: finding one by its path, and listing a directory.
+"""Files and directories in a kopia snapshot: finding one by its path, listing a directory, reading blocks of a file.
 
 No link is followed: a link is an entry like any other.
 Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/dir_writer.go (a directory is one JSON
-document).
+document); tools/kopia/program/block_fetch.go.
 """
 
+import asyncio
 import difflib
+import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import IO, Final
 
 import msgspec
@@ -16,14 +20,20 @@ import msgspec
 from core.errors import ContractError, DataPathError
 from core.models.base import parse_time
 from core.snapshot_contract import FileEntry, FileType
-from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.backup_process import device_flags
+from datamover.kopia.private_run import write_all
+from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.lazy_file import LazyFile
 from datamover.runtime.tree import escape_controls
 
 __all__ = [
+    "Silence",
     "StoredEntry",
     "convert_mode",
+    "fetch_blocks",
+    "find_below",
     "find_entry",
     "find_only_file",
     "parse_mode",
@@ -133,13 +143,23 @@ async def find_entry(
     Raises:
         DataPathError: there is none; the message has the name that may be meant.
     """
+    root = StoredEntry("", "d", snapshot.root_object, summary=_Summary(snapshot.size_bytes, snapshot.entries))
+    return await find_below(root, path, partial(read_directory, repository, open_output=open_output))
+
+
+async def find_below(
+    found: StoredEntry, path: str, read: Callable[[StoredEntry], Awaitable[Sequence[StoredEntry]]]
+) -> StoredEntry:
+    """Return the entry at a path below a directory; `read` returns the entries of one.
+
+    Raises:
+        DataPathError: there is none; the message has the name that may be meant.
+    """
     names = split_path(path)
-    found = StoredEntry("", "d", snapshot.root_object, summary=_Summary(snapshot.size_bytes, snapshot.entries))
     for depth, name in enumerate(names):
         if found.type is not FileType.DIRECTORY:
             raise DataPathError(f"{_show(names[:depth])} is no directory but a {found.type}, which is not followed")
-        entries = await read_directory(repository, found, open_output)
-        by_name = {one.name: one for one in entries}
+        by_name = {one.name: one for one in await read(found)}
         if name not in by_name:
             close = difflib.get_close_matches(name, by_name, n=1)
             hint = f" (did you mean {escape_controls(close[0])}?)" if close else ""
@@ -151,7 +171,7 @@ async def find_entry(
 async def find_only_file(
     repository: Repository, snapshot: Snapshot, open_output: Callable[[], IO[bytes]]
 ) -> StoredEntry:
-    """Return the only file of the snapshot of a block device, which is the device.
+    """Return the only file of the snapshot of a block device, which is the device, with the device's size.
 
     Raises:
         DataPathError: the snapshot is not one of a device.
@@ -160,7 +180,74 @@ async def find_only_file(
     entries = await read_directory(repository, root, open_output)
     if len(entries) != 1 or entries[0].type is not FileType.FILE:
         raise DataPathError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it has no single file")
+    if snapshot.by_block:
+        # kopia has whole blocks.
+        entries[0].size = snapshot.size_bytes
     return entries[0]
+
+
+class Silence:
+    """Has no use for what kopia reports while it moves data."""
+
+    def take_progress(self, line: str) -> str:
+        """Return the line."""
+        return line
+
+    def keep(self, line: str) -> None:
+        """Do nothing."""
+
+
+@asynccontextmanager
+async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFile) -> AsyncIterator[None]:
+    """Have kopia, which opens the repository once, fetch what is read from the image of a stored file.
+
+    Raises:
+        KopiaError: the repository cannot be opened, or the file is damaged.
+    """
+    fetcher = _BlockFetcher(repository, file, image)
+    image.fetch = fetcher.fetch
+    try:
+        yield
+    finally:
+        image.fetch = None
+        await fetcher.end()
+
+
+class _BlockFetcher:
+    """One run of `block-fetch`."""
+
+    def __init__(self, repository: Repository, file: StoredEntry, image: LazyFile) -> None:
+        reading, self._requests_fd = os.pipe()
+        self._fetched = asyncio.Event()
+        self._attempted = f"read blocks of {escape_controls(file.name)}"
+        files = KopiaFiles(stdin_fd=reading, on_output=self._take, inherited_fd=image.fd)
+        flags = [f"--object={file.object_id}", *device_flags(image.fd, image.size_bytes)]
+        call = repository.kopia.move_data(self._attempted, "block-fetch", *flags, files=files, listener=Silence())
+        self._child = asyncio.create_task(call, name="block-fetch")
+        # A request that kopia does not read fails then.
+        self._child.add_done_callback(lambda _: os.close(reading))
+
+    async def fetch(self, first: int, count: int) -> None:
+        self._fetched.clear()
+        write_all(self._requests_fd, f"{first} {count}\n".encode())
+        fetched = asyncio.create_task(self._fetched.wait(), name="fetched")
+        try:
+            await asyncio.wait({self._child, fetched}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            fetched.cancel()
+        if not self._fetched.is_set():
+            raise (await self._child).check().error("it ended early")
+
+    async def end(self) -> None:
+        os.close(self._requests_fd)
+        self._child.cancel()
+        await asyncio.wait({self._child})
+        if not self._child.cancelled():
+            self._child.exception()
+
+    def _take(self, line: str) -> None:
+        if line.startswith('{"fetched"'):
+            self._fetched.set()
 
 
 async def read_directory(

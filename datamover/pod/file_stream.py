@@ -1,7 +1,7 @@
 """Files of a snapshot, read in a pod: listed, or sent as a tar to the one process in the pod that asks for them.
 
-kopia writes the tar of a directory; a single file's has its header from here. No more than the buffers of pipes is
-held in memory: a slow reader slows kopia down. The pod ends by itself if nothing is read.
+kopia writes the tar of a directory; headers of a single file, and of files in a device, are from here. No more than the
+buffers of pipes is held in memory: a slow reader slows kopia down. The pod ends by itself if nothing is read.
 Source: kopia 0.23.1, cli/command_restore.go (restoreModeTar), snapshot/restore/tar_output.go.
 """
 
@@ -10,25 +10,26 @@ import logging
 import os
 import socket
 import tarfile
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from core.errors import AgentError, ConfigError, DataPathError, KopiaError
+from core.errors import AgentError, ConfigError, DataPathError
 from core.models.base import parse_time
 from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.mover_specs import FilesSpec, ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, FileListing, FileType, SentFiles
 from datamover.kopia.location_files import open_output
-from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory
+from datamover.kopia.snapshot_files import Silence, StoredEntry, find_entry, find_only_file, read_directory
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.pod.cluster import PodContext, open_access
+from datamover.pod.device_files import DeviceFiles, open_device_files
 from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
 from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir
@@ -49,16 +50,64 @@ class OpenSnapshot:
     snapshot: Snapshot
     work_dir: WorkDir
 
-    async def find(self, source: FilesSpec) -> StoredEntry:
-        """Return the entry at the path of the source; of a block device, the device.
+    @asynccontextmanager
+    async def look(self, source: FilesSpec) -> "AsyncIterator[_StoredFiles | DeviceFiles]":
+        """Yield the files that the source is one of: as kopia has them, or in the file system of a device.
+
+        Raises:
+            AgentError: the device has no file system that can be read.
+        """
+        if not (source.path if source.device else self.snapshot.by_block):
+            yield _StoredFiles(self.repository, self.snapshot, self.work_dir, source.device)
+            return
+        device = await find_only_file(self.repository, self.snapshot, partial(open_output, self.work_dir))
+        async with open_device_files(self.repository, device, self.work_dir.path) as files:
+            yield files
+
+
+@dataclass(frozen=True)
+class _StoredFiles:
+    """What kopia has: the files of a volume, or a device."""
+
+    repository: Repository
+    snapshot: Snapshot
+    work_dir: WorkDir
+    device: bool
+    note: ClassVar[str] = ""
+
+    async def find(self, path: str) -> StoredEntry:
+        """Return the entry at a path; of a block device, the device.
 
         Raises:
             DataPathError: there is none.
         """
         make = partial(open_output, self.work_dir)
-        if source.device:
+        if self.device:
             return await find_only_file(self.repository, self.snapshot, make)
-        return await find_entry(self.repository, self.snapshot, source.path, make)
+        return await find_entry(self.repository, self.snapshot, path, make)
+
+    async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
+        return await read_directory(self.repository, directory, partial(open_output, self.work_dir))
+
+    async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
+        return entries
+
+    async def read_link(self, link: StoredEntry) -> str:
+        answer = await self.repository.call(f"read link {link.name!a}", "show", link.object_id)
+        return os.fsdecode(answer.check().output)
+
+    def open_pipe(self) -> tuple[int, int]:
+        return os.pipe()
+
+    async def copy_content(self, file: StoredEntry, pipe: int) -> None:
+        files, attempted = KopiaFiles(stdout_fd=pipe), f"read file {file.name!a}"
+        kopia = self.repository.kopia
+        (await kopia.move_data(attempted, "show", file.object_id, files=files, listener=Silence())).check()
+
+    async def copy_tar(self, directory: StoredEntry, pipe: Path) -> None:
+        attempted = f"read directory {directory.name!a}"
+        kopia = self.repository.kopia
+        (await kopia.call(attempted, "restore", directory.object_id, str(pipe), "--mode=tar", seconds=None)).check()
 
 
 @asynccontextmanager
@@ -86,18 +135,18 @@ async def list_files(spec: ListFiles, context: PodContext) -> Termination:
         AgentError: the snapshot cannot be read, or has no such entry.
     """
     output, listed = JobOutput(), 0
-    async with open_snapshot(spec, context) as opened:
-        found = await opened.find(spec)
+    async with open_snapshot(spec, context) as opened, opened.look(spec) as files:
+        found = await files.find(spec.path)
         entries = [found]
         if found.type is FileType.DIRECTORY:
-            read = await read_directory(opened.repository, found, partial(open_output, opened.work_dir))
-            entries = [one for one in read if one.name > spec.after]
-        for one in entries[: spec.limit]:
+            entries = [one for one in await files.list(found) if one.name > spec.after]
+        for one in await files.complete(entries[: spec.limit]):
             if output.size_bytes > _LISTED_BYTES:
                 break
             output.write(ENTRY_LINE, one.describe())
             listed += 1
-    return build_success(output.seal(FileListing(type=found.type, entries=len(entries), listed=listed)))
+        listing = FileListing(type=found.type, entries=len(entries), listed=listed, note=files.note)
+    return build_success(output.seal(listing))
 
 
 _logger = logging.getLogger(__name__)
@@ -138,19 +187,20 @@ class FileSender:
         Raises:
             AgentError: they cannot be read, are not requested, or the process that requested them has stopped reading.
         """
-        async with open_snapshot(self.spec, self.context) as opened:
-            entry = await opened.find(self.spec)
+        async with open_snapshot(self.spec, self.context) as opened, opened.look(self.spec) as files:
+            entry = await files.find(self.spec.path)
             if entry.type is FileType.OTHER:
                 raise DataPathError(f"{self.spec.path} is neither a file, a directory nor a link")
             path = opened.work_dir.path.parent / SOCKET_NAME
             async with self._accept(path) as (reader, writer):
                 try:
-                    await self._send(opened, entry, writer)
+                    await self._send(files, entry, writer)
                 except AgentError as e:
                     error = self.context.redactor.redact(str(e))[:_ERROR_CHARACTERS]
-                    await self._end(path, reader, writer, SentFiles(bytes=self.sent_bytes, error=error))
+                    sent = SentFiles(bytes=self.sent_bytes, error=error, note=files.note)
+                    await self._end(path, reader, writer, sent)
                     raise
-                result = SentFiles(bytes=self.sent_bytes)
+                result = SentFiles(bytes=self.sent_bytes, note=files.note)
                 await self._end(path, reader, writer, result)
         return build_success(result.to_json())
 
@@ -180,69 +230,75 @@ class FileSender:
             finally:
                 writer.transport.abort()
 
-    async def _send(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
+    async def _send(
+        self, files: "_StoredFiles | DeviceFiles", entry: StoredEntry, writer: asyncio.StreamWriter
+    ) -> None:
         await self._write(writer, f"{ENTRY_LINE.format(entry.describe())}\n".encode())
-        match entry.type:
-            case FileType.DIRECTORY:
-                await self._send_directory(opened, entry, writer)
-            case FileType.LINK:
-                answer = await opened.repository.call(f"read link {entry.name!a}", "show", entry.object_id)
-                target = os.fsdecode(answer.check().output)
-                await self._write(writer, _header(entry, target) + _END_OF_TAR)
-            case _:
-                await self._send_file(opened, entry, writer)
+        if entry.type is not FileType.DIRECTORY:
+            await self._send_member(files, entry, writer)
+        elif isinstance(files, DeviceFiles):
+            async for one in files.walk(entry):
+                await self._send_member(files, one, writer)
+        else:
+            await self._send_stored_directory(files, entry, writer)
+            return
+        await self._write(writer, _END_OF_TAR)
 
-    async def _send_directory(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
-        pipe = opened.work_dir.path / "tar"
+    async def _send_stored_directory(
+        self, files: "_StoredFiles", entry: StoredEntry, writer: asyncio.StreamWriter
+    ) -> None:
+        pipe = files.work_dir.path / "tar"
         os.mkfifo(pipe, mode=0o600)
         # A pipe without a writer would have ended: so this process is one until kopia has ended.
         ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         kopias = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
-        kopia = opened.repository.kopia.call(
-            f"read directory {entry.name!a}", "restore", entry.object_id, str(pipe), "--mode=tar", seconds=None
-        )
-        (await self._forward(kopia, ours, kopias, writer)).check()
+        await self._forward(files.copy_tar(entry, pipe), ours, kopias, writer)
 
-    async def _send_file(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
-        await self._write(writer, _header(entry))
+    async def _send_member(
+        self, files: "_StoredFiles | DeviceFiles", entry: StoredEntry, writer: asyncio.StreamWriter
+    ) -> None:
+        """Send what is not a directory, or the header of one."""
+        target = await files.read_link(entry) if entry.type is FileType.LINK else ""
+        await self._write(writer, _header(entry, target))
+        if entry.type is not FileType.FILE:
+            return
         before = self.sent_bytes
-        ours, kopias = os.pipe()
-        kopia = opened.repository.kopia.move_data(
-            f"read file {entry.name!a}",
-            "show",
-            entry.object_id,
-            files=KopiaFiles(stdout_fd=kopias),
-            listener=_Silence(),
-        )
-        answer = (await self._forward(kopia, ours, kopias, writer)).check()
+        ours, theirs = files.open_pipe()
+        await self._forward(files.copy_content(entry, theirs), ours, theirs, writer, most=entry.size)
         if (count := self.sent_bytes - before) != entry.size:
-            raise KopiaError(f"{answer.attempted}: it has {count} bytes instead of {entry.size}")
-        await self._write(writer, bytes(-entry.size % _BLOCK_BYTES) + _END_OF_TAR)
+            raise DataPathError(f"read file {entry.name!a}: it has {count} bytes instead of {entry.size}")
+        await self._write(writer, bytes(-entry.size % _BLOCK_BYTES))
 
     async def _forward(
-        self, kopia: Coroutine[Any, Any, KopiaAnswer], ours: int, kopias: int, writer: asyncio.StreamWriter
-    ) -> KopiaAnswer:
-        """Run kopia, pass on what it writes to a pipe, and return its answer; both ends of the pipe are closed."""
+        self,
+        work: Coroutine[Any, Any, None],
+        ours: int,
+        theirs: int,
+        writer: asyncio.StreamWriter,
+        *,
+        most: int | None = None,
+    ) -> None:
+        """Do the work, and pass on what it writes to a pipe, at most so many bytes; both ends are closed."""
 
-        async def run() -> KopiaAnswer:
+        async def run() -> None:
             try:
-                return await kopia
+                await work
             finally:
-                os.close(kopias)
+                os.close(theirs)
 
-        running = asyncio.create_task(run(), name="kopia")
-        pumping = asyncio.create_task(self._pump(ours, writer), name="file-pump")
+        running = asyncio.create_task(run(), name="file-source")
+        pumping = asyncio.create_task(self._pump(ours, writer, most), name="file-pump")
         try:
             await asyncio.wait({running, pumping}, return_when=asyncio.FIRST_EXCEPTION)
             if pumping.done():
                 pumping.result()
-            return running.result()
+            running.result()
         finally:
             running.cancel()
             pumping.cancel()
             await asyncio.wait({running, pumping})
 
-    async def _pump(self, source: int, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: int, writer: asyncio.StreamWriter, most: int | None) -> None:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=_PIECE_BYTES)
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", buffering=0)
@@ -250,6 +306,10 @@ class FileSender:
         try:
             async with asyncio.timeout(self.limits.idle_seconds) as idle:
                 while piece := await reader.read(_PIECE_BYTES):
+                    if most is not None:
+                        # The last block of a device may be longer than the device.
+                        piece = piece[:most]
+                        most -= len(piece)
                     await self._write(writer, piece)
                     idle.reschedule(loop.time() + self.limits.idle_seconds)
         except TimeoutError as e:
@@ -298,21 +358,20 @@ def _listen(path: Path) -> Iterator[socket.socket]:
             one.unlink(missing_ok=True)
 
 
-class _Silence:
-    """Has no use for what kopia reports meanwhile."""
-
-    def take_progress(self, line: str) -> str:
-        return line
-
-    def keep(self, line: str) -> None:
-        pass
+_TAR_TYPES: Final = {
+    FileType.FILE: tarfile.REGTYPE,
+    FileType.DIRECTORY: tarfile.DIRTYPE,
+    FileType.LINK: tarfile.SYMTYPE,
+    # Whoever unpacks it refuses it, and names it.
+    FileType.OTHER: tarfile.FIFOTYPE,
+}
 
 
 def _header(entry: StoredEntry, target: str = "") -> bytes:
-    """Return the header of a file or link in a tar."""
+    """Return the header of an entry in a tar."""
     info = tarfile.TarInfo(entry.name)
-    info.type = tarfile.SYMTYPE if entry.type is FileType.LINK else tarfile.REGTYPE
-    info.size = 0 if entry.type is FileType.LINK else entry.size
+    info.type = _TAR_TYPES[entry.type]
+    info.size = entry.size if entry.type is FileType.FILE else 0
     info.linkname = target
     info.mode = int(entry.mode or "0", 8) & _PERMISSIONS
     info.uid, info.gid = entry.uid, entry.gid

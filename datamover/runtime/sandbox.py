@@ -4,7 +4,8 @@ With CAP_SYS_ADMIN the jail is an empty directory into which a mount namespace o
 With CAP_SYS_CHROOT alone it is the directory that holds the volume, if that holds nothing else.
 Source: Linux, chroot(2), unshare(2), mount(2), Documentation/filesystems/sharedsubtree.rst.
 
-Knows the seccomp filter that answers them. Does not know for which child that is right.
+Knows the seccomp filters that answer them, and that have another process answer reads. Does not know for which child
+that is right.
 Source: Linux, Documentation/userspace-api/seccomp_filter.rst; include/uapi/linux/seccomp.h, filter.h, audit.h.
 
 Governs what is opened, created, linked, renamed and removed by path; ABI 3 adds truncation by path. No ABI governs
@@ -39,6 +40,7 @@ __all__ = [
     "below",
     "build_jail",
     "no_flushes",
+    "notify_reads",
     "open_ruleset",
     "share_nothing",
     "use_as_jail",
@@ -217,14 +219,16 @@ class _Numbers(NamedTuple):
     seccomp: int
     fsync: int
     fdatasync: int
+    pread: int
 
 
 _ARCHITECTURES: Final = {
-    "x86_64": _Numbers(0xC000003E, 317, 74, 75),
-    "aarch64": _Numbers(0xC00000B7, 277, 82, 83),
+    "x86_64": _Numbers(0xC000003E, 317, 74, 75, 17),
+    "aarch64": _Numbers(0xC00000B7, 277, 82, 83, 67),
 }
 
 _SET_MODE_FILTER: Final = 1
+_NEW_LISTENER: Final = 1 << 3
 _SPEC_ALLOW: Final = 1 << 2
 """Without it, older kernels slow the whole program down, against attacks on programs that run foreign code."""
 
@@ -234,6 +238,9 @@ _RETURN: Final = 0x06
 _ALLOW: Final = 0x7FFF0000
 _SUCCEED: Final = 0x00050000
 """SECCOMP_RET_ERRNO with the error 0: the call returns at once, without an error."""
+
+_NOTIFY: Final = 0x7FC00000
+"""SECCOMP_RET_USER_NOTIF: the call waits until whoever holds the listener answers it."""
 
 _NUMBER_AT: Final = 0
 _ARCHITECTURE_AT: Final = 4
@@ -254,28 +261,51 @@ def no_flushes() -> list[Step]:
     numbers = _ARCHITECTURES.get(platform.machine())
     if numbers is None:
         return []
-    program = _build(numbers)
-    libc = ctypes.PyDLL(None, use_errno=True)
-    install = partial(
-        libc.syscall,
-        ctypes.c_long(numbers.seccomp),
-        ctypes.c_ulong(_SET_MODE_FILTER),
-        ctypes.c_ulong(_SPEC_ALLOW),
-        ctypes.byref(program),
-    )
+    install = _install(numbers, (numbers.fsync, numbers.fdatasync), _SUCCEED, _SPEC_ALLOW)
     return [("seccomp", lambda: max(0, install()))]
 
 
-def _build(numbers: _Numbers) -> _Program:
+def notify_reads(send: Callable[[int], object]) -> list[Step]:
+    """Return the step after which each pread of the child waits for an answer; none on other architectures.
+
+    It requires `no_new_privs`, or a capability. `send` is called in the child with the descriptor of the listener.
+    """
+    numbers = _ARCHITECTURES.get(platform.machine())
+    if numbers is None:
+        return []
+    install = _install(numbers, (numbers.pread,), _NOTIFY, _NEW_LISTENER)
+
+    def observe() -> int:
+        listener = install()
+        if listener >= 0:
+            send(listener)
+        return listener
+
+    return [("seccomp with a listener", observe)]
+
+
+def _install(numbers: _Numbers, calls: Sequence[int], action: int, flags: int) -> Callable[[], int]:
+    """Return the call that installs a filter with one action for these system calls."""
+    program = _build(numbers.audit, calls, action)
+    libc = ctypes.PyDLL(None, use_errno=True)
+    return partial(
+        libc.syscall,
+        ctypes.c_long(numbers.seccomp),
+        ctypes.c_ulong(_SET_MODE_FILTER),
+        ctypes.c_ulong(flags),
+        ctypes.byref(program),
+    )
+
+
+def _build(architecture: int, calls: Sequence[int], action: int) -> _Program:
     """Return the filter; a jump names how many lines to skip if it is equal, and if not."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_JUMP_IF_EQUAL, 0, 3, numbers.audit),
+        (_JUMP_IF_EQUAL, 0, len(calls) + 1, architecture),
         (_LOAD, 0, 0, _NUMBER_AT),
-        (_JUMP_IF_EQUAL, 2, 0, numbers.fsync),
-        (_JUMP_IF_EQUAL, 1, 0, numbers.fdatasync),
+        *((_JUMP_IF_EQUAL, len(calls) - at, 0, call) for at, call in enumerate(calls)),
         (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _SUCCEED),
+        (_RETURN, 0, 0, action),
     ]
     return _Program(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
 

@@ -15,6 +15,7 @@ from client.backups import files
 from client.backups.files import FileList
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
+from core.models.names import CLAIM_ANNOTATION
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
@@ -131,6 +132,7 @@ def test_an_empty_directory_is_a_note(shell: BackupShell, kube: FilesKube) -> No
         (["ls", "night", "data/\udcff"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
         (["ls", "night", "data", "--after=\udcff"], 2, r'"\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
         (["cp", "night:data/\udcff", "x"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
+        (["cp", "night:data/etc", "x", "--device"], 2, "--device copies a volume as a whole, not app/data/etc"),
         (["cp", "night", "x"], 2, '"night" names no file of a backup: expected NAME:PVC/PATH'),
         (["cp", "night:", "x"], 2, '"night:" names no file of a backup'),
         (["cp", "night:data"], 2, r"missing argument DEST \(see nodeagent backup cp --help\)"),
@@ -280,3 +282,39 @@ def test_a_python_without_the_filters_is_an_error(shell: BackupShell, monkeypatc
     done = shell.run("cp", "night:data/etc", "x")
     assert done.code == 2
     assert "use Python 3.11.4 or newer" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "shown"),
+    [("data", None, "app/data"), ("data/", "/", "app/data/"), ("app/data/etc/x/", "/etc/x", "app/data/etc/x")],
+)
+def test_a_block_volume_is_its_device_or_what_is_in_it(
+    shell: BackupShell, kube: FilesKube, text: str, path: str | None, shown: str
+) -> None:
+    for one in kube.objects(DATA_UPLOADS):
+        if one["spec"]["sourcePVC"] == "data":
+            saved = json.loads(one["metadata"]["annotations"][CLAIM_ANNOTATION])
+            one["metadata"]["annotations"][CLAIM_ANNOTATION] = json.dumps(saved | {"volumeMode": "Block"})
+            kube.put(one)
+    result = FileListing(type=FileType.DIRECTORY, entries=1, listed=1, note="its journal was not replayed")
+    lines = [ENTRY_LINE.format(_ENTRIES[0])]
+    kube.end(0, seal(result, *lines), *lines)
+    done = shell.run("ls", "night", text, "-o", "json")
+    assert done.code == 0, done.err
+    found = FileList.from_json(done.out)
+    assert (found.place, found.notes) == (shown, ["its journal was not replayed"])
+    created = next(one for one in kube.requests if one.method == "POST" and one.path.endswith("/jobs"))
+    (container,) = json.loads(created.body or b"")["spec"]["template"]["spec"]["containers"]
+    assert "--device" in container["args"]
+    assert [one for one in container["args"] if one.startswith("--path")] == ([f"--path={path}"] if path else [])
+
+
+def test_cp_copies_the_device_of_a_volume_with_a_file_system(
+    shell: BackupShell, kube: FilesKube, tmp_path: Path
+) -> None:
+    kube.send(FileEntry(name="disk", type=FileType.FILE, size_bytes=3), pack(disk=b"abc"))
+    done = shell.run("cp", "night:data", str(tmp_path / "image"), "--device")
+    assert (done.code, (tmp_path / "image").read_bytes()) == (0, b"abc")
+    created = next(one for one in kube.requests if one.method == "POST" and one.path.endswith("/jobs"))
+    (container,) = json.loads(created.body or b"")["spec"]["template"]["spec"]["containers"]
+    assert "--device" in container["args"]

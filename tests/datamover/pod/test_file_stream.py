@@ -1,24 +1,18 @@
 """Files and directories of a snapshot as a stream, with a real kopia: what arrives, and how the pod ends."""
 
 import asyncio
-import io
-import os
 import socket
 import stat
-import sys
-import tarfile
-from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.mover_specs import SendFiles
-from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
+from core.snapshot_contract import FileType, SentFiles
 from datamover.pod.file_relay import SOCKET_NAME, relay
-from datamover.pod.file_stream import FileSender, SendLimits
 from datamover.pod.storage_commands import run_storage_command
-from tests.datamover.support.stored_files import SnapshotBed
+from tests.datamover.support.stored_files import Received, SnapshotBed, build_sender, receive, relay_in_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -28,41 +22,8 @@ def bed(_stored_volume: SnapshotBed, tmp_path: Path) -> SnapshotBed:
     return _stored_volume.copy(tmp_path)
 
 
-class Received:
-    """What the process that is executed in the pod passed on."""
-
-    def __init__(self, code: int, output: bytes, errors: bytes) -> None:
-        self.code = code
-        line, _, self.tar = output.partition(b"\n")
-        self.entry: FileEntry | None = ENTRY_LINE.parse(line.decode())
-        self.result = SentFiles.from_json(errors.decode().strip())
-        self.whole = self.result == SentFiles(bytes=len(output))
-
-    def open(self) -> tarfile.TarFile:
-        return tarfile.open(fileobj=io.BytesIO(self.tar))
-
-
-async def _relay() -> Received:
-    command = [sys.executable, *SEND_COMMAND[1:]]
-    child = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=os.environ)
-    output, errors = await child.communicate()
-    return Received(child.returncode or 0, output, errors)
-
-
-def _sender(bed: SnapshotBed, path: str = "", **limits: float) -> FileSender:
-    return FileSender(SendFiles(**bed.place(path)), bed.pod.context, SendLimits(linger_seconds=0, **limits))
-
-
-async def _receive(bed: SnapshotBed, path: str = "") -> Received:
-    async with asyncio.TaskGroup() as group:
-        sending = group.create_task(_sender(bed, path).run(), name="sending")
-        receiving = group.create_task(_relay(), name="receiving")
-    assert SentFiles.from_json(sending.result().message) == receiving.result().result
-    return receiving.result()
-
-
 async def test_a_directory_arrives_with_all_that_kopia_keeps(bed: SnapshotBed) -> None:
-    received = await _receive(bed)
+    received = await receive(bed)
     assert (received.code, received.whole) == (0, True)
     assert received.entry is not None
     assert (received.entry.type, received.entry.name) == (FileType.DIRECTORY, "")
@@ -83,7 +44,7 @@ async def test_a_directory_arrives_with_all_that_kopia_keeps(bed: SnapshotBed) -
 
 @pytest.mark.parametrize("path", ["sparse", "sub/deep/$(HOME) ü%41"])
 async def test_a_file_arrives_alone(bed: SnapshotBed, path: str) -> None:
-    received = await _receive(bed, path)
+    received = await receive(bed, path)
     assert (received.code, received.whole) == (0, True)
     with received.open() as tar:
         (member,) = tar
@@ -93,7 +54,7 @@ async def test_a_file_arrives_alone(bed: SnapshotBed, path: str) -> None:
 
 
 async def test_a_link_arrives_as_a_link(bed: SnapshotBed) -> None:
-    received = await _receive(bed, "sub/link")
+    received = await receive(bed, "sub/link")
     with received.open() as tar:
         (member,) = tar
     assert (member.name, member.issym(), member.linkname) == ("link", True, "../a")
@@ -101,7 +62,7 @@ async def test_a_link_arrives_as_a_link(bed: SnapshotBed) -> None:
 
 async def test_a_pod_that_is_not_read_ends_by_itself(bed: SnapshotBed) -> None:
     with pytest.raises(Exception, match="the files were not requested within 0 s"):
-        await _sender(bed, wait_seconds=0.1).run()
+        await build_sender(bed, wait_seconds=0.1).run()
     assert not (bed.pod.folder / SOCKET_NAME).exists()
 
 
@@ -134,13 +95,13 @@ async def test_a_command_that_sees_the_socket_first_is_not_refused(
     monkeypatch.setattr(socket.socket, "listen", look)
     monkeypatch.setattr(asyncio, "start_unix_server", connect_first)
     with pytest.raises(Exception, match="does not read them any more"):
-        await _sender(bed, "sparse").run()
+        await build_sender(bed, "sparse").run()
     assert named[0] is False
     assert not path.exists()
 
 
 async def test_a_pod_whose_reader_stops_ends_by_itself(bed: SnapshotBed) -> None:
-    sending = asyncio.create_task(_sender(bed, "sparse", idle_seconds=1).run(), name="sending")
+    sending = asyncio.create_task(build_sender(bed, "sparse", idle_seconds=1).run(), name="sending")
     _, writer = await _connect(bed)
     with pytest.raises(Exception, match="no byte was read or sent for 1 s"):
         await sending
@@ -148,7 +109,7 @@ async def test_a_pod_whose_reader_stops_ends_by_itself(bed: SnapshotBed) -> None
 
 
 async def test_a_pod_whose_reader_goes_away_ends(bed: SnapshotBed) -> None:
-    sending = asyncio.create_task(_sender(bed, "sparse").run(), name="sending")
+    sending = asyncio.create_task(build_sender(bed, "sparse").run(), name="sending")
     reader, writer = await _connect(bed)
     await reader.read(1)
     writer.transport.abort()
@@ -157,7 +118,7 @@ async def test_a_pod_whose_reader_goes_away_ends(bed: SnapshotBed) -> None:
 
 
 async def test_content_that_cannot_be_read_is_an_error_at_both_ends(bed: SnapshotBed) -> None:
-    sending = asyncio.create_task(_sender(bed, "sparse").run(), name="sending")
+    sending = asyncio.create_task(build_sender(bed, "sparse").run(), name="sending")
     receiving = asyncio.create_task(_relay_after_damage(bed), name="receiving")
     with pytest.raises(Exception, match="read file 'sparse'"):
         await sending
@@ -173,7 +134,7 @@ async def _relay_after_damage(bed: SnapshotBed) -> Received:
             await asyncio.sleep(0.05)
     for blob in (bed.pod.folder / "location" / "kopia" / "app").glob("p*/**/*.f"):
         blob.unlink()
-    return await _relay()
+    return await relay_in_process()
 
 
 async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: SnapshotBed) -> None:

@@ -43,6 +43,6 @@ def use_means(name: str, monkeypatch: pytest.MonkeyPatch) -> Means:
     `chroot` is the jail of a mover pod, without mounts, and `nothing` one that lacks the capability for it.
     """
     means = (MEANS | _OF_PODS)[name]()
-    for module in ("datamover.kopia.process", "datamover.pod.transfer"):
+    for module in ("datamover.kopia.process", "datamover.pod.device_files", "datamover.pod.transfer"):
         monkeypatch.setattr(f"{module}.find_means", lambda: means)
     return means

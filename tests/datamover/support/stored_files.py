@@ -1,12 +1,20 @@
-"""A pod that reads files of a snapshot, with a real kopia and a directory as location."""
+"""A pod that reads files of a snapshot, with a real kopia and a directory as location, and what it sends."""
 
+import asyncio
+import io
 import json
 import os
 import shutil
+import sys
+import tarfile
+from asyncio.subprocess import PIPE
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.mover_specs import SendFiles
+from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, SentFiles
+from datamover.pod.file_stream import FileSender, SendLimits
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -60,3 +68,39 @@ def make_volume(volume: Path) -> Path:
         file.seek(1_000_000)
         file.write(b"middle")
     return volume
+
+
+class Received:
+    """What the process that is executed in the pod passed on."""
+
+    def __init__(self, code: int, output: bytes, errors: bytes) -> None:
+        self.code = code
+        line, _, self.tar = output.partition(b"\n")
+        self.entry: FileEntry | None = ENTRY_LINE.parse(line.decode())
+        self.result = SentFiles.from_json(errors.decode().strip())
+        self.whole = self.result == SentFiles(bytes=len(output), note=self.result.note)
+
+    def open(self) -> tarfile.TarFile:
+        return tarfile.open(fileobj=io.BytesIO(self.tar))
+
+
+async def relay_in_process() -> Received:
+    command = [sys.executable, *SEND_COMMAND[1:]]
+    child = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=os.environ)
+    output, errors = await child.communicate()
+    return Received(child.returncode or 0, output, errors)
+
+
+def build_sender(bed: SnapshotBed, path: str = "", *, device: bool = False, **limits: float) -> FileSender:
+    """Return one that sends what is at a path."""
+    spec = SendFiles(**bed.place(path, device=device))
+    return FileSender(spec, bed.pod.context, SendLimits(linger_seconds=0, **limits))
+
+
+async def receive(bed: SnapshotBed, path: str = "", *, device: bool = False) -> Received:
+    """Return what a command gets of what is at a path."""
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(build_sender(bed, path, device=device).run(), name="sending")
+        receiving = group.create_task(relay_in_process(), name="receiving")
+    assert SentFiles.from_json(sending.result().message) == receiving.result().result
+    return receiving.result()

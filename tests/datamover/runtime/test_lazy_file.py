@@ -1,0 +1,93 @@
+"""A file that is fetched when a child reads it; the child is debugfs."""
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataPathError
+from datamover.runtime import lazy_file
+from datamover.runtime.lazy_file import LazyFile
+from datamover.runtime.sandbox import Step
+from tests.datamover.support.disks import make_disk, opened_disk, read_file
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_disk(tmp_path_factory.mktemp("disk"))
+
+
+@pytest.fixture
+def disk(made: tuple[Path, Path]) -> Path:
+    return made[1]
+
+
+async def test_only_what_is_read_is_fetched(disk: Path, tmp_path: Path) -> None:
+    async with opened_disk(disk, tmp_path / "look") as (files, fetched):
+        assert await read_file(files, "small") == b"one"
+        assert 0 < len(set(fetched)) < 8
+        assert (tmp_path / "look" / "device" / "image").stat().st_blocks * 512 < 8 << 20
+
+
+async def test_what_was_read_makes_room_for_what_is_read(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy_file, "_KEPT_BLOCKS", 2)
+    source, disk = made
+    async with opened_disk(disk, tmp_path / "look") as (files, fetched):
+        for _ in range(2):
+            assert await read_file(files, "small") == b"one"
+            listed = await files.list(await files.find("sub"))
+            assert {one.name for one in listed} == {one.name for one in (source / "sub").iterdir()}
+        assert len(fetched) > len(set(fetched))
+        assert (tmp_path / "look" / "device" / "image").stat().st_blocks * 512 <= 2 << 20
+
+
+async def test_a_block_that_cannot_be_fetched_is_the_cause(disk: Path, tmp_path: Path) -> None:
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+
+        async def fail(first: int, count: int) -> None:
+            raise DataPathError(f"blocks {first} and {count} more are gone")
+
+        files.debugfs._image.fetch = fail
+        files.debugfs._image._fetched.clear()
+        with pytest.raises(DataPathError, match=r"blocks \d+ and 1 more are gone"):
+            await files.find("sub/deep/link")
+
+
+async def test_more_than_is_kept_is_not_read_at_once(tmp_path: Path) -> None:
+    with LazyFile.create(tmp_path / "file", 1 << 40) as file:
+
+        async def fetch(first: int, count: int) -> None:
+            raise AssertionError((first, count))
+
+        file.fetch = fetch
+        with pytest.raises(DataPathError, match="is not expected: the file system is damaged"):
+            await file.read(0, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        ([], "cannot be read on this architecture"),
+        ([("seccomp with a listener", lambda: -1)], "cannot confine seccomp with a listener: "),
+    ],
+    ids=["architecture", "kernel"],
+)
+async def test_a_machine_that_cannot_do_it_says_so(
+    steps: list[Step], error: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy_file, "notify_reads", lambda _: steps)
+    with pytest.raises(DataPathError, match=error):
+        async with opened_disk(disk, tmp_path / "look"):
+            pass
+
+
+async def test_a_kernel_that_does_not_know_the_answer_is_too_old(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy_file, "_CONTINUE", 1 << 20)
+    with pytest.raises(DataPathError, match=r"older than Linux 5\.5"):
+        async with opened_disk(disk, tmp_path / "look"):
+            pass
