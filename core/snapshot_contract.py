@@ -15,6 +15,7 @@ from msgspec.structs import force_setattr
 from core.models.backups import SavedClaim
 from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.job_output import OutputLine
+from core.models.names import BLOCK_DATA_MOVER
 
 __all__ = [
     "CHECKED_LINE",
@@ -128,6 +129,11 @@ class StoredSnapshot(WireModel, omit_defaults=True):
     transfer_uid: str = field(default="", name="transferUID")
     claim: SavedClaim | None = None
     described: bool = False
+
+    @property
+    def by_block(self) -> bool:
+        """Whether its source is a device, in the format of BLOCK_DATA_MOVER."""
+        return self.source.split("/")[1:2] == [BLOCK_DATA_MOVER]
 
 
 class UnreadRepository(WireModel):

@@ -36,7 +36,7 @@ from exposer.manifests import (
     parse_source_annotation,
     track_snapshot,
 )
-from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
+from exposer.model import Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.ownership import (
     DELETE,
     RETAIN,
@@ -46,6 +46,7 @@ from exposer.ownership import (
     delete_with_volume,
     explain_deletion,
     is_provisioned,
+    is_refused,
     patch_if_there,
     withdraw_mover,
 )
@@ -97,6 +98,8 @@ class CSISnapshotExposer:
             KubeError: the API server rejected a request.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
+            if request.fell_back and (pending := await self._drop_device(request.owner)):
+                return pending
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
             return await self._causes.inspect(pod, by_block=request.by_block)
@@ -186,6 +189,14 @@ class CSISnapshotExposer:
             _logger.warning("the whole device will be read: %s", e)
             return None
         return found["spec"] if found else None
+
+    async def _drop_device(self, owner: Owner) -> Pending | None:
+        """Delete the backup PVC that was refused as a device, and its pod before it; None once there is none."""
+        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
+        if claim is None or not (belongs(claim, owner) and is_refused(claim)):
+            return None
+        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        return pending or await delete_with_volume(self._client, claim)
 
     async def _read_exclusions(self, request: SnapshotRequest) -> str:
         """Return what the annotation of the source PVC names, if it counts; empty: nothing."""

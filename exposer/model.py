@@ -202,6 +202,7 @@ class SnapshotRequest:
     custom resource was accepted with (`CopyPlan.recorded`).
     `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
     name that was created later is a different one. `by_block`: as a device, also where the source has a file system.
+    `fell_back`: no longer, since an earlier step found that its class has none.
     """
 
     owner: Owner
@@ -215,6 +216,7 @@ class SnapshotRequest:
     requested_at: datetime | None = None
     copied: tuple[str, ...] = ()
     by_block: bool = False
+    fell_back: bool = False
 
     @property
     def copies(self) -> CopyPlan:

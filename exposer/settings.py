@@ -269,7 +269,7 @@ class ExposeSettings:
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in volumes of
     `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
-    `backup_mover` is how backups run kopia.
+    `backup_mover` is how backups run kopia. Volumes of `block_classes` are preferably backed up by block.
     `exclusions` say what backups leave out.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
@@ -289,6 +289,7 @@ class ExposeSettings:
     ignore_files_namespaces: frozenset[str] = frozenset()
     read_all_files_namespaces: frozenset[str] = frozenset()
     backup_mover: BackupMover = BackupMover.PLAIN
+    block_classes: frozenset[str] = frozenset()
     exclusions: ExclusionRules = field(default_factory=ExclusionRules)
     repository_volumes: tuple[RepositoryMount, ...] = ()
     retries: Mapping[str, RetryRules] = field(default_factory=dict)

@@ -126,7 +126,7 @@ def find_place(backup: Backup, text: str) -> FilePlace:
     if volume.phase is not Phase.COMPLETED or not volume.snapshot_id:
         cause = f": {volume.message}" if volume.message else ""
         raise FilesError(f"{volume.kind} {volume.transfer} of PVC {first} is {volume.phase}{cause}: it has no files")
-    device = volume.saved is not None and volume.saved.volume_mode == _BLOCK
+    device = volume.by_block or (volume.saved is not None and volume.saved.volume_mode == _BLOCK)
     inside = path or text.endswith("/")
     return FilePlace(volume, f"/{path}" if device and inside else path, device)
 

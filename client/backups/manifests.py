@@ -24,7 +24,9 @@ from core.models.names import (
     BACKUP_LABEL,
     BACKUP_TTL_ANNOTATION,
     BACKUP_VOLUMES_ANNOTATION,
+    BLOCK_DATA_MOVER,
     CLAIM_ANNOTATION,
+    FS_DATA_MOVER,
     PVC_NAME_ANNOTATION,
     SCHEDULE_LABEL,
     label_value,
@@ -38,6 +40,7 @@ __all__ = [
     "BackupError",
     "BackupRequest",
     "ClusterClasses",
+    "DataMover",
     "Method",
     "MountingPod",
     "PlannedVolume",
@@ -70,6 +73,16 @@ class Method(StrEnum):
     AUTO = "auto"
     CSI_SNAPSHOT = "csi-snapshot"
     FS_BACKUP = "fs-backup"
+
+
+class DataMover(StrEnum):
+    """Values of `--data-mover`."""
+
+    BLOCK = "block"
+    FS = "fs"
+
+
+_DATA_MOVERS: Final = {DataMover.BLOCK: BLOCK_DATA_MOVER, DataMover.FS: FS_DATA_MOVER}
 
 
 @dataclass(frozen=True)
@@ -272,12 +285,16 @@ def transfer_name(backup: str, namespace: str, claim: str) -> str:
 
 @dataclass(frozen=True)
 class PlannedVolume:
-    """One volume of a backup: its PVC, and how it is backed up. `volumes` is how many the backup has."""
+    """One volume of a backup: its PVC, and how it is backed up. `volumes` is how many the backup has.
+
+    A `data_mover` of None: the agents' configuration decides.
+    """
 
     request: BackupRequest
     claim: SavedClaim
     way: ChosenMethod
     volumes: int
+    data_mover: DataMover | None = None
 
     @property
     def name(self) -> str:
@@ -352,6 +369,7 @@ class PlannedVolume:
                     "sourcePVC": claim.name,
                     "backupStorageLocation": location,
                     "operationTimeout": OPERATION_TIMEOUT,
+                    **({"datamover": _DATA_MOVERS[self.data_mover]} if self.data_mover else {}),
                     **({"dataMoverConfig": settings} if settings else {}),
                 }
             case MountingPod():

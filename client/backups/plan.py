@@ -10,6 +10,7 @@ from client.backups.manifests import (
     BackupError,
     BackupRequest,
     ClusterClasses,
+    DataMover,
     Method,
     PlannedVolume,
     check_pairs,
@@ -93,12 +94,20 @@ class Choice:
     namespace: str = ""
     selector: str = ""
     method: Method = Method.AUTO
+    data_mover: DataMover | None = None
     ignore_velero_server: bool = False
     on_left_out: Callable[[str], None] | None = None
 
     @classmethod
     def parse(
-        cls, claims: Sequence[str], namespace: str, selector: str | None, *, method: str, ignore_velero_server: bool
+        cls,
+        claims: Sequence[str],
+        namespace: str,
+        selector: str | None,
+        *,
+        method: str,
+        data_mover: str | None = None,
+        ignore_velero_server: bool,
     ) -> "Choice":
         """Return what the flags of this name choose; `claims` are the words of `--pvc`.
 
@@ -109,13 +118,21 @@ class Choice:
             raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
         if selector is None and not claims:
             raise ConfigError('no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS (-l "": all of them)')
+        if data_mover == DataMover.BLOCK and method == Method.FS_BACKUP:
+            raise ConfigError("--data-mover block needs a CSI snapshot, which --method fs-backup does not take")
         return cls(
             claims=tuple(ClaimName.parse(word, namespace) for word in claims),
             namespace=namespace,
             selector=selector or "",
             method=Method(method),
+            data_mover=DataMover(data_mover) if data_mover else None,
             ignore_velero_server=ignore_velero_server,
         )
+
+    @property
+    def required_method(self) -> Method:
+        """The method: a device is only read from a snapshot."""
+        return Method.CSI_SNAPSHOT if self.data_mover is DataMover.BLOCK else self.method
 
 
 @dataclass(frozen=True)
@@ -157,16 +174,16 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     for name, claim in claims.items():
         if name in present:
             continue
-        if needs_pods(claim, choice.method, classes) and name.namespace not in pods:
+        if needs_pods(claim, choice.required_method, classes) and name.namespace not in pods:
             pods[name.namespace] = await client.list(Selection(kube.PODS, name.namespace))
         try:
-            way = choose_method(claim, choice.method, classes, pods.get(name.namespace, ()))
+            way = choose_method(claim, choice.required_method, classes, pods.get(name.namespace, ()))
         except BackupError as e:
             if choice.on_left_out is None:
                 raise
             choice.on_left_out(str(e))
             continue
-        volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims)))
+        volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims), choice.data_mover))
     return volumes
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from client.backups.manifests import BackupError, BackupRequest, Method, parse_pairs
+from client.backups.manifests import BackupError, BackupRequest, DataMover, Method, parse_pairs
 from client.backups.plan import BackupTools, Choice, check_backup, plan_backup, start_backup, sum_up_missing
 from client.cli.collection_commands import VOLUMES_ONLY, Creation
 from client.cli.options import DURATION, UserCommand, ignore_server_option, output_option, workload_options
@@ -29,6 +29,12 @@ _OPTIONS: Final = (
         help="csi-snapshot, fs-backup from a running pod, or auto: the first that is possible (default: auto)",
     ),
     click.option(
+        "--data-mover",
+        type=click.Choice([mover.value for mover in DataMover]),
+        default=None,
+        help="fs: files; block: the volume as a device, by csi-snapshot (default: as nodeagent.io.blockStorageClasses)",
+    ),
+    click.option(
         "--storage-location",
         metavar="NAME",
         default="",
@@ -45,7 +51,7 @@ def backup_options(function: Callable[..., int | None]) -> Callable[..., int | N
 
     @functools.wraps(function)
     def run(*args: Any, **given: Any) -> int | None:  # noqa: ANN401 - click's
-        chosen = ("claims", "namespace", "selector", "method", "ignore_velero_server")
+        chosen = ("claims", "namespace", "selector", "method", "data_mover", "ignore_velero_server")
         choice = Choice.parse(**{key: given.pop(key) for key in chosen})
         for key in ("labels", "annotations"):
             given[key] = parse_pairs(f"--{key}", given[key])

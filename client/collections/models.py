@@ -69,7 +69,8 @@ class BackupVolume(WireModel):
 
     `claim` is the name of the PVC; of a volume of a pod without one, `<pod>:<volume>`. `reason` and `message` are what
     the transfer waits for, or why it failed. `saved` is the PVC as it was; None: the transfer does not have it. `files`
-    of None: not known, or a block volume. `shrunk` of None: it is not Shrunk.
+    of None: not known, or a block volume. `shrunk` of None: it is not Shrunk. `by_block`: it was read as a device, also
+    if it has a file system.
     """
 
     namespace: str
@@ -93,6 +94,7 @@ class BackupVolume(WireModel):
     saved: SavedClaim | None = None
     files: int | None = None
     shrunk: Shrinkage | None = None
+    by_block: bool = False
 
 
 class Backup(WireModel):
@@ -237,6 +239,7 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         saved=SavedClaim.of(annotations),
         files=parse_count(annotations.get(FILES_ANNOTATION, "")),
         shrunk=read_shrinkage(annotations),
+        by_block=transfer.by_block,
     )
 
 

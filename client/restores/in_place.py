@@ -43,6 +43,7 @@ from core.models.names import (
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
 from exposer.in_place import find_users, give_back, read_released_claim
+from exposer.manifests import volume_mode
 from exposer.ownership import RETAIN, original_policy, without_marks
 from exposer.workload import describe_users
 
@@ -106,8 +107,7 @@ async def plan_in_place(
             # Of an earlier run.
             claim = None
         await check_creation(tools, one, one.resource, one.build_transfer())
-        mode = VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
-        planned.append(InPlaceRestore(one, claim, mode, snapshot))
+        planned.append(InPlaceRestore(one, claim, volume_mode(volume), snapshot))
     return planned
 
 
@@ -184,7 +184,9 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
         RestoreError: it cannot.
     """
     place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
-    mode, wanted = volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM, one.volume.claim.volume_mode
+    mode, wanted = volume_mode(volume), one.volume.claim.volume_mode
+    if one.volume.by_block and mode is not VolumeMode.BLOCK:
+        raise RestoreError(f"{place} has a file system, and its backup a device: leave out --in-place")
     # Without a size, the backup has the name of the PVC only.
     if one.volume.claim.size and mode != wanted:
         raise RestoreError(f"{place} has volumeMode {mode}, and the backup is of one with {wanted}")

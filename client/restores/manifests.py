@@ -16,6 +16,7 @@ from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, OwnerRef, UncheckedObject
 from core.models.names import (
+    BLOCK_DATA_MOVER,
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
     RESTORE_LABEL,
@@ -120,8 +121,9 @@ class PlannedRestore:
             RestoreError: its size is not known, its class makes no volume, or its volume can have no files.
         """
         claim = self.volume.claim
-        if self.by_pod and claim.volume_mode == VolumeMode.BLOCK:
-            raise RestoreError(f"PVC {self.volume.name}: its volume is a block device: leave out --method restore-wait")
+        if self.by_pod and (self.volume.by_block or claim.volume_mode == VolumeMode.BLOCK):
+            what = "its backup has" if self.volume.by_block else "its volume is"
+            raise RestoreError(f"PVC {self.volume.name}: {what} a block device: leave out --method restore-wait")
         if not self.by_pod and self.storage_class == "":
             raise RestoreError(
                 f'PVC {self.volume.name}: its storage class was "", which no provisioner serves: set --storage-class'
@@ -205,6 +207,8 @@ class PlannedRestore:
         else:
             target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": self.existing}
             spec |= {"targetVolume": target, "operationTimeout": OPERATION_TIMEOUT, "nodeOS": "linux"}
+            if volume.by_block:
+                spec["datamover"] = BLOCK_DATA_MOVER
             if in_place := self.request.in_place:
                 spec[RESTORE_TYPE] = in_place.restore_type
                 spec["dataMoverConfig"] = {DELETE_EXTRA_FILES: "true"} if in_place.delete_extra_files else {}

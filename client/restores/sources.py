@@ -133,6 +133,7 @@ class SavedVolume:
     """A volume in a bucket: its snapshot, the repository by its namespace and location, and the PVC as it was.
 
     Only the names of the PVC are known if its `size` is empty. `size_bytes` is the size of its files; 0: not known.
+    `by_block`: a device was stored, also of a PVC with a file system.
     """
 
     snapshot_id: str
@@ -140,6 +141,7 @@ class SavedVolume:
     location: str
     claim: SavedClaim
     size_bytes: int = 0
+    by_block: bool = False
 
     @property
     def name(self) -> ClaimName:
@@ -180,7 +182,7 @@ def _of_transfer(one: BackupVolume) -> SavedVolume:
     if ":" in one.claim:
         raise RestoreError(f"{shown}: the volume had no PVC: name the volumes to restore by --pvc")
     claim = one.saved or SavedClaim(namespace=one.namespace, name=one.claim)
-    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes)
+    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes, one.by_block)
 
 
 def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
@@ -204,7 +206,8 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     by_claim = {}
     # The newest one counts: another attempt may have made one too.
     for one in sorted(found, key=lambda one: one.start):
-        volume = SavedVolume(one.id, one.volume_namespace, stored.location, _claim_of(one, place), one.bytes)
+        claim = _claim_of(one, place)
+        volume = SavedVolume(one.id, one.volume_namespace, stored.location, claim, one.bytes, one.by_block)
         before = newest.get(volume.name)
         if before is not None and before.transfer_uid != one.transfer_uid:
             what = f"different transfers made those of PVC {volume.name}, {_at(before)} and {_at(one)}"

@@ -170,7 +170,7 @@ def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
         else one
         for one in SCHEDULED_PERMISSIONS
         if one.resource not in left_out
-        and not (one.resource is kube.PODS and request.choice.method is Method.CSI_SNAPSHOT)
+        and not (one.resource is kube.PODS and request.choice.required_method is Method.CSI_SNAPSHOT)
     ]
     return (
         *found,

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from client.backups.copies import KeepPolicy, KeepRule
-from client.backups.manifests import Method, check_pairs, parse_pairs
+from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
@@ -147,6 +147,8 @@ class ScheduleRequest:
         if not choice.claims:
             words += [f"--namespace={choice.namespace}", f"--selector={choice.selector}"]
         words.append(f"--method={choice.method}")
+        if choice.data_mover is not None:
+            words.append(f"--data-mover={choice.data_mover}")
         if self.location:
             words.append(f"--storage-location={self.location}")
         if self.ttl is not None:
@@ -178,6 +180,7 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
             given.namespace,
             given.selector,
             method=given.method,
+            data_mover=given.data_mover,
             ignore_velero_server=given.ignore_velero_server,
         ),
         location=given.storage_location,
@@ -205,6 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--selector", "-l", metavar="LABELS", default=None, help="PVCs with these labels")
     methods = [str(method) for method in Method]
     parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
+    movers = [str(mover) for mover in DataMover]
+    parser.add_argument("--data-mover", choices=movers, default=None, help="as of backup create")
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
     for rule in KeepRule:

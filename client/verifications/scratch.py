@@ -148,7 +148,11 @@ def _plan_scratch(
     # Without a class, it gets the default one: the empty class makes no volume.
     chosen = storage_class or claim.storage_class or None
     claim = structs.replace(claim, namespace=tools.namespace, name=name, labels={}, storage_class=chosen)
-    saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
+    if volume.by_block:
+        # A device is compared, whatever is on it.
+        claim = structs.replace(claim, volume_mode=str(VolumeMode.BLOCK))
+    place = volume.snapshot_id, volume.namespace, volume.location
+    saved = SavedVolume(*place, claim, volume.total_bytes, volume.by_block)
     return RequestedRestore(name=name, namespace=tools.namespace, owners=tools.owners), saved
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "BACKUP_VOLUMES_TAG",
     "BANDWIDTH_ANNOTATION",
     "BLOCK_DATA_MOVER",
+    "BLOCK_PREFERRED_ANNOTATION",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
     "CHANGES_TAG",
@@ -59,6 +60,7 @@ __all__ = [
     "EXPOSE_ON_GOING_LABEL",
     "FEATURES_ANNOTATION",
     "FILES_ANNOTATION",
+    "FS_DATA_MOVER",
     "HISTORY_CONFIGMAPS",
     "IN_PLACE_CLAIM_ANNOTATION",
     "IN_PLACE_LABEL",
@@ -144,6 +146,7 @@ BUILT_IN_DATA_MOVERS: Final = frozenset({"", "velero", "velero-fs"})
 
 Source: Velero main at d2241adba, pkg/util/datamover/datamover.go.
 """
+FS_DATA_MOVER: Final = "velero-fs"
 BLOCK_DATA_MOVER: Final = "velero-block"
 """The data mover of Velero 1.19 for block devices: `spec.datamover`, the uploader's tag, and a feature of agents."""
 UPLOADER_TAG: Final = "snapshot-uploader"
@@ -249,6 +252,8 @@ RELEASED_CLAIM_ANNOTATION: Final = "nodeagent.io/released-claim"
 """On a PersistentVolume that `nodeagent restore create --in-place` has released: its PVC, as it is recreated."""
 COPIES_ANNOTATION: Final = "nodeagent.io/copies"
 """On a custom resource: the Secrets and ConfigMaps that its expose copies, written before the first one is."""
+BLOCK_PREFERRED_ANNOTATION: Final = "nodeagent.io/block-preferred"
+"""On a DataUpload: `true` if it got BLOCK_DATA_MOVER by the configuration; or why it has FS_DATA_MOVER instead."""
 OWNER_KIND_ANNOTATION: Final = "nodeagent.io/owner-kind"
 """On a PVC: the kind of the custom resource that it was created for, and whose name it has."""
 OUTCOME_ANNOTATION: Final = "nodeagent.io/outcome"

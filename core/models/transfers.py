@@ -13,7 +13,13 @@ from msgspec import field
 
 from core.errors import ConfigError
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.names import BLOCK_DATA_MOVER, PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION, RESTORE_IN_PLACE
+from core.models.names import (
+    BLOCK_DATA_MOVER,
+    BLOCK_PREFERRED_ANNOTATION,
+    PENDING_REASON_ANNOTATION,
+    PVC_NAME_ANNOTATION,
+    RESTORE_IN_PLACE,
+)
 from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
 from core.models.reasons import parse_reason
 from core.models.transfer_settings import FULL, InPlace
@@ -52,6 +58,9 @@ PLAIN_RESTORE: Final = {RESTORE_TYPE: ""}
 
 Source: Velero main at 4a7db86f17d3, config/crd/v2alpha1/bases/velero.io_datadownloads.yaml.
 """
+
+
+_PREFERRED: Final = "true"
 
 
 def _parse_timeout(text: str) -> timedelta:
@@ -174,6 +183,17 @@ class Transfer(CustomResource):
     def by_block(self) -> bool:
         """Whether it is one of the data mover for block devices."""
         return False
+
+    @property
+    def prefers_block(self) -> bool:
+        """Whether that is by the configuration alone, so that files will do where the storage has no devices."""
+        return self.by_block and self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
+
+    @property
+    def not_by_block(self) -> str:
+        """Why files are backed up although the configuration prefers a device; empty: it does not, or a device is."""
+        text = self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION, "")
+        return "" if self.by_block or text == _PREFERRED else text
 
     @property
     def unfinished(self) -> str:

@@ -428,7 +428,7 @@ def _claim_of(source: str) -> SavedClaim | None:
     found: Mapping[str, str] = next((match.groupdict() for one in _SOURCES if (match := one.fullmatch(path))), {})
     if not found or not all(OBJECT_NAME.fullmatch(name) for name in found.values()):
         return None
-    # Only into such a volume can it be restored.
+    # Whether it had a file system is not known: the device itself is right in any case.
     mode = VolumeMode.BLOCK if found.get("uploader") == BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
     return SavedClaim(namespace=found["namespace"], name=found["claim"], volume_mode=str(mode))
 

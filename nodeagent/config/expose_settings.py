@@ -74,6 +74,7 @@ def build_expose_settings(
         ),
         read_all_files_namespaces=frozenset(config.own.read_all_files_namespaces),
         backup_mover=config.own.mover,
+        block_classes=frozenset(config.own.block_storage_classes),
         retries=_retries(config),
     )
 

@@ -470,6 +470,12 @@ class OwnKeys(Section):
         "where the definitions are Velero 1.19's, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
         examples=["HMAC-SHA256-128"],
     )
+    block_storage_classes: list[ObjectName] = Field(
+        default_factory=list,
+        description="storage classes whose volumes nodeagent backup create and schedules back up by block unless "
+        "--data-mover says otherwise; of a class that has no raw block volumes, files are backed up (our own key)",
+        examples=[["fast"]],
+    )
     verification: VerificationKeys = Field(
         default_factory=VerificationKeys,
         description="how the leader verifies backup repositories, also beside a Velero server; without the key it does "

@@ -13,12 +13,19 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.types import Pod, UncheckedObject
-from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
+from core.models.names import (
+    BLOCK_PREFERRED_ANNOTATION,
+    FS_DATA_MOVER,
+    MOVER_LOST_ANNOTATION,
+    NODE_LABEL,
+    label_value,
+)
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
-from exposer.model import Exposed, Guard, NotOwnerError, Pending
+from core.redact import redact
+from exposer.model import Exposed, Guard, NoDeviceError, NotOwnerError, Pending
 from exposer.ownership import delete_object
 from nodeagent.metrics import EXPOSE_SECONDS
 from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
@@ -197,8 +204,20 @@ class ExposeSteps(StepBase):
         except NotOwnerError as e:
             self._logger(case).debug("expose stopped: %s", e)
             return None
+        except NoDeviceError as e:
+            if case.cr.prefers_block:
+                return await self._use_files(case, str(e))
+            return await self._end(case, Phase.FAILED, str(e))
         except (ExposeError, ContractError) as e:
             return await self._end(case, Phase.FAILED, str(e))
+
+    async def _use_files(self, case: Case, cause: str) -> Requeue:
+        """Have files backed up instead of a device: `spec.datamover` always names the format that is written."""
+        cause = redact(cause)
+        change = Change(annotations={BLOCK_PREFERRED_ANNOTATION: cause}, spec={"datamover": FS_DATA_MOVER})
+        stored = await self._tools.status.annotate(case.kind, case.cr, change)
+        await self._tools.events.record(stored, "FilesInstead", f"files are backed up instead: {cause}", warning=True)
+        return Requeue(0.0)
 
     async def _report_not_taken_over(self, case: Case, exposed: Exposed) -> None:
         """Report a mover pod on another node whose agent has not taken over the transfer."""

@@ -264,6 +264,8 @@ def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool, cause:
         if begin is not None and end is not None and end - begin >= _SHOWN_WAIT
     ]
     lines += cr.attempts.describe()
+    if cr.not_by_block:
+        lines.append(f"backed up files instead of a device: {cr.not_by_block}")
     if cr.by_block and not restores and (fell_back or cause):
         cause = cause or "nothing tells which blocks have changed"
         lines.append(f"read all of the device, since {cause}; stored the blocks that have changed")

@@ -28,6 +28,7 @@ from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
     ATTEMPTS_ANNOTATION,
     BANDWIDTH_ANNOTATION,
+    BLOCK_PREFERRED_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     COPIES_ANNOTATION,
     EXPOSE_ON_GOING_LABEL,
@@ -123,6 +124,7 @@ _MARKS: Final = (
     ACCEPT_FENCE_ANNOTATION,
     ATTEMPTS_ANNOTATION,
     BANDWIDTH_ANNOTATION,
+    BLOCK_PREFERRED_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     COPIES_ANNOTATION,
     MOVER_LOST_ANNOTATION,
@@ -142,7 +144,8 @@ class Change:
     """What is written in addition to a phase, in API field names; None removes.
 
     `finalizers` replaces the whole list if it is given. `reason` is the pending reason that goes
-    with a `message` in `status`; a message without one removes the existing reason.
+    with a `message` in `status`; a message without one removes the existing reason. `spec` is what this agent decides
+    of a transfer that leaves it open.
     """
 
     status: Mapping[str, object] = field(default_factory=dict)
@@ -150,6 +153,7 @@ class Change:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     finalizers: list[str] | None = None
     reason: str = ""
+    spec: Mapping[str, object] = field(default_factory=dict)
 
 
 class StatusWriter:
@@ -291,8 +295,7 @@ class StatusWriter:
         status = {key: value for key, value in change.status.items() if key in kind.spec.status_fields}
         if status.get("message"):
             status["message"] = redact(str(status["message"]))
-        if status:
-            patch["status"] = status
+        patch |= {key: part for key, part in (("status", status), ("spec", dict(change.spec))) if part}
         # The outcome of a transfer must not be queued behind reports of pending ones.
         client = self._urgent_client if _ends(change) else self._client
         try:

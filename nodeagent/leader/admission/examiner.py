@@ -15,7 +15,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -286,7 +286,10 @@ class Examiner:
         if cr.cancel_requested:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
-        admission = self._check_agents(await self._check_kind(kind, cr), cr.required_feature)
+        admission = await self._check_kind(kind, cr)
+        if admission.datamover and not self.agents(admission.datamover):
+            admission = replace(admission, datamover="")
+        admission = self._check_agents(admission, cr.required_feature or admission.datamover)
         admission = self._copies.admit(entry, admission)
         if self._shares.counts(entry) and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)

@@ -22,6 +22,7 @@ from core.models.base import JsonDict
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
     ATTEMPTS_ANNOTATION,
+    BLOCK_PREFERRED_ANNOTATION,
     COPIES_ANNOTATION,
     NODE_LABEL,
     label_value,
@@ -87,7 +88,7 @@ class AdmissionWriter:
         """
         async with asyncio.TaskGroup() as events:
             for checked in ready:
-                agents = self._agents(checked.cr.required_feature)
+                agents = self._agents(checked.cr.required_feature or checked.admission.datamover)
                 node = checked.admission.node
                 label = label_value(node) if node else choose_node(agents, idle, self.passed_over())
                 if label is None or label not in agents:
@@ -207,8 +208,9 @@ class AdmissionWriter:
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
             # The fence, and what a copy of another transfer's manifest brought along.
-            annotations=without_marks(cr) | _copies_mark(checked),
+            annotations=without_marks(cr) | _marks(checked),
             finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
+            spec={"datamover": checked.admission.datamover} if checked.admission.datamover else {},
         )
         move = self._cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
         stored = await self._answered(checked, move)
@@ -264,10 +266,17 @@ class AdmissionWriter:
             await self._cluster.events.record(checked.cr, "Resumed", message)
 
 
-def _copies_mark(checked: Checked) -> dict[str, str | None]:
-    """Return the annotation by which cleanup finds the copies, whatever the configuration is by then."""
-    copies = checked.admission.copies
-    return {COPIES_ANNOTATION: " ".join(copies)} if copies else {}
+def _marks(checked: Checked) -> dict[str, str | None]:
+    """Return the annotations with what holds for the transfer whatever the configuration is later.
+
+    By one of them, cleanup finds the copies; by the other, a data mover is only preferred.
+    """
+    found: dict[str, str | None] = {}
+    if copies := checked.admission.copies:
+        found[COPIES_ANNOTATION] = " ".join(copies)
+    if checked.admission.datamover:
+        found[BLOCK_PREFERRED_ANNOTATION] = "true"
+    return found
 
 
 def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:

@@ -78,7 +78,8 @@ class Admission:
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
     `warning` is recorded once a ready transfer is accepted: what may make it fail later; empty: nothing.
-    `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`.
+    `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`. `datamover` is the preferred
+    one of a transfer that names none; empty: it is left as it is.
     """
 
     decision: AdmissionState
@@ -91,6 +92,7 @@ class Admission:
     pod: tuple[str, str] | None = None
     warning: str = ""
     copies: tuple[str, ...] = ()
+    datamover: str = ""
 
 
 def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:

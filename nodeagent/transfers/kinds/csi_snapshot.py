@@ -15,7 +15,13 @@ from msgspec import UNSET
 from core.contract import RestoreResult
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
-from core.models.names import DATA_MOVER_FINALIZER, RESTORE_ANNOTATION, VELERO_RESTORE_LABEL
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    BLOCK_DATA_MOVER,
+    DATA_MOVER_FINALIZER,
+    RESTORE_ANNOTATION,
+    VELERO_RESTORE_LABEL,
+)
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfer_settings import InPlace
@@ -114,6 +120,10 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         except ExposeError as e:
             return Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, str(e))
         checked = admit_exposable(admission, waiting, request.copies.needed)
+        if not spec.datamover and BACKUP_ANNOTATION in cr.metadata.annotations:
+            # What a Velero server restores must have the data mover that it asked for.
+            by_block = request.storage_class in request.settings.block_classes
+            checked = replace(checked, datamover=BLOCK_DATA_MOVER if by_block else "")
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         return checked if waiting is None else replace(checked, indefinite=not waiting.blocked)
 
@@ -153,6 +163,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             requested_at=cr.metadata.creation_timestamp,
             copied=read_copies(cr),
             by_block=cr.by_block,
+            fell_back=bool(cr.not_by_block),
         )
 
 

@@ -5,7 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups.manifests import BackupRequest, Method, MountingPod, PlannedVolume, SnapshotWay, transfer_name
+from client.backups.manifests import (
+    BackupRequest,
+    DataMover,
+    Method,
+    MountingPod,
+    PlannedVolume,
+    SnapshotWay,
+    transfer_name,
+)
 from core.contract import MoverVerb
 from core.models.backups import SavedClaim
 from core.models.names import SNAPSHOT_REQUESTERS
@@ -29,6 +37,15 @@ _BY_POD = PlannedVolume(_REQUEST, _CLAIM, MountingPod("writer", "uid-1", "node-a
 def test_a_transfer_is_its_golden_manifest(volume: PlannedVolume, method: Method) -> None:
     assert volume.method is method
     assert_golden(f"backup-transfer-{method}", volume.build_transfer())
+
+
+@pytest.mark.parametrize(
+    ("data_mover", "named"), [(DataMover.BLOCK, "velero-block"), (DataMover.FS, "velero-fs"), (None, None)]
+)
+def test_the_data_mover_is_left_to_the_agents_unless_it_is_named(
+    data_mover: DataMover | None, named: str | None
+) -> None:
+    assert replace(_BY_SNAPSHOT, data_mover=data_mover).build_transfer()["spec"].get("datamover") == named
 
 
 def test_a_snapshot_of_the_claim_has_the_name_of_the_transfer() -> None:

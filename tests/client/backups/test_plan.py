@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from client.backups.manifests import BackupError, Method
+from client.backups.manifests import BackupError, DataMover, Method
 from client.backups.plan import Choice, ClaimName, plan_backup, start_backup
 from core.errors import AgentError, ConfigError
 from core.kube.errors import ForbiddenError
@@ -33,6 +33,17 @@ async def _fail(scene: BackupScene, choice: Choice, **request: Any) -> str:
 async def test_each_volume_has_its_method_in_the_order_of_names() -> None:
     planned = await _plan(BackupScene(), _choose(_FILES, _DATA, _FILES))
     assert planned == [("data", Method.CSI_SNAPSHOT), ("files", Method.FS_BACKUP)]
+
+
+async def test_by_block_a_volume_needs_a_snapshot() -> None:
+    scene = BackupScene()
+    planned = await plan_backup(scene.tools, scene.request(), _choose(_DATA, data_mover=DataMover.BLOCK))
+    assert [volume.data_mover for volume in planned] == [DataMover.BLOCK]
+    cause = await _fail(BackupScene(), _choose(_FILES, data_mover=DataMover.BLOCK))
+    assert cause.startswith("PVC app/files: no CSI snapshot: ")
+    assert "no backup of files" not in cause
+    with pytest.raises(ConfigError, match="--data-mover block needs a CSI snapshot"):
+        Choice.parse(["app/data"], "", None, method="fs-backup", data_mover="block", ignore_velero_server=False)
 
 
 async def test_a_selector_chooses_the_claims_of_a_namespace() -> None:

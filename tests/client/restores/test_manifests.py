@@ -1,5 +1,7 @@
 """The objects of a restore: the new PVC is made as the old one was, and the DataDownload names its snapshot."""
 
+from dataclasses import replace
+
 import pytest
 
 from client.restores.manifests import PlannedRestore, RequestedRestore
@@ -32,6 +34,16 @@ def test_a_block_device_is_not_restored_into_a_pod() -> None:
     one = PlannedRestore(RequestedRestore("back", "velero", wait_image="agents:1"), saved(FILES), 1)
     with pytest.raises(RestoreError, match="PVC db/files: its volume is a block device: leave out --method"):
         one.build_claim()
+
+
+def test_a_backup_by_block_is_restored_by_block_into_a_pvc_as_it_was() -> None:
+    volume = replace(saved(DATA), by_block=True)
+    one = PlannedRestore(_REQUEST, volume, 1)
+    assert one.build_claim()["spec"]["volumeMode"] == "Filesystem"
+    assert one.build_transfer()["spec"]["datamover"] == "velero-block"
+    into_pod = PlannedRestore(RequestedRestore("back", "velero", wait_image="agents:1"), volume, 1)
+    with pytest.raises(RestoreError, match="PVC app/data: its backup has a block device: leave out --method"):
+        into_pod.build_claim()
 
 
 def test_no_provisioner_binds_a_volume_to_the_claim_before_the_restored_one() -> None:

@@ -42,19 +42,28 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens to a transfer, and its final phase; `in_place`: a DataDownload restores into an existing volume."""
+    """What happens to a transfer, and its final phase; `in_place`: a DataDownload restores into an existing volume.
+
+    `by_block`: a DataUpload prefers the device of a volume with a file system, and a DataDownload needs it. `refused`:
+    the storage has none.
+    """
 
     end: str
     mover: Mover
     canceled: bool = False
     retries: RetryRules = NO_RETRIES
     in_place: bool = False
+    by_block: bool = False
+    refused: bool = False
 
     def build(self, kind: str) -> JsonDict:
         """Return the transfer, New."""
         transfer: JsonDict = TRANSFERS[kind]()
         if self.in_place:
             transfer["spec"] |= built("datadownload")["spec"]
+        if self.by_block:
+            transfer["spec"]["datamover"] = "velero-block"
+            transfer["metadata"].setdefault("annotations", {})["nodeagent.io/block-preferred"] = "true"
         return transfer
 
 
@@ -103,6 +112,7 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
     async with open_world(accepted(scenario.build(kind)), mover=scenario.mover) as world:
         world.cluster.tick_seconds = STEP_SECONDS
         world.cluster.grants = scenario.retries.enabled
+        world.cluster.refuses_devices = scenario.refused
         fuse.inner = world.kube
         before = world.everything()
         with suppress(TimeoutError):
@@ -133,13 +143,15 @@ def summary(kind: str, world: World) -> JsonDict:
         "status": status,
         "stamps": sorted(key for key in transfer["status"] if key.endswith("Timestamp")),
         "finalizers": transfer["metadata"].get("finalizers"),
+        "datamover": transfer["spec"].get("datamover"),
     }
     moved = world.cluster.moved.get(transfer["metadata"]["uid"], "")
     if kind == "DataDownload":
         claim, volume = world.target()
         found["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
         # Its name differs from run to run: the PVC must have the volume that the mover wrote.
-        found["data"] = volume.get("metadata", {}).get("name") == moved
+        handle = (volume.get("spec", {}).get("csi") or {}).get("volumeHandle")
+        found["data"] = moved in {volume.get("metadata", {}).get("name"), handle}
     elif status["phase"] == "Completed":
         found["data"] = moved
     return found
@@ -163,7 +175,8 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
         assert expected["target"] == ("Bound", "Delete")
         assert (expected["created"], expected["deleted"]) == ([], [])
     elif scenario.end == "Completed":
-        assert {key: expected[key] for key in ("created", "deleted")} == expected_changes(kind)
+        created = [name.removesuffix("-fs") for name in expected["created"]]
+        assert {"created": created, "deleted": expected["deleted"]} == expected_changes(kind)
     else:
         assert expected["created"] == []
     assert len(calm.counted) >= LEAST_REQUESTS
@@ -227,3 +240,18 @@ async def test_the_agent_may_be_stopped_at_every_write_when_results_are_seen_ear
 ) -> None:
     """One that starts again may see the end of the pod first, or the result that its mover has left."""
     await check_matrix(kind, Scenario("Completed", Mover(seconds=0.5, host_pods=tmp_path)), fault)
+
+
+@pytest.mark.sample("DataUpload-device refused-stop_after", "DataDownload-good-stop_after", "DataUpload-good-lost")
+@pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
+@pytest.mark.parametrize(
+    ("kind", "scenario"),
+    [
+        pytest.param("DataUpload", GOOD, id="DataUpload-good"),
+        pytest.param("DataUpload", replace(GOOD, refused=True), id="DataUpload-device refused"),
+        pytest.param("DataDownload", GOOD, id="DataDownload-good"),
+        pytest.param("DataDownload", replace(GOOD, end="Failed", refused=True), id="DataDownload-device refused"),
+    ],
+)
+async def test_every_write_of_a_transfer_by_block_may_fail(kind: str, scenario: Scenario, fault: Fault) -> None:
+    await check_matrix(kind, replace(scenario, by_block=True), fault)

@@ -45,6 +45,7 @@ from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.steps import Slots, Tools
+from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import EventLog, StatusWriter
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Mover
@@ -145,7 +146,7 @@ def build_agent(
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
     exposes = replace(ExposeSettings(AgentTemplate(image="mover:1", host_pods="/host_pods")), **settings)  # type: ignore[arg-type] # fields
-    kinds = build_kinds(client, CauseFinder(client, clock), lambda: exposes, frozenset({"velero", ""}), node=node)
+    kinds = build_kinds(client, CauseFinder(client, clock), lambda: exposes, Settings("").datamover_names, node=node)
     site = Site(node, NAMESPACE, host_pods=str(host_pods))
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from core.kube.client import KubeClient
-from core.kube.errors import ConflictError, NotFoundError
+from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.event_files import write_event
 from core.kube.resources import (
     DATA_DOWNLOADS,
@@ -102,6 +102,7 @@ class Controllers(ABC):
 
     `moved` has the data of the last completed mover by the UID of its transfer: the handle of a
     snapshot, the name of a volume, or a folder. `grants`: another attempt may begin, as a leader would let it.
+    `refuses_devices`: the driver has volumes with a file system only.
     """
 
     client: KubeClient
@@ -111,6 +112,7 @@ class Controllers(ABC):
     binds: bool = True
     snapshots_become_ready: bool = True
     grants: bool = False
+    refuses_devices: bool = False
     moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
     _rejected: int = 0
@@ -157,6 +159,9 @@ class Controllers(ABC):
             owned = OWNER_UID_LABEL in meta.get("labels", {}) or meta.get("ownerReferences")
             if not owned or spec.get("volumeName"):
                 continue
+            if self.refuses_devices and spec.get("volumeMode") == "Block":
+                await self._refuse(claim)
+                continue
             name = f"pvc-{meta['uid']}"
             reference = {key: meta[key] for key in ("namespace", "name", "uid")}
             volume = {
@@ -169,11 +174,27 @@ class Controllers(ABC):
                     "claimRef": reference | {"kind": "PersistentVolumeClaim"},
                     "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
                     "persistentVolumeReclaimPolicy": "Delete",
+                    "volumeMode": spec.get("volumeMode", "Filesystem"),
                 },
             }
             await self._create(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
             await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
             await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
+
+    async def _refuse(self, claim: JsonDict) -> None:
+        """Record the Event of a provisioner, once."""
+        meta = claim["metadata"]
+        event = {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"namespace": meta["namespace"], "name": f"refused-{meta['uid']}"},
+            "involvedObject": {"kind": "PersistentVolumeClaim", "name": meta["name"], "uid": meta["uid"]},
+            "type": "Warning",
+            "reason": "ProvisioningFailed",
+            "message": "rpc error: code = InvalidArgument desc = block volume capability not supported",
+        }
+        with suppress(AlreadyExistsError):
+            await self._create(EVENTS, event)
 
     async def _volumes(self) -> None:
         claims = {o["metadata"]["uid"]: o for o in await self._all(PERSISTENT_VOLUME_CLAIMS)}
@@ -221,11 +242,18 @@ class Controllers(ABC):
                 # A workload's: the test itself changes it.
                 continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
+            if phase == "Pending" and self.refuses_devices and not await self._has_volumes(pod):
+                continue
             if phase == "Pending" and self.mover.starts:
                 self.mover.mount(pod)
                 await self._start(pod)
             elif phase == "Running":
                 await self._move_data(pod)
+
+    async def _has_volumes(self, pod: JsonDict) -> bool:
+        names = {(one.get("persistentVolumeClaim") or {}).get("claimName") for one in pod["spec"].get("volumes") or []}
+        claims = [o for o in await self._all(PERSISTENT_VOLUME_CLAIMS) if o["metadata"]["name"] in names]
+        return all(claim["spec"].get("volumeName") for claim in claims)
 
     async def _move_data(self, pod: JsonDict) -> None:
         transfer = await self._transfer_of(pod)

@@ -12,9 +12,12 @@ from core.kube.errors import MalformedObjectError
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Retry
 from core.models.names import (
+    BLOCK_DATA_MOVER,
+    BLOCK_PREFERRED_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
     DATA_MOVER_FINALIZER,
+    FEATURES_ANNOTATION,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
     OUTCOME_ANNOTATION,
@@ -187,3 +190,19 @@ async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None
     put_in_place(scene, "dd", status={"phase": "Accepted"}, labels={NODE_LABEL: "node-gone"})
     async with scene.dispatching():
         await scene.until(lambda: scene.transfer("dd")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=60)
+
+
+@pytest.mark.parametrize("able", [True, False], ids=["agents can", "earlier agents"])
+async def test_a_preferred_data_mover_is_written_with_the_accept_if_an_agent_has_it(*, able: bool) -> None:
+    """From then on the transfer names the format of its data; without such an agent, nothing is preferred."""
+    scene = open_scene("node-a")
+    features = {FEATURES_ANNOTATION: BLOCK_DATA_MOVER} if able else {}
+    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc", **features}))
+    scene.add("du", annotations={BLOCK_PREFERRED_ANNOTATION: "copied from another transfer"})
+    scene.kind.answers["du"] = Admission(AdmissionState.READY, datamover=BLOCK_DATA_MOVER)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du") == "Accepted", seconds=10)
+    stored = scene.transfer("du")
+    assert stored["spec"].get("datamover") == (BLOCK_DATA_MOVER if able else None)
+    marks = stored["metadata"].get("annotations") or {}
+    assert marks.get(BLOCK_PREFERRED_ANNOTATION) == ("true" if able else None)
