@@ -199,12 +199,12 @@ bench-life: bed ## the stages of transfers of all kinds on a real kubelet, besid
 	@$(venv)/python -m tests.testbed run -- $(venv)/python -m benchmarks.bench_life $(BENCH)
 
 .PHONY: bench-cli
-bench-cli: venv api-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
+bench-cli: venv api-tools ## cost of nodeagent status and volumes with 10,000 transfers and 5,000 PVCs; 5 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_cli $(BENCH)
 
 .PHONY: bench-ui
-bench-ui: venv api-tools ## how soon the pages of nodeagent ui are there with 10,000 transfers on 500 nodes, and what they cost; 7 minutes
+bench-ui: venv api-tools ## how soon the pages of nodeagent ui are there with 10,000 transfers and 5,000 PVCs, and what they cost; 8 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_ui $(BENCH)
 

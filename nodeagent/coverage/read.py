@@ -134,28 +134,37 @@ class VolumeReader:
         self._notes, self._passing = [], False
         no_cron_jobs: Sequence[UncheckedObject] = ()
         no_namespaces: Mapping[str, Namespace] = {}
-        no_pods: tuple[WorkloadPod, ...] = ()
-        claims, namespaces, cron_jobs, velero = await asyncio.gather(
+        claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
             self._try("PVCs", "volumes that were never backed up are not known", self._read_claims, None),
             self._try("Namespaces", "those that are left out are not known", self._read_namespaces, no_namespaces),
             self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, no_cron_jobs),
-            self._read_velero(),
+            self._read_selected(),
         )
         if claims is None:
             return ObservedVolumes(None, notes=tuple(self._notes), passing=self._passing)
-        schedules, defaults = velero
-        cluster = ClusterVolumes(claims, namespaces=namespaces)
-        if any(one.fault is None and not one.schedule.spec.paused for one in schedules):
-            pods, volumes = await asyncio.gather(
-                self._try(
-                    "Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, no_pods
-                ),
-                self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
-            )
-            cluster = ClusterVolumes(claims, pods, volumes, namespaces)
+        cluster = ClusterVolumes(claims, pods, volumes, namespaces)
         # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
         sources = await run_for_many(len(claims), self._build_sources, cron_jobs, schedules, cluster, defaults)
         return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
+
+    async def _read_selected(
+        self,
+    ) -> tuple[list[_VeleroPlan], ServerDefaults, tuple[WorkloadPod, ...], Mapping[str, StoredVolume] | None]:
+        """Return the Schedules of a Velero server, what its flags say, and the pods and volumes that these may select.
+
+        Only a Schedule that runs selects some.
+        """
+        no_pods: tuple[WorkloadPod, ...] = ()
+        schedules, defaults = await self._read_velero()
+        if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
+            return schedules, defaults, no_pods, {}
+        pods, volumes = await asyncio.gather(
+            self._try(
+                "Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, no_pods
+            ),
+            self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
+        )
+        return schedules, defaults, pods, volumes
 
     def _build_sources(
         self,
