@@ -187,7 +187,7 @@ class Transfer(CustomResource):
     @property
     def prefers_block(self) -> bool:
         """Whether that is by the configuration alone, so that files will do where the storage has no devices."""
-        return self.by_block and self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
+        return False
 
     @property
     def not_by_block(self) -> str:
@@ -286,6 +286,11 @@ class DataUpload(_DataMoverTransfer):
     def source_claim(self) -> str:
         """`spec.sourcePVC`."""
         return self.spec.source_pvc
+
+    @property
+    def prefers_block(self) -> bool:
+        """As by the leader that accepted it."""
+        return self.by_block and self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
 
 
 class TargetVolume(WireModel):

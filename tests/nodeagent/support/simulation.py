@@ -207,7 +207,7 @@ class Controllers(ABC):
             elif claim is None:
                 if spec["persistentVolumeReclaimPolicy"] == "Delete":
                     await self.client.delete(PERSISTENT_VOLUMES, "", name)
-                elif volume["status"]["phase"] != "Released":
+                elif (volume.get("status") or {}).get("phase") != "Released":
                     await self._set_status(PERSISTENT_VOLUMES, volume, {"phase": "Released"})
             elif self.binds and claim["spec"].get("volumeName") == name:
                 for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
