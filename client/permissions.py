@@ -156,6 +156,13 @@ DESCRIBE_PERMISSIONS: Final = (
     Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
     Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
     Permission(_OWN, kube.BACKUPS, ("get",), "the Schedule of its Backup", without=_LESS),
+    Permission(
+        Scope.CLUSTER,
+        kube.VOLUME_SNAPSHOT_CONTENTS,
+        ("get",),
+        "the snapshot that the storage keeps of a backup by block",
+        without=_LESS,
+    ),
 )
 """What `nodeagent describe` needs."""
 

@@ -5,9 +5,10 @@ Runs the steps and their cleanup in order; the objects are built by `exposer.man
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
-from core.errors import ExposeError
+from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, MalformedObjectError
 from core.kube.resources import (
@@ -21,6 +22,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
+from exposer.base_snapshots import keep_base_snapshot, replace_base_snapshots
 from exposer.causes import CauseFinder
 from exposer.expose_run import Copies, ExposeRun
 from exposer.manifests import (
@@ -143,13 +145,25 @@ class CSISnapshotExposer:
         pending = await self._delete_claim(request, content)
         pending = pending or await self._copies.delete(request.copies)
         pending = pending or await self._source.delete(request)
+        replaces = request.by_block and request.completed
+        if pending is None and replaces and content is not None:
+            await self._keep_base(request, content)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
+        if pending is None and replaces:
+            pending = await replace_base_snapshots(self._client, request)
         if pending is None:
             self._refused.pop(owner.uid, None)
         elif content is not None:
             return await self._keep_refused(request, content) or pending
         return pending
+
+    async def _keep_base(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> None:
+        """Keep the snapshot for the next backup, if the driver can tell what has changed since."""
+        with suppress(ContractError):
+            source = parse_source_annotation(content)
+            if belongs(content, request.owner) and await self._read_metadata_service(content):
+                await keep_base_snapshot(self._client, request, content, source)
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
         content = await self._ensure_content(request, run)

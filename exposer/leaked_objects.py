@@ -21,7 +21,8 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
-from core.models.names import COPY_LABEL, IN_PLACE_LABEL, OWNER_UID_LABEL
+from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, IN_PLACE_LABEL, OWNER_UID_LABEL
+from exposer.base_snapshots import delete_base_snapshot, is_in_namespace
 from exposer.in_place import give_back, read_claim_of
 from exposer.manifests import VOLUME_ANNOTATION
 from exposer.ownership import (
@@ -44,11 +45,19 @@ _COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
 
 @dataclass(frozen=True)
 class LeakedObjects:
-    """The objects of one owner, as JSON dicts by resource; `taken` are existing volumes that it restored into."""
+    """The objects of one owner, as JSON dicts by resource; `taken` are existing volumes that it restored into.
+
+    `bases` are base snapshots, which stay as long as their owner exists, also after its cleanup.
+    """
 
     uid: str
     objects: dict[Resource, list[Object]] = field(default_factory=dict)
     taken: list[PersistentVolume] = field(default_factory=list)
+    bases: list[VolumeSnapshotContent] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.objects or self.taken or self.bases)
 
     def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
         """Return the objects of one resource."""
@@ -84,6 +93,10 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
         uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
         if uid and claim is not None and claim[0] == namespace:
             found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
+    for content in await _list(client, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=BASE_SNAPSHOT_LABEL)):
+        uid = (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL)
+        if uid and is_in_namespace(content, namespace):
+            found.setdefault(uid, LeakedObjects(uid)).bases.append(content)
     return found
 
 
@@ -109,6 +122,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
         _delete_copies,
         _delete_snapshots,
         _delete_contents,
+        _delete_bases,
     )
     for step in steps:
         pending = await step(client, leaked)
@@ -215,6 +229,11 @@ async def _delete_copies(client: KubeClient, leaked: LeakedObjects) -> str:
 
 async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str:
     return await _delete_all(client, leaked, VOLUME_SNAPSHOT_CONTENTS)
+
+
+async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> str:
+    pending = [await delete_base_snapshot(client, content) for content in leaked.bases]
+    return "; ".join(one.message for one in pending if one is not None)
 
 
 def _volume_of(content: VolumeSnapshotContent) -> str:

@@ -203,6 +203,7 @@ class SnapshotRequest:
     `requested_at` is when the transfer was created, by the API server's clock: a snapshot of the same
     name that was created later is a different one. `by_block`: as a device, also where the source has a file system.
     `fell_back`: no longer, since an earlier step found that its class has none.
+    `completed`: the backup is complete.
     """
 
     owner: Owner
@@ -217,6 +218,7 @@ class SnapshotRequest:
     copied: tuple[str, ...] = ()
     by_block: bool = False
     fell_back: bool = False
+    completed: bool = False
 
     @property
     def copies(self) -> CopyPlan:

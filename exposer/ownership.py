@@ -32,6 +32,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, Object, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSnapshot
 from core.logs import fields
 from core.models.names import (
+    BASE_SNAPSHOT_LABEL,
     COPY_LABEL,
     IN_PLACE_CLAIM_ANNOTATION,
     IN_PLACE_LABEL,
@@ -132,7 +133,8 @@ def created_by_velero(obj: Mapping[str, Any], owner: Owner) -> bool:
     Source: Velero v1.18, pkg/exposer/csi_snapshot.go; tests/recordings/velero-1.18.2/volumesnapshot*.json.
     """
     meta, spec = obj["metadata"], obj.get("spec") or {}
-    marked = OWNER_UID_LABEL in (meta.get("labels") or {}) or meta.get("ownerReferences")
+    labels = meta.get("labels") or {}
+    marked = OWNER_UID_LABEL in labels or BASE_SNAPSHOT_LABEL in labels or meta.get("ownerReferences")
     if marked or meta["name"] != owner.name:
         return False
     source = spec.get("source") or {}

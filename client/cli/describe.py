@@ -169,6 +169,7 @@ def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Shrunk", format_shrinkage(one.shrunk, now)),
         ("Left out", one.left_out.text if one.left_out is not None else ""),
         ("Snapshot", one.snapshot_id),
+        ("Base snapshot", one.base_snapshot),
         ("Verified", format_verification(one.verification, now)),
         ("Attempt", attempt if one.number > 1 else ""),
         ("Outcome", one.outcome),

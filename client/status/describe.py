@@ -19,10 +19,12 @@ from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
-from core.kube.resources import BACKUPS, PODS
+from core.kube.resources import BACKUPS, PODS, VOLUME_SNAPSHOT_CONTENTS
 from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
 from core.models.base import JsonDict, Time, WireModel, parse_time
 from core.models.names import (
+    BASE_SNAPSHOT_LABEL,
+    BLOCK_DATA_MOVER,
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
     SCHEDULE_LABEL,
@@ -72,12 +74,14 @@ class TransferDetails(TransferRecord):
     `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
     `retries` count toward `maxRetries`. `schedule` is what started its backup: a CronJob of `nodeagent schedule`, or a
     Schedule of Velero. `left_out` is what exclusions left out of a backup. `bandwidth` holds now; without its fields,
-    nothing limits the data mover. `advice` is what to do next.
+    nothing limits the data mover. `base_snapshot` is the handle of the snapshot that the storage keeps for the next
+    backup; empty: none of this one. `advice` is what to do next.
     """
 
     spec: JsonDict = field(default_factory=dict)
     schedule: str = ""
     snapshot_id: str = field(default="", name="snapshotID")
+    base_snapshot: str = ""
     outcome: str = ""
     retries: int = 0
     bandwidth: BandwidthLimits = field(default_factory=BandwidthLimits)
@@ -122,6 +126,11 @@ class TransferReader:
         pods = await self._try("pods", self._read_pods(raw), [])
         log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
         schedule = await self._try("its Backup", self._read_schedule(raw), "")
+        base = (
+            await self._try("its base snapshot", self._read_base(raw), "")
+            if record.datamover == BLOCK_DATA_MOVER
+            else ""
+        )
         try:
             more = _facts(kind.model.parse(raw), events)
         except ContractError:
@@ -131,6 +140,7 @@ class TransferReader:
             **more,
             spec=_plain_spec(raw),
             schedule=schedule,
+            base_snapshot=base,
             outcome=_annotation(raw, OUTCOME_ANNOTATION),
             events=events,
             pods=[_pod_line(pod) for pod in pods],
@@ -161,6 +171,14 @@ class TransferReader:
             return labels.get(SCHEDULE_LABEL, "")
         owner = await self._client.read(BACKUPS, self._namespace, backup)
         return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL, "") if owner else ""
+
+    async def _read_base(self, raw: Object) -> str:
+        """Return the handle of the snapshot that is kept of a backup; empty: there is none."""
+        meta = raw["metadata"]
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", meta["name"])
+        if content is None or (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL) != meta["uid"]:
+            return ""
+        return (content["spec"].get("source") or {}).get("snapshotHandle", "")
 
     async def _read_pods(self, raw: Object) -> list[Pod]:
         """Return the pods of the transfer, the newest first."""

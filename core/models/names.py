@@ -239,6 +239,10 @@ NODE_LABEL: Final = "nodeagent.io/node"
 """On a custom resource of any kind: the node of its owning agent."""
 OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
 """On every expose object; garbage collection deletes no object without it."""
+BASE_SNAPSHOT_LABEL: Final = "nodeagent.io/base-snapshot"
+"""On the content of a snapshot that is kept for the next backup by block: the UID of its DataUpload."""
+BASE_CLAIM_LABEL: Final = "nodeagent.io/base-claim"
+"""On the same: namespace and name of the PVC, with a dot between them, as `label_value` returns them."""
 IN_PLACE_LABEL: Final = "nodeagent.io/in-place"
 """On an existing PersistentVolume while a DataDownload restores into it: the UID of that.
 

@@ -6,6 +6,7 @@ Cleanup of a transfer that still has its finalizer is up to its agent, or to
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from core.errors import AgentError
@@ -27,7 +28,7 @@ _SCAN_SECONDS: Final = 5.0
 """Between scans of the index; they cost no request."""
 
 _COLLECT_SECONDS: Final = 600.0
-"""Between collections without a cause; each makes six list requests, with copies eight."""
+"""Between collections without a cause; each makes seven list requests, with copies nine."""
 
 _AGAIN_SECONDS: Final = 10.0
 """Between collections while leaked objects exist, and until the first one after a deletion."""
@@ -98,9 +99,12 @@ class GarbageCollector:
 
     async def _collect(self) -> bool:
         """Take the next deletion step for every missing owner; return whether leaked objects are left."""
-        alive = {entry.uid for entry in self._transfers() if entry.finalizer or not entry.phase.final}
+        transfers = list(self._transfers())
+        alive = {entry.uid for entry in transfers if entry.finalizer or not entry.phase.final}
         found = await list_leaked_objects(self._client, self._namespace, copies=self._has_copies())
-        leaked = [left for uid, left in found.items() if uid not in alive and not _of_repository(left)]
+        for uid in {entry.uid for entry in transfers} & found.keys():
+            found[uid] = replace(found[uid], bases=[])
+        leaked = [left for uid, left in found.items() if uid not in alive and left and not _of_repository(left)]
         self._missing_since_seconds = {
             left.uid: self._missing_since_seconds.get(left.uid, self._clock.monotonic()) for left in leaked
         }

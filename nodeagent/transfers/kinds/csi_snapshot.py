@@ -164,6 +164,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             copied=read_copies(cr),
             by_block=cr.by_block,
             fell_back=bool(cr.not_by_block),
+            completed=cr.phase is Phase.COMPLETED,
         )
 
 

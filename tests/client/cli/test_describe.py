@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 from client.cli.user_commands import _root
 from client.status.describe import TransferDetails
 from core.models.base import JsonDict
-from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION
+from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION, BASE_SNAPSHOT_LABEL
 from tests.client.support.commands import Shell, open_shell
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.transfers import mover_pod
@@ -90,6 +90,17 @@ def test_a_limit_of_the_bandwidth_is_shown_while_it_holds(scene: StatusScene, sh
         scene.kube.put(raw)
         done = shell.run("describe", f"du/{name}")
         assert (done.code, "Limited to" in done.out) == (0, False)
+
+
+@pytest.mark.parametrize(("uid", "shown"), [("uid-of-blocks", True), ("another", False)], ids=["its own", "another's"])
+def test_the_snapshot_that_the_storage_keeps_is_shown(scene: StatusScene, shell: Shell, uid: str, shown: bool) -> None:
+    raw = transfer("DataUpload", "blocks", "Completed")
+    raw["metadata"]["uid"], raw["spec"]["datamover"] = "uid-of-blocks", "velero-block"
+    scene.kube.put(raw)
+    meta = {"name": "blocks", "labels": {BASE_SNAPSHOT_LABEL: uid}}
+    content = {"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": meta}
+    scene.kube.put(content | {"spec": {"source": {"snapshotHandle": "snap-7"}}})
+    assert bool(re.search(r"(?m)^Base snapshot: +snap-7$", shell.run("describe", "du/blocks").out)) is shown
 
 
 @pytest.mark.parametrize("word", ["dd/done", "DataDownload/done", "datadownloads done", "datadownloads.velero.io/done"])

@@ -35,8 +35,8 @@ class BackupScene:
         self._policy = policy
         self.request: SnapshotRequest = snapshot_request()
         self._put_claim(mode)
-        self._put_snapshot("velero-data-lwkc4", SOURCE_CONTENT, HANDLE, ready=ready)
-        self._put_snapshot("bystander", "snapcontent-bystander", "other", ready=True)
+        self.put_snapshot("velero-data-lwkc4", SOURCE_CONTENT, HANDLE, ready=ready)
+        self.put_snapshot("bystander", "snapcontent-bystander", "other", ready=True)
         self.world.handles = {HANDLE, "other"}
 
     def exposer(self, transport: Transport | None = None) -> CSISnapshotExposer:
@@ -55,7 +55,8 @@ class BackupScene:
             PERSISTENT_VOLUME_CLAIMS, "data", namespace="app", uid="source-claim", spec=spec, status={"phase": "Bound"}
         )
 
-    def _put_snapshot(self, name: str, content: str, handle: str, *, ready: bool) -> None:
+    def put_snapshot(self, name: str, content: str, handle: str, *, ready: bool) -> None:
+        """Store a VolumeSnapshot of the PVC with its content, whose snapshot has this handle."""
         status = {"boundVolumeSnapshotContentName": content, "readyToUse": True, "restoreSize": "2Gi"}
         self.world.put(
             VOLUME_SNAPSHOTS,

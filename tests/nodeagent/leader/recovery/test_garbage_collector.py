@@ -18,6 +18,7 @@ from core.kube.resources import (
 )
 from core.kube.transport import Retry
 from core.models.names import (
+    BASE_SNAPSHOT_LABEL,
     COPY_LABEL,
     DATA_MOVER_FINALIZER,
     NODE_LABEL,
@@ -123,6 +124,31 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
         await client.delete(PERSISTENT_VOLUMES, "", "pv-uid-of-du")
         await scene.until(lambda: names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["uid-of-other"], seconds=30)
         assert [names(scene, kind) for kind in KINDS] == [["uid-of-other"]] * 4
+
+
+@pytest.mark.looptime
+async def test_a_base_snapshot_stays_as_long_as_its_transfer() -> None:
+    scene = open_scene("node-a")
+    reference = {"namespace": "velero", "name": "du"}
+    spec = {"deletionPolicy": "Retain", "volumeSnapshotRef": reference}
+    for uid in ("uid-of-du", "uid-of-other"):
+        base = put(scene, VOLUME_SNAPSHOT_CONTENTS, uid, spec=spec, finalizers=["driver/snapshot"])
+        base["metadata"]["labels"] = {BASE_SNAPSHOT_LABEL: uid}
+        scene.kube.put(base)
+    for name in ("du", "other"):
+        scene.add(name, status={"phase": "Completed"}, labels={NODE_LABEL: "node-a"})
+    async with scene.dispatching():
+        await asyncio.sleep(700)
+        assert names(scene, VOLUME_SNAPSHOT_CONTENTS) == ["uid-of-du", "uid-of-other"]
+        await scene.dispatcher()._cluster.client.delete(scene.kind.spec.resource, "velero", "du")
+
+        def deleted() -> list[str]:
+            contents = scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+            return [one["metadata"]["name"] for one in contents if one["metadata"].get("deletionTimestamp")]
+
+        await scene.until(lambda: deleted() == ["uid-of-du"], seconds=660)
+        policies = [one["spec"]["deletionPolicy"] for one in scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)]
+        assert policies == ["Delete", "Retain"]
 
 
 def leaked_report(dispatcher: Dispatcher) -> JsonDict:
