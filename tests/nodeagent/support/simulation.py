@@ -242,9 +242,8 @@ class Controllers(ABC):
                 # A workload's: the test itself changes it.
                 continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
-            if phase == "Pending" and self.refuses_devices and not await self._has_volumes(pod):
-                continue
-            if phase == "Pending" and self.mover.starts:
+            bound = not self.refuses_devices or await self._has_volumes(pod)
+            if phase == "Pending" and self.mover.starts and bound:
                 self.mover.mount(pod)
                 await self._start(pod)
             elif phase == "Running":
