@@ -25,8 +25,15 @@ from typing import Any, Final, Self, TypeVar
 
 from core.clock import Clock
 from core.models.transfer_settings import BandwidthLimits
-from datamover.bandwidth.dialing import DialError, Routes, basic_credentials, dial
-from datamover.bandwidth.requests import BadRequestError, HeadReader, RequestHead
+from datamover.bandwidth.dialing import (
+    BadRequestError,
+    DialError,
+    HeadReader,
+    RequestHead,
+    Routes,
+    basic_credentials,
+    dial,
+)
 
 __all__ = ["MOST_PARALLEL", "BandwidthProxy", "Lane", "Lanes"]
 

@@ -25,9 +25,8 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
-from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.in_place_compare import Comparison
+from datamover.data_path.in_place_compare import Comparison, ExtraFiles
 from datamover.data_path.links import named, show_path
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal

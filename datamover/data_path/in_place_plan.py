@@ -16,9 +16,8 @@ from typing import Final, TypeVar
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
-from datamover.data_path.extra_files import ExtraFiles, find_unexplained
 from datamover.data_path.in_place import has_entries
-from datamover.data_path.in_place_compare import Comparison
+from datamover.data_path.in_place_compare import Comparison, ExtraFiles, find_unexplained
 from datamover.data_path.links import named
 from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, keep_name

@@ -20,9 +20,8 @@ from core.clock import Deadline
 from datamover.data_path.links import show_path
 from datamover.data_path.parts import Part, Parts, Placeholders
 from datamover.data_path.run import DataPath
-from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.process import IgnoredErrors, KopiaAnswer, KopiaFiles, is_refusal
 from datamover.kopia.repository import Repository
-from datamover.kopia.restore_errors import IgnoredErrors, is_refusal
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 

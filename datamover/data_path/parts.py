@@ -23,7 +23,7 @@ from core.models.base import JsonDict
 from datamover.data_path.links import DirectoryReader, show_path
 from datamover.data_path.probe import Attribute, Attributes
 from datamover.kopia.location_files import open_output, read_directories
-from datamover.kopia.restore_errors import TARGET_FAILURES
+from datamover.kopia.process import TARGET_FAILURES
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, open_below, open_root, walk_tree

@@ -22,8 +22,8 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.transfer_settings import InPlace
 from datamover.data_path.block import read_file_system, restore_blocks, restore_device
-from datamover.data_path.extra_files import find_unexplained
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
+from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
 from datamover.data_path.parts import Placeholders, find_parts
@@ -34,9 +34,8 @@ from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.location_files import open_output
 from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import KopiaFiles
+from datamover.kopia.process import FULL, KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.restore_errors import FULL
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system

@@ -30,7 +30,7 @@ from datamover.data_path.finished import (
     remove_unlisted,
 )
 from datamover.data_path.run import DataPath
-from datamover.kopia.restore_errors import FULL, match_texts
+from datamover.kopia.process import FULL, match_texts
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled

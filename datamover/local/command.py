@@ -34,8 +34,7 @@ from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.tree import escape_controls
 from datamover.runtime.work_dir import WorkDir, open_work_dir
-from datamover.storage.credentials import read_inherited
-from datamover.storage.providers import FileStorage, Storage
+from datamover.storage.providers import FileStorage, Storage, read_inherited
 from datamover.storage.s3 import S3Storage, find_aws_identity
 
 __all__ = ["LocalMover", "ProgressBar", "format_bytes", "parse_storage", "run_local"]

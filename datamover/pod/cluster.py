@@ -51,9 +51,8 @@ from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
-from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import FileStorage, KopiaAccess, Storage
+from datamover.storage.providers import CredentialsText, FileStorage, KopiaAccess, Storage
 
 __all__ = [
     "FORBIDDEN_SECONDS",

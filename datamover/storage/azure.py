@@ -16,15 +16,19 @@ from core.clock import Clock
 from core.errors import RepositoryError
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.credentials import (
+from datamover.storage.providers import (
     AZURE_AUTHORITY,
     AZURE_METADATA,
+    PROBE_PREFIX,
+    SECRET_VARIABLES,
     AzureAccountKey,
     AzureIdentity,
     CredentialsText,
+    KopiaAccess,
+    Storage,
     parse_variables,
+    trust_variables,
 )
-from datamover.storage.providers import PROBE_PREFIX, SECRET_VARIABLES, KopiaAccess, Storage, trust_variables
 
 __all__ = ["AzureStorage", "build_azure", "read_azure_variables"]
 

@@ -22,7 +22,7 @@ from urllib.request import OpenerDirector, Request
 
 from core.clock import Clock
 from core.redact import Redactor
-from datamover.storage.credentials import AzureAccountKey, AzureIdentity
+from datamover.storage.providers import AzureAccountKey, AzureIdentity
 from datamover.storage.token_requests import (
     RefusedError,
     build_client,

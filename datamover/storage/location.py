@@ -16,14 +16,16 @@ from typing import Final
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation, parse_endpoint
 from datamover.storage.azure import build_azure, read_azure_variables
-from datamover.storage.credentials import (
+from datamover.storage.providers import (
     GOOGLE_FILE,
     CredentialsText,
+    FileStorage,
+    GcsStorage,
+    Storage,
     google_token_file,
     read_credentials,
     read_inherited,
 )
-from datamover.storage.providers import FileStorage, GcsStorage, Storage
 from datamover.storage.s3 import S3Storage, find_aws_identity
 
 __all__ = ["LocationSecrets", "build_storage"]

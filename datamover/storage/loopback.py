@@ -13,7 +13,7 @@ from hmac import compare_digest
 from http import HTTPStatus
 from typing import Final
 
-from datamover.bandwidth.requests import BadRequestError, RequestHead
+from datamover.bandwidth.dialing import BadRequestError, RequestHead
 
 __all__ = ["Loopback", "LoopbackAnswer", "serve_on_loopback"]
 

@@ -21,8 +21,7 @@ from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
 from core.models.storage import parse_endpoint
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.credentials import CredentialsText
-from datamover.storage.providers import PROBE_PREFIX, KopiaAccess, Storage, trust_variables
+from datamover.storage.providers import PROBE_PREFIX, CredentialsText, KopiaAccess, Storage, trust_variables
 
 __all__ = [
     "DEFAULT_SESSION",

@@ -22,14 +22,14 @@ from core.clock import Clock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.storage.credentials import (
+from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
+from datamover.storage.providers import (
     AZURE_AUTHORITY,
     GOOGLE_FILE,
     AzureIdentity,
     google_token_file,
     read_inherited,
 )
-from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
 from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
 
 __all__ = ["Replacement", "azure_token_file", "replace_token_files"]

@@ -21,8 +21,6 @@ _TESTED_ELSEWHERE: Final = {
     "client/backups/files.py": "tests/client/cli/test_backup_files.py",
     "client/verifications/read_back.py": "tests/client/verifications/test_verify.py",
     "client/restores/way_back.py": "tests/client/restores/test_in_place_plan.py",
-    "datamover/data_path/in_place.py": "tests/datamover/flows/test_in_place.py",
-    "datamover/data_path/in_place_compare.py": "tests/datamover/flows/test_in_place.py",
     "datamover/data_path/in_place_plan.py": "tests/datamover/flows/test_in_place_plan.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/flags.py": "tests/datamover/test_arguments.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.bandwidth.requests import RequestHead
+from datamover.bandwidth.dialing import RequestHead
 from datamover.storage import loopback
 from tests.datamover.support.emulators import run_azurite, run_fake_gcs
 from tests.datamover.support.identities import CLIENT, TENANT, AzureIdentities, GoogleFederation, RoleOfPod

@@ -10,9 +10,8 @@ from core.models.storage import BackupStorageLocation
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.azure import AzureStorage
-from datamover.storage.credentials import CredentialsText, parse_variables
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import KopiaAccess, Storage
+from datamover.storage.providers import CredentialsText, KopiaAccess, Storage, parse_variables
 
 _CLIENT = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
 _WORKLOAD = {**_CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/azure-identity-token"}

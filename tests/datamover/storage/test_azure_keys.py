@@ -12,8 +12,8 @@ from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.azure import AzureStorage
 from datamover.storage.azure_keys import AzureContainer, fetch_signature
-from datamover.storage.credentials import AzureIdentity, CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.providers import AzureIdentity, CredentialsText
 from datamover.storage.token_requests import build_client
 from tests.datamover.support.identities import CLIENT, CLIENT_SECRET, TENANT, AzureIdentities
 from tests.datamover.support.internet import Answer, Internet, Request, serve_internet, serve_plain

@@ -12,9 +12,8 @@ from datamover.arguments import RepositoryOptions
 from datamover.local.command import parse_storage
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 from datamover.storage.azure import AzureStorage
-from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import FileStorage, GcsStorage, KopiaAccess
+from datamover.storage.providers import CredentialsText, FileStorage, GcsStorage, KopiaAccess
 from datamover.storage.s3 import AwsKeys, S3Storage
 
 pytestmark = pytest.mark.processes

@@ -3,7 +3,7 @@
 import pytest
 
 from core.errors import RepositoryError
-from datamover.storage.credentials import CredentialsText
+from datamover.storage.providers import CredentialsText
 from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity, parse_aws_profile
 
 _ROLE = "role_arn=arn\nsource_profile=user\n"

@@ -6,8 +6,8 @@ import pytest
 
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
-from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.providers import CredentialsText
 from datamover.storage.s3 import AwsIdentity, AwsKeys, AwsRole, S3Storage
 
 _SECRET = CredentialsText(

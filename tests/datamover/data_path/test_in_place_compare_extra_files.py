@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.models.transfer_settings import Exclusions
-from datamover.data_path.extra_files import ExtraFiles, find_unexplained
+from datamover.data_path.in_place_compare import ExtraFiles, find_unexplained
 from datamover.data_path.stage import Stage
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.tree import open_root

@@ -3,8 +3,7 @@
 import pytest
 
 from core.errors import KopiaError, StorageOutageError
-from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.restore_errors import IgnoredErrors, is_refusal
+from datamover.kopia.process import IgnoredErrors, KopiaAnswer, is_refusal
 
 _FILE = "copy file: error creating file: "
 

@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from datamover.bandwidth.dialing import Address
-from datamover.bandwidth.requests import BadRequestError, HeadReader, RequestHead
+from datamover.bandwidth.dialing import Address, BadRequestError, HeadReader, RequestHead
 
 _PUT = (
     b"PUT http://s3.example.com:9000/b/x%20y?z=1 HTTP/1.1\r\nHost: s3.example.com:9000\r\n"
