@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar
 
 from client.installation import read_settings
 from core.aio import run_shielded
-from core.clock import Clock, Deadline
+from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ExposeError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
@@ -39,6 +39,7 @@ from nodeagent.config.schema import missing
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of
+from nodeagent.runtime.connection import Connection
 
 __all__ = [
     "IncompleteLogError",
@@ -47,6 +48,7 @@ __all__ = [
     "JobSubject",
     "JobTimeoutError",
     "JobTools",
+    "build_job_tools",
     "check_end",
     "end_jobs",
     "list_mounting",
@@ -395,3 +397,22 @@ async def _delete(tools: JobTools, meta: Manifest) -> None:
     except AgentError as e:
         command = f"kubectl -n {meta['namespace']} delete job {meta['name']}"
         tools.on_note(f"the Job could not be deleted, so it ends by itself, or by {command}: {e}")
+
+
+def build_job_tools(
+    cluster: Connection, on_progress: Callable[[str], None], on_note: Callable[[str], None]
+) -> JobTools:
+    """Return what Jobs are run with in this cluster.
+
+    Args:
+        cluster: the agents' cluster and namespace.
+        on_progress: gets a line whenever what the Job waits for changes.
+        on_note: gets a line about what the user should know.
+    """
+    return JobTools(
+        client=cluster.client,
+        clock=SystemClock(),
+        namespace=cluster.namespace,
+        on_progress=on_progress,
+        on_note=on_note,
+    )

@@ -9,10 +9,16 @@ from client.cli.backup_create import create
 from client.cli.backup_delete import delete
 from client.cli.backup_files import copy, ls
 from client.cli.backup_verify import verify
-from client.cli.collection_commands import complete_backups, get_groups, print_canceled, print_volumes, show_group
+from client.cli.collection_commands import (
+    complete_backups,
+    get_groups,
+    get_stored,
+    print_canceled,
+    print_volumes,
+    show_group,
+)
 from client.cli.options import UserGroup, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
-from client.cli.stored import get_stored
 from client.collections.collection import Backups
 from nodeagent.runtime.connection import ClusterAccess, connect
 

@@ -21,9 +21,9 @@ from client.backups.deletion_jobs import hold_deletions
 from client.backups.deletion_record import DeletionRecord
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.cli.collection_commands import complete_backups
-from client.cli.job_tools import build_job_tools
 from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
 from client.cli.output import HEADING, WARN, OutputFormat, Printer, Styled
+from client.mover_jobs import build_job_tools
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import DeletedSnapshot

@@ -25,12 +25,11 @@ from client.backups.files import (
 )
 from client.backups.unpack import check_python
 from client.cli.collection_commands import complete_backups, print_volumes
-from client.cli.job_tools import build_job_tools
 from client.cli.options import DURATION, UserCommand, output_option, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
-from client.mover_jobs import JobTools
+from client.mover_jobs import JobTools, build_job_tools
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import FileEntry, FileType

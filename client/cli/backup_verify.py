@@ -11,10 +11,10 @@ from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
 from client.cli.collection_commands import complete_backups
-from client.cli.job_tools import build_job_tools
 from client.cli.options import DURATION, UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
+from client.mover_jobs import build_job_tools
 from client.text import format_bytes
 from client.verifications.report import (
     VerificationError,

@@ -1,6 +1,11 @@
-"""The command `nodeagent install`: from flags to objects, which are printed or applied."""
+"""The commands `nodeagent install`, from flags to objects that are printed or applied, and `nodeagent uninstall`.
+
+Source of what may be combined: Velero v1.18, Validate in pkg/cmd/cli/install/install.go.
+"""
 
 import asyncio
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -8,22 +13,304 @@ from typing import Any, Final
 import click
 
 from client.cli.install_flags import InstallCommand, find_ignored, install_flags
-from client.cli.install_options import build_options, describe_defaults
-from client.cli.options import NAMESPACE, cluster_options, command_for
-from client.cli.output import OutputFormat, Printer
+from client.cli.options import NAMESPACE, TextFile, UserCommand, cluster_options, command_for, confirm, yes_option
+from client.cli.output import HEADING, OutputFormat, Printer, Styled
 from client.cli.schedule import renew
 from client.install.apply import ApplyTools
 from client.install.manifests import build_installation, read_definitions
+from client.install.options import (
+    CONFIG_MAP,
+    DEFAULT_IMAGE,
+    TYPOGRAPHIC_QUOTES,
+    AgentOptions,
+    ContainerResources,
+    InstallOptions,
+    LocationOptions,
+    ProxyOptions,
+)
 from client.install.run import InstallRequest, run_install
+from client.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
 from core.clock import SystemClock
-from core.errors import AgentError
+from core.errors import AgentError, ConfigError
+from core.kube.client import select_labels
+from core.models.names import PART_OF_LABELS
+from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["install"]
+__all__ = ["build_options", "install"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent uninstall --namespace staging
+        show what is removed and what stays, ask, and remove it
+  nodeagent uninstall --yes
+        without a question; it refuses while transfers have not ended
+  nodeagent uninstall --force
+        without a question, and interrupt transfers
+
+Custom resource definitions, custom resources, Secrets, the namespace and all backups stay; the last lines
+of the output have the commands that delete them, unless others would lose something.
+
+exit codes:
+  0  done, or there was nothing to remove, or the answer was no
+  1  an error of the cluster, transfers that have not ended, or agents that do not end
+  2  invalid command line, a missing permission, a release of Helm, or the cluster is not reachable
+"""
+
+
+@click.command("uninstall", cls=UserCommand, epilog=_EXAMPLES)
+@yes_option
+@click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
+@click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
+@cluster_options
+def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
+    """Remove the node agents; backups stay."""
+    asyncio.run(_run(access, ask=not (yes or force), force=force))
+
+
+async def _run(access: ClusterAccess, *, ask: bool, force: bool) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        plan = await plan_removal(cluster.client, cluster.namespace)
+        if not plan.removed:
+            printer.note(f"there is no installation of ours in namespace {cluster.namespace}")
+            return
+        if not force:
+            refuse_interruption(plan.unfinished)
+        _show(printer, plan)
+        if ask and not confirm("Remove the node agents?", "nothing was removed"):
+            printer.note("nothing was removed")
+            return
+        clock = SystemClock()
+        await remove(cluster.client, clock, plan, lambda place: printer.line(f"{place}: deleted"), force=force)
+    _show_rest(printer, plan)
+
+
+def _show(printer: Printer, plan: RemovalPlan) -> None:
+    for title, names in (("Removed:", plan.removed_names), ("Kept:", plan.kept)):
+        printer.line(Styled(title, HEADING))
+        for name in names:
+            printer.line(f"  {name}")
+
+
+def _show_rest(printer: Printer, plan: RemovalPlan) -> None:
+    """Show how the rest is deleted; no command that would delete what others use."""
+    commands, labels = [], select_labels(PART_OF_LABELS)
+    for what, command, lost in (
+        (f"namespace {plan.namespace}", f"namespace {plan.namespace}", plan.dependents.namespace),
+        ("custom resource definitions", f"crd -l {labels}", plan.dependents.definitions),
+    ):
+        if lost:
+            printer.note(f"deleting the {what} would also delete {', '.join(lost)}")
+        else:
+            commands.append(f"  kubectl delete {command}")
+    if commands:
+        title = "To delete the rest, with all records of backups (their data stays in the bucket):"
+        printer.line(Styled(title, HEADING))
+        for line in commands:
+            printer.line(line)
+    if plan.unfinished:
+        printer.note(f"{len(plan.unfinished)} transfers keep a finalizer: the namespace is not deleted before they are")
+
+
+_Given = Mapping[str, Any]
+"""The flags by the names of their parameters: what `client.cli.install_flags` has made of them."""
+
+_PROVIDERS: Final = ("aws", "azure", "gcp", "fs")
+_PREFIX: Final = "velero.io/"
+_CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
+
+
+def build_options(given: _Given, namespace: str) -> InstallOptions:
+    """Return the options.
+
+    Raises:
+        ConfigError: a flag is missing or excludes another, or a file does not have what it is for.
+    """
+    location = _build_location(given)
+    return InstallOptions(
+        namespace=namespace,
+        image=given["image"] or DEFAULT_IMAGE,
+        image_pull_policy=given["image_pull_policy"],
+        pull_secrets=tuple(name for names in given["image_pull_secret"] for name in names),
+        service_account=given["service_account_name"] or "",
+        mover_service_account=_mover_account(given),
+        service_account_annotations=_merge(given["sa_annotations"]),
+        agent=_build_agent(given),
+        proxy=_build_proxy(given),
+        credentials=_read_credentials(given, location),
+        location=location,
+        configuration=given["node_agent_config"],
+        openshift=given["openshift"],
+        monitoring_namespace=given["monitoring_namespace"] or "",
+        priority_classes=given["priority_classes"],
+        volume_secrets=given["volume_secrets"],
+        restore_tests=given["restore_tests"],
+    )
+
+
+def describe_defaults(given: _Given, options: InstallOptions) -> list[str]:
+    """Return what a user of `velero install` would not expect, for the flags that were given."""
+    notes = []
+    if given["image"] is None:
+        notes.append(f"--image is not given: nodes must have {options.image}, or a default registry that does")
+    if given["service_account_name"] is not None and given["mover_service_account_name"] is None:
+        detail = (
+            "use --mover-service-account-name for an account with fewer permissions"
+            if options.mover_service_account
+            else "use --mover-service-account-name or --sa-annotations if they need a cloud identity"
+        )
+        notes.append(f"data movers run as ServiceAccount {options.mover_account}: {detail}")
+    return notes
+
+
+def _merge(found: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the pairs of a flag that may be repeated."""
+    return {key: value for pairs in found for key, value in pairs.items()}
+
+
+def _build_agent(given: _Given) -> AgentOptions:
+    if not given["use_node_agent"]:
+        raise ConfigError("--use-node-agent=false is not allowed: there would be no agents")
+    if given["use_node_agent_windows"]:
+        raise ConfigError(
+            "--use-node-agent-windows is not supported any more: there is no agent for Windows nodes, and volumes of "
+            "Windows are left to Velero's (see docs/install.md#windows-nodes)"
+        )
+    priority_class = given["node_agent_priority_class_name"] or ""
+    if priority_class and given["priority_classes"]:
+        raise ConfigError("--node-agent-priority-class-name and --priority-classes exclude each other")
+    config_map = "" if given["node_agent_config"] is None else CONFIG_MAP
+    return AgentOptions(
+        config_map=given["node_agent_configmap"] or config_map,
+        repository_config_map=given["backup_repository_configmap"] or "",
+        maintenance_config_map=given["repo_maintenance_job_configmap"] or "",
+        priority_class=priority_class,
+        kubelet_root=given["kubelet_root_dir"],
+        host_path=not given["node_agent_disable_host_path"],
+        privileged=given["privileged_node_agent"],
+        resources=_build_resources(given),
+        pod_labels=_merge(given["pod_labels"]),
+        pod_annotations=_merge(given["pod_annotations"]),
+        node_selector=_merge(given["node_selector"]),
+        tolerations=tuple(one for several in given["toleration"] for one in several),
+        features=given["features"] or "",
+        extra_args=_build_args(given),
+    )
+
+
+def _mover_account(given: _Given) -> str:
+    """Return the account of data movers; empty: one is created.
+
+    Without credentials in a file, an account that is named has them, by a cloud identity, and as in Velero
+    it is the movers', too.
+    """
+    account = given["mover_service_account_name"] or (given["no_secret"] and given["service_account_name"])
+    return account or ""
+
+
+def _build_resources(given: _Given) -> ContainerResources:
+    standard = ContainerResources()
+    cpu_request, cpu_limit = _requested(given, "cpu", standard.cpu_request, standard.cpu_limit)
+    memory_request, memory_limit = _requested(given, "mem", standard.memory_request, standard.memory_limit)
+    return ContainerResources(
+        cpu_request=cpu_request, cpu_limit=cpu_limit, memory_request=memory_request, memory_limit=memory_limit
+    )
+
+
+def _requested(given: _Given, what: str, standard_request: str, standard_limit: str) -> tuple[str, str]:
+    """Return request and limit; a default gives way to what was typed."""
+    typed: tuple[str | None, str | None] = (
+        given[f"node_agent_pod_{what}_request"],
+        given[f"node_agent_pod_{what}_limit"],
+    )
+    request, limit = typed[0] or standard_request, typed[1] or standard_limit
+    if limit == "0" or parse_quantity(request) <= parse_quantity(limit):
+        return request, limit
+    if None not in typed:
+        flag = f"--node-agent-pod-{what}"
+        raise ConfigError(
+            f'{flag}-request: "{request}" is not allowed: expected at most {flag}-limit, which is {limit}'
+        )
+    chosen = typed[0] or limit
+    return chosen, chosen
+
+
+def _build_args(given: _Given) -> tuple[str, ...]:
+    frequency = given["default_repo_maintain_frequency"]
+    own = (f"--default-repo-maintain-frequency={frequency}",) if frequency is not None else ()
+    return (*own, *given["agent_arg"])
+
+
+def _build_proxy(given: _Given) -> ProxyOptions:
+    proxy = ProxyOptions(
+        http=given["http_proxy"] or "", https=given["https_proxy"] or "", no_proxy=given["no_proxy"] or ""
+    )
+    if proxy.no_proxy and not (proxy.http or proxy.https):
+        raise ConfigError("--no-proxy needs --http-proxy or --https-proxy: otherwise there is no proxy")
+    return proxy
+
+
+def _build_location(given: _Given) -> LocationOptions | None:
+    """Return the default location; None: there is to be none."""
+    if given["no_default_backup_location"]:
+        for flag in ("bucket", "prefix", "backup_location_config"):
+            if given[flag] not in {None, ()}:
+                name = flag.replace("_", "-")
+                raise ConfigError(f"--{name} and --no-default-backup-location exclude each other")
+        return None
+    for flag in ("provider", "bucket"):
+        if not given[flag]:
+            raise ConfigError(f"--{flag} is required: use --no-default-backup-location if there is to be no location")
+    provider, config = given["provider"], _merge(given["backup_location_config"])
+    if provider.removeprefix(_PREFIX) not in _PROVIDERS and not config.get("s3Url"):
+        raise ConfigError(
+            f'--provider: "{provider}" is not allowed: expected one of {", ".join(_PROVIDERS)}, '
+            "or any with --backup-location-config s3Url=URL"
+        )
+    certificates: TextFile | None = given["cacert"]
+    if certificates is not None and _CERTIFICATE not in certificates.content:
+        raise ConfigError(f"--cacert: {certificates.path} has no certificate in PEM")
+    return LocationOptions(
+        provider=provider,
+        bucket=given["bucket"],
+        prefix=given["prefix"] or "",
+        config=config,
+        ca_certificate=certificates.content if certificates is not None else "",
+    )
+
+
+def _read_credentials(given: _Given, location: LocationOptions | None) -> str | None:
+    file: TextFile | None = given["secret_file"]
+    if file is None:
+        if not given["no_secret"]:
+            raise ConfigError("one of --secret-file and --no-secret is required")
+        return None
+    if given["no_secret"]:
+        raise ConfigError("--secret-file and --no-secret exclude each other")
+    _check_credentials(file, location)
+    return file.content
+
+
+def _check_credentials(file: TextFile, location: LocationOptions | None) -> None:
+    """Check that a program can read the credentials; they are not quoted.
+
+    Raises:
+        ConfigError: none can.
+    """
+    path, content = file
+    if re.search(TYPOGRAPHIC_QUOTES, content):
+        raise ConfigError(f"--secret-file: {path} has typographic quotes: write it again with plain ones, or without")
+    if location is None or location.provider.removeprefix(_PREFIX) != _PROVIDERS[0]:
+        return
+    profile = location.config.get("profile") or "default"
+    if not re.search(rf"^\s*\[(?:profile )?\s*{re.escape(profile)}\s*\]", content.removeprefix("\ufeff"), re.MULTILINE):
+        raise ConfigError(f"--secret-file: {path} has no section [{profile}], in which the keys must be")
+
 
 _TIMEOUT: Final = timedelta(minutes=5)
 
-_EXAMPLES: Final = """\
+_INSTALL_EXAMPLES: Final = """\
 examples:
   nodeagent install --provider aws --bucket backups --backup-location-config region=us-east-2
                     --secret-file ./credentials --image registry.example.com/node-agent:0.1.0 --wait
@@ -43,7 +330,7 @@ exit codes:
 """
 
 
-@click.command("install", cls=InstallCommand, epilog=_EXAMPLES)
+@click.command("install", cls=InstallCommand, epilog=_INSTALL_EXAMPLES)
 @install_flags
 @cluster_options
 def install(access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's

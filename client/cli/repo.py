@@ -7,10 +7,9 @@ from typing import Final
 
 import click
 
-from client.cli.job_tools import build_job_tools
 from client.cli.options import DURATION, UserGroup, cluster_options, complete_names, list_names, output_option
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
-from client.mover_jobs import read_location
+from client.mover_jobs import build_job_tools, read_location
 from client.repositories import RepositoryReader, SnapshotList, read_repository, report_snapshots
 from client.repository_view import (
     NextMaintenance,

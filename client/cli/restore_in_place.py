@@ -9,15 +9,15 @@ from typing import Any, Final
 import click
 
 from client.cli.collection_commands import Creation
-from client.cli.job_tools import build_job_tools
 from client.cli.options import confirm, dry_run_option, yes_option
 from client.cli.output import WARN, Cell, OutputFormat, Printer, Styled
+from client.collections.collection import RestoreTools
 from client.collections.models import Restore, RestoreTransfer
+from client.mover_jobs import build_job_tools
 from client.restores.in_place import plan_in_place, start_in_place
 from client.restores.in_place_plan import InPlaceReport, VolumeReport, prepare_in_place
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
-from client.restores.waiting_pods import RestoreTools
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.models.transfer_settings import InPlace, PlannedEntries

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from client.cli.job_tools import build_job_tools
 from client.collections.collection import Backups
 from client.collections.models import BackupOrigin, BackupVolume, build_backup
-from client.mover_jobs import JobTools
+from client.mover_jobs import JobTools, build_job_tools
 from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.contract import shorten_message

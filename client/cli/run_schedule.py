@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from client.backups.delete import DeletionTools
-from client.cli.job_tools import build_job_tools
 from client.collections.collection import VolumeProgress
+from client.mover_jobs import build_job_tools
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
 from client.text import format_bytes

@@ -24,9 +24,8 @@ from client.cli.options import (
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
-from client.schedules.explanation import RetentionExplanation, explain_retention
 from client.schedules.manifests import build_schedule
-from client.schedules.request import ScheduleRequest, ScheduleTimes
+from client.schedules.request import RetentionExplanation, ScheduleRequest, ScheduleTimes, explain_retention
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from client.schedules.store import (
     OwnedObjects,

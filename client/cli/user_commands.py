@@ -47,7 +47,10 @@ _COMMANDS: Final = (
     "version",
     "volumes",
 )
-"""Each is in a module of its own name, with `-` as `_`; only the one that is called is imported, to start sooner."""
+"""Each is in a module of its own name, with `-` as `_`, or of another one; only the one that is called is imported, to
+start sooner."""
+
+_MODULES: Final = {"uninstall": "install"}
 
 
 class _Root(click.Group):
@@ -60,7 +63,7 @@ class _Root(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"client.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"client.cli.{_MODULES.get(name, name)}"), name)
         return command
 
 

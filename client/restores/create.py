@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from client.backups.plan import ClaimName
+from client.collections.collection import RestoreTools, delete_waiting_pods
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
-from client.restores.waiting_pods import RestoreTools, delete_waiting_pods
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import AgentError

@@ -11,12 +11,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, cast
 
+from client.collections.collection import RestoreTools
 from client.mover_jobs import JobSubject, JobTools, end_jobs, list_mounting, plan_job, read_location, run_job
-from client.restores.in_place import InPlaceRestore
+from client.restores.in_place import REQUEST_TIMEOUT, InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError
-from client.restores.waiting_pods import RestoreTools
-from client.restores.way_back import REQUEST_TIMEOUT, delete_snapshots, make_snapshot, wait_until_ready
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode

@@ -10,8 +10,8 @@ from typing import Final
 
 from client.backups.manifests import OPERATION_TIMEOUT, is_reserved, transfer_name
 from client.backups.plan import ClaimName
+from client.collections.collection import WaitingPod
 from client.restores.sources import RestoreError, SavedVolume
-from client.restores.waiting_pods import WaitingPod
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, OwnerRef, UncheckedObject

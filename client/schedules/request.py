@@ -1,25 +1,39 @@
-"""A schedule as the user asked for it, and the command line of its pods: there it is kept, and read back."""
+"""A schedule as the user asked for it, in the command line of its pods; and why each of its copies stays, or goes."""
 
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.backups.copies import KeepPolicy, KeepRule
+import msgspec
+
+from client.backups.copies import UTC_ZONE, Copy, KeepPolicy, KeepRule
+from client.backups.delete import DeletionError, DeletionTools, plan_expired
 from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
+from client.backups.retention import KeepReason, RetentionDecision, limit_deletions
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
+from core.models.base import Int64, Time, WireModel
 from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
 from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, CommandParser, add_kubeconfig
 
-__all__ = ["ScheduleRequest", "ScheduleTimes", "is_schedule", "parse_run", "read_cron_job"]
+__all__ = [
+    "ExplainedCopy",
+    "RetentionExplanation",
+    "ScheduleRequest",
+    "ScheduleTimes",
+    "explain_retention",
+    "is_schedule",
+    "parse_run",
+    "read_cron_job",
+]
 
 _ABOUT: Final = """\
 Runs a schedule once: backs its PVCs up, waits for the end, and deletes expired backups. Pods of
@@ -252,3 +266,84 @@ def _words_of(cron_job: UncheckedObject) -> list[str]:
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
     words = [str(word) for word in containers[0].get("args") or []]
     return words if words[:1] == [SCHEDULE_COMMAND] else []
+
+
+_NO_RULE: Final = "no rule keeps it"
+
+
+class ExplainedCopy(WireModel):
+    """One volume of a backup: it stays for all of `reasons`, or goes; `rules` are the names of those that keep it."""
+
+    backup: str
+    namespace: str
+    claim: str
+    location: str
+    transfer: str
+    created: Time | None
+    bytes: Int64
+    stays: bool
+    rules: list[str]
+    reasons: list[str]
+
+
+class RetentionExplanation(WireModel):
+    """What a schedule keeps, and its copies by volume, the newest first.
+
+    An empty `ttl`: it has none. `keep` has the counts by their rules, whose periods are of `time_zone`.
+    """
+
+    schedule: str
+    ttl: str
+    keep: dict[str, int]
+    time_zone: str
+    copies: list[ExplainedCopy] = msgspec.field(default_factory=list)
+
+
+async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> RetentionExplanation:
+    """Return what would become of the copies of a schedule, as far as is known without Jobs that read the snapshots.
+
+    Raises:
+        DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
+        KubeError: the API server rejected a request.
+    """
+    plan = await plan_expired(tools, policies=request.policies)
+    if plan.now is None:
+        raise DeletionError("the time is not known")
+    existing = {copy.uid for one in plan.judgments for copy in one.copies}
+    judged = limit_deletions(plan.judgments, plan.record.find_gone(existing, plan.now), plan.now)
+    copies = [(copy, one) for one in judged for copy in one.copies if copy.schedule == request.label]
+    copies.sort(key=lambda one: one[0].age_key, reverse=True)
+    copies.sort(key=lambda one: one[0].series)
+    return RetentionExplanation(
+        schedule=request.name,
+        ttl=format_duration(request.ttl) if request.ttl is not None else "",
+        keep=request.keep.by_name if request.keep else {},
+        time_zone=request.keep.zone if request.keep else UTC_ZONE,
+        copies=[_explain(copy, one) for copy, one in copies],
+    )
+
+
+def _explain(copy: Copy, decision: RetentionDecision) -> ExplainedCopy:
+    namespace, claim = copy.volume
+    holds = list(_find_holds(copy, decision))
+    return ExplainedCopy(
+        backup=copy.backup,
+        namespace=namespace,
+        claim=claim,
+        location=copy.location,
+        transfer=f"{copy.kind}/{copy.transfer}",
+        created=copy.created,
+        bytes=copy.bytes,
+        stays=bool(holds),
+        rules=list(dict.fromkeys(str(hold.rule) for hold in holds)),
+        reasons=[hold.text for hold in holds] or [_NO_RULE],
+    )
+
+
+def _find_holds(copy: Copy, decision: RetentionDecision) -> Iterator[KeepReason]:
+    """Yield what keeps the copy itself; else, what keeps another one of its backup."""
+    own = [hold for hold in decision.holds if hold.uid in {copy.uid, None}]
+    yield from own
+    for hold in decision.holds[:1] if not own else ():
+        other = next(one for one in decision.copies if one.uid == hold.uid)
+        yield KeepReason(hold.rule, f"it goes only with {other.shown_volume}: {hold.text}", hold.uid)

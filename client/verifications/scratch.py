@@ -16,12 +16,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from client.backups.manifests import transfer_name
+from client.collections.collection import RestoreTools
 from client.collections.models import BackupVolume
 from client.mover_jobs import JobTools, end_jobs, list_mounting
 from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
-from client.restores.waiting_pods import RestoreTools
 from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
 from client.verifications.report import VerificationError
 from core.aio import run_shielded

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 
+from client import mover_jobs
 from client.backups.deletion_report import BackupDeletion
-from client.cli import job_tools
 from client.cli.user_commands import _root
 from core.kube.resources import JOBS
 from nodeagent.__main__ import main
@@ -45,7 +45,7 @@ def _answer(answer: str | None) -> str:
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell(DeletionScene(), capsys, monkeypatch)
     reach(lambda: shell.scene.kube, monkeypatch)
-    monkeypatch.setattr(job_tools, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.setattr(mover_jobs, "SystemClock", lambda: shell.scene.clock)
     shell.scene.put_backup("night", 9, "data", "gone")
     shell.scene.put_backup("day", 1)
     return shell

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from click.shell_completion import ShellComplete
 
-from client.cli import backup_verify, job_tools
+from client import mover_jobs
+from client.cli import backup_verify
 from client.cli.user_commands import _root
 from client.collections.models import BackupVolume
 from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
@@ -53,7 +54,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
     monkeypatch.setattr(backup_verify, "verify_volumes", shell.verify)
-    monkeypatch.setattr(job_tools, "SystemClock", HandClock)
+    monkeypatch.setattr(mover_jobs, "SystemClock", HandClock)
     return shell
 
 

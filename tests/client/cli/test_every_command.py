@@ -11,7 +11,7 @@ from typing import Final
 import click
 import pytest
 
-from client.cli import job_tools
+from client import mover_jobs
 from client.cli.user_commands import _root
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
@@ -172,7 +172,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         return scene.kube, "velero"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    for module in (job_tools, connection):
+    for module in (mover_jobs, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: scene.clock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     monkeypatch.chdir(tmp_path)

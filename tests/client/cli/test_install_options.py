@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.cli.install import install
-from client.cli.install_options import build_options
+from client.cli.install import build_options, install
 from client.install.options import InstallOptions, LocationOptions
 from nodeagent.__main__ import main
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
-from client.cli import job_tools, repo
+from client import mover_jobs
+from client.cli import repo
 from client.cli.output import Printer
 from client.cli.repo import print_report
 from client.repositories import SnapshotList
@@ -52,7 +53,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.scene.kube, shell.context_namespace
 
     monkeypatch.setattr(connection, "load_transport", load)
-    for module in (job_tools, repo):
+    for module in (mover_jobs, repo):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from client.cli import collection_commands, restore, restore_create, stored
+from client.cli import collection_commands, restore
 from client.collections.models import RestoreList
 from client.restores.sources import StoredList
 from core.kube.errors import UnreachableError
@@ -47,8 +47,8 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         shell.asked.append((location, tuple(volume_namespaces)))
         return shell.listed
 
-    monkeypatch.setattr(stored, "list_stored", read)
-    for module in (collection_commands, restore, restore_create, stored):
+    monkeypatch.setattr(collection_commands, "list_stored", read)
+    for module in (collection_commands, restore):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 
@@ -106,7 +106,7 @@ def test_a_partial_creation_says_what_exists_and_how_to_continue(
     async def check(*_: object) -> None:
         """Find nothing, so that the rejection is that of the creation."""
 
-    monkeypatch.setattr(restore_create, "check_restore", check)
+    monkeypatch.setattr(restore, "check_restore", check)
     shell.scene.kube.fail_next("POST", "/datadownloads", 403, message="is forbidden")
     words = ("--from-backup", "night", "--pvc", "app/data", "--pvc", "db/files", "-o", "json")
     done = shell.run("restore", "create", *words)
@@ -214,7 +214,7 @@ def test_a_cluster_that_is_lost_while_creating_is_exit_code_2(shell: _Shell, mon
     async def lose(*_: object) -> None:
         monkeypatch.setattr(shell.scene.kube, "request", refuse)
 
-    monkeypatch.setattr(restore_create, "check_restore", lose)
+    monkeypatch.setattr(restore, "check_restore", lose)
     done = shell.run("restore", "create", "back", "--from-backup", "night")
     assert done.code == 2, done.err
     assert "error: the cluster cannot be reached: PVC app/data is not restored: " in done.err

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from click.shell_completion import ShellComplete
 
-from client.cli import install, job_tools
+from client import mover_jobs
+from client.cli import install
 from client.cli.user_commands import _root
 from client.schedules.store import ScheduleList
 from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
@@ -44,7 +45,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.scene.kube, "somewhere"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    for module in (job_tools, connection):
+    for module in (mover_jobs, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     monkeypatch.delenv("NODE_AGENT_JOB", raising=False)

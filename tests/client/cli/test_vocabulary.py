@@ -110,10 +110,19 @@ def test_each_command_takes_the_namespace_of_the_agents_by_one_word() -> None:
 
 
 def _asks(command: click.Command) -> bool:
+    """Return whether the command, or a function of its module that it calls, asks."""
     assert command.callback is not None
-    module = inspect.getmodule(inspect.unwrap(command.callback))
-    assert module is not None
-    return bool(re.search(r"\bconfirm\w*\(", inspect.getsource(module)))
+    reached, left = set(), [inspect.unwrap(command.callback)]
+    while left:
+        function = left.pop()
+        reached.add(function)
+        source = inspect.getsource(function)
+        if re.search(r"\bconfirm\w*\(", source):
+            return True
+        known = (function.__globals__.get(word) for word in re.findall(r"\w+", source))
+        here = (one for one in known if inspect.isfunction(one) and one.__module__ == function.__module__)
+        left += [one for one in here if one not in reached]
+    return False
 
 
 def test_each_command_that_asks_and_no_other_has_yes() -> None:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from client.collections.collection import RestoreTools
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
-from client.restores.waiting_pods import RestoreTools
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource

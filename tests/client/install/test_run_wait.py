@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from client.install.apply import Applied, ApplyResult
-from client.install.wait import WaitError, WaitTools, wait_installation
+from client.install.run import WaitError, WaitTools, wait_installation
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock

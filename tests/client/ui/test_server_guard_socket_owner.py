@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from client.ui.guard import owner_of
+from client.ui.server import owner_of
 
 
 def test_a_connection_of_this_process_is_its_user(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from client.collections.collection import WaitingPod, cancel_restore, delete_waiting_pods
 from client.restores.create import plan_restore, start_restore
 from client.restores.sources import RestoreError
-from client.restores.waiting_pods import WaitingPod, cancel_restore, delete_waiting_pods
 from core.kube.resources import POD_VOLUME_RESTORES, PODS
 from tests.client.support.restore_scene import DATA, RestoreScene, saved
 

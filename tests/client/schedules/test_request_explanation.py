@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from client.backups.copies import KeepPolicy, KeepRule, format_keep
-from client.schedules.explanation import ExplainedCopy, explain_retention
+from client.schedules.request import ExplainedCopy, explain_retention
 from tests.client.support.deletion_scene import DeletionScene
 from tests.client.support.schedule_scene import ScheduleScene
 
