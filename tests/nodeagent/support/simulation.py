@@ -1,8 +1,8 @@
 """The rest of a cluster: storage, scheduler, kubelet and movers of one node.
 
-Level-based like the real controllers: every tenth of a second each rule compares desired and
-observed state and does what is missing. `Mover` describes a mover that may start. `Cluster` runs
-them with the fake API server; `tests.crash` with a real one.
+Level-based like the real controllers: every tenth of a second each rule compares desired and observed state and does
+what is missing. `Mover` describes a mover that may start. `Cluster` runs them with the fake API server; `tests.crash`
+with a real one.
 """
 
 import asyncio
@@ -100,9 +100,8 @@ class Mover:
 class Controllers(ABC):
     """The controllers; `run` them beside the agent.
 
-    `moved` has the data of the last completed mover by the UID of its transfer: the handle of a
-    snapshot, the name of a volume, or a folder. `grants`: another attempt may begin, as a leader would let it.
-    `refuses_devices`: the driver has volumes with a file system only.
+    `moved` has the data of the last completed mover by the UID of its transfer: the handle of a snapshot, the name of
+    a volume, or a folder. `grants`: another attempt may begin. `refuses_devices`: volumes have a file system only.
     """
 
     client: KubeClient
