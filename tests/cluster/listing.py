@@ -36,7 +36,8 @@ def everything(bed: Bed, *own: str) -> set[str]:
     """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
 
     Left out are Events, Leases, VolumeAttachments, the record of deletions, and what belongs to other tests: it
-    carries one of their names, be it in its name, in a label, in an argument, or in the name of its claim or snapshot.
+    carries one of their names, be it in its name, in a label, in an argument, or in the name of its claim, its
+    snapshot or its group of snapshots.
 
     Args:
         bed: The cluster to list.
@@ -75,7 +76,8 @@ def applied_versions(bed: Bed, space: str) -> list[str]:
 def _test_names(item: Json) -> set[str]:
     """The names of tests that an object carries."""
     meta, spec = item["metadata"], item.get("spec") or {}
-    bound_to = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
+    refs = ("claimRef", "volumeSnapshotRef", "volumeGroupSnapshotRef")
+    bound_to: Json = next((spec[ref] for ref in refs if ref in spec), {})
     labels = (meta.get("labels") or {}).values()
     # The Job of a command is named after its location, which all tests share.
     pod = (spec.get("template") or {}).get("spec") or spec

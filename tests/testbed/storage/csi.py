@@ -21,6 +21,9 @@ __all__ = ["Storage"]
 _RETRIES = ("--retry-interval-start=100ms", "--retry-interval-max=2s")
 """Users wait up to 5 minutes for the next try; tests that clear a fault do not."""
 
+_GROUPS = "--feature-gates=CSIVolumeGroupSnapshot=true"
+"""VolumeGroupSnapshots, for controller and sidecar. Source: external-snapshotter v8.6, pkg/features/features.go."""
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -48,8 +51,8 @@ class Storage:
             ],
             "csi-attacher": [*beside, "--timeout=30s"],
             "csi-resizer": [*beside, "--timeout=30s"],
-            "csi-snapshotter": [*beside, "--extra-create-metadata", "--timeout=60s"],
-            "snapshot-controller": [*access, *_RETRIES],
+            "csi-snapshotter": [*beside, _GROUPS, "--extra-create-metadata", "--timeout=60s"],
+            "snapshot-controller": [*access, _GROUPS, *_RETRIES],
         }
         return {name: [str(tool("csi", name)), *own] for name, own in flags.items()}
 

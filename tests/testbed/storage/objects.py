@@ -13,6 +13,8 @@ __all__ = [
     "EVENTS",
     "FAULT_ANNOTATION",
     "FAULT_CONFIG_MAP",
+    "GROUP_CLASS",
+    "GROUP_CLASS_TOGETHER",
     "SHARED",
     "SHARED_CLASS",
     "SNAPSHOTS",
@@ -38,6 +40,9 @@ SHARED = "shared"
 
 SHARED_CLASS = "bed-shared"
 
+GROUP_CLASS, GROUP_CLASS_TOGETHER = "bed", "bed-together"
+"""Classes of groups of snapshots: each member can be deleted alone, or only all of them with their group."""
+
 _DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
 """Annotation. Source: external-snapshotter v8."""
 
@@ -54,6 +59,7 @@ DRIVERS = Resource(_STORAGE_GROUP, "csidrivers", namespaced=False)
 SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
 CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
 SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
+GROUP_CLASSES = Resource("/apis/groupsnapshot.storage.k8s.io/v1", "volumegroupsnapshotclasses", namespaced=False)
 
 
 _DRIVER_OBJECT: Json = {
@@ -74,6 +80,8 @@ def class_objects() -> list[tuple[Resource, Json]]:
         (STORAGE_CLASSES, {**_storage_class(SHARED_CLASS, "Immediate", "Delete"), "parameters": {SHARED: "true"}}),
         (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete", {_DEFAULT_SNAPSHOT_CLASS: "true"})),
         (SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
+        (GROUP_CLASSES, _group_class(GROUP_CLASS)),
+        (GROUP_CLASSES, {**_group_class(GROUP_CLASS_TOGETHER), "parameters": {"together": "true"}}),
     ]
 
 
@@ -96,4 +104,14 @@ def _snapshot_class(name: str, policy: str, annotations: dict[str, str] | None =
         "metadata": {"name": name, "annotations": annotations or {}},
         "driver": DRIVER,
         "deletionPolicy": policy,
+    }
+
+
+def _group_class(name: str) -> Json:
+    return {
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1",
+        "kind": "VolumeGroupSnapshotClass",
+        "metadata": {"name": name},
+        "driver": DRIVER,
+        "deletionPolicy": "Delete",
     }
