@@ -28,7 +28,7 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSource
 from core.models.base import Int64, WireModel
-from core.models.names import RESTORE_PLAN_LABEL, label_value
+from core.models.names import EXCLUDE_LABEL, RESTORE_PLAN_LABEL, label_value
 from core.models.storage import RepositoryKey
 from core.models.transfer_settings import PLAN_LINE, InPlacePlan
 from core.mover_specs import PlanRestore
@@ -145,7 +145,7 @@ class _Scratch:
         self._one = one
         self._claim = claim
         self._name = f"{one.name}-plan"
-        self._labels = {RESTORE_PLAN_LABEL: label_value(one.name)}
+        self._labels = {RESTORE_PLAN_LABEL: label_value(one.name), EXCLUDE_LABEL: "true"}
 
     async def compare(self, snapshot: VolumeSnapshot) -> InPlacePlan:
         """Return what the restore does with the data in the snapshot, which is ready, and remove all scratch objects.

@@ -34,7 +34,7 @@ from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSIS
 from core.kube.types import Job, Metadata, VolumeSource
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
-from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
+from core.models.names import EXCLUDE_LABEL, RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
 from exposer.pod_manifest import MoverVolume
@@ -147,7 +147,9 @@ def _plan_scratch(
     name = f"{_PREFIX}{secrets.token_hex(4)}"
     # Without a class, it gets the default one: the empty class makes no volume.
     chosen = storage_class or claim.storage_class or None
-    claim = structs.replace(claim, namespace=tools.namespace, name=name, labels={}, storage_class=chosen)
+    # It is nobody's data: no backup of this namespace is to have it, and none is due.
+    labels = {EXCLUDE_LABEL: "true"}
+    claim = structs.replace(claim, namespace=tools.namespace, name=name, labels=labels, storage_class=chosen)
     if volume.by_block:
         # A device is compared, whatever is on it.
         claim = structs.replace(claim, volume_mode=str(VolumeMode.BLOCK))

@@ -14,6 +14,7 @@ from core.models.names import (
     BACKUP_INTERVAL_ANNOTATION,
     EXCLUDE_ANNOTATION,
     EXCLUDE_LABEL,
+    OWNER_UID_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
 from core.models.units import parse_quantity
@@ -33,6 +34,8 @@ __all__ = [
 
 VolumeKey = tuple[str, str]
 """Namespace, and the name of a PVC or, for a volume without one, `pod:volume`."""
+
+_TRANSFERS: Final = frozenset({"DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore"})
 
 _Model = TypeVar("_Model", bound=WireModel)
 
@@ -72,7 +75,13 @@ class _ClaimAnnotations(WireModel, gc=False):
     left_out: str = msgspec.field(default="", name=EXCLUDE_ANNOTATION)
 
 
+class _OwnerReference(WireModel, gc=False):
+    api_version: str
+    kind: str
+
+
 class _ClaimMeta(_Meta, gc=False):
+    owner_references: tuple[_OwnerReference, ...] = ()
     annotations: _ClaimAnnotations = msgspec.field(default_factory=_ClaimAnnotations)
 
 
@@ -98,6 +107,13 @@ class VolumeClaim(WireModel, gc=False):
     def key(self) -> VolumeKey:
         """Its namespace and name."""
         return (self.metadata.namespace, self.metadata.name)
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is a workload's, not what a transfer, ours or Velero's, reads or writes for a while."""
+        owners = self.metadata.owner_references
+        moved = any(one.kind in _TRANSFERS and one.api_version.startswith("velero.io/") for one in owners)
+        return not moved and OWNER_UID_LABEL not in self.metadata.labels
 
     @property
     def bound(self) -> bool:

@@ -212,7 +212,9 @@ class VolumeReader:
             return None
 
     async def _read_claims(self) -> Mapping[VolumeKey, VolumeClaim] | None:
-        found = await self._read_all(kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace)
+        found = await self._read_all(
+            kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
+        )
         return {claim.key: claim for claim in found}
 
     async def _read_namespaces(self) -> Mapping[str, Namespace]:

@@ -158,6 +158,16 @@ async def test_an_object_that_cannot_be_read_is_named() -> None:
     ]
 
 
+async def test_what_a_transfer_moves_is_no_volume_of_a_workload() -> None:
+    owner = {"apiVersion": "velero.io/v2alpha1", "kind": "DataUpload", "name": "du", "uid": "u"}
+    theirs = a_claim("theirs")
+    theirs["metadata"]["ownerReferences"] = [owner]
+    kept = a_claim("kept")
+    kept["metadata"]["ownerReferences"] = [owner | {"apiVersion": "apps/v1", "kind": "StatefulSet"}]
+    kube = a_kube(theirs, kept, a_claim("ours", labels={"nodeagent.io/owner-uid": "u"}))
+    assert set(await expected(kube)) == {"data", "logs", "kept"}
+
+
 async def test_a_cluster_that_does_not_answer_is_an_error() -> None:
     kube = a_kube()
     kube.fail_next("GET", "/", "lost", times=99)
