@@ -181,8 +181,10 @@ class _Run:
 
     async def _compare(self) -> None:
         found = await self._wait_pod(self.plan.restored)
-        if found != self.written:
-            raise VolumeCheckError(f"the restored file differs: SHA-256 {found or 'unknown'} instead of {self.written}")
+        # A pod that says nothing has compared nothing.
+        if not found or found != self.written:
+            sums = f"SHA-256 {found or 'unknown'} instead of {self.written or 'unknown'}"
+            raise VolumeCheckError(f"the restored file differs: {sums}")
 
     async def _wait_transfer(self, resource: Resource[UncheckedObject]) -> JsonDict:
         """Return the status of the transfer once it is Completed.

@@ -214,11 +214,11 @@ class PodVolumeExposer:
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
             )
         mounted = [v.get("hostPath") or {} for v in mover["spec"].get("volumes") or [] if v["name"] == owner.uid]
-        directory = mounted[0].get("path", "") if mounted else ""
-        if not directory:
+        uid = pod_of_directory(mounted[0].get("path", "")) if mounted else ""
+        if not uid:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
-        return replace(ref, uid=pod_of_directory(directory))
+        return replace(ref, uid=uid)
 
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:

@@ -264,7 +264,8 @@ def _matches(one: StoredSnapshot, source: Source) -> bool:
         return False
     if source.snapshot:
         return one.id == source.snapshot
-    return source.backup in {one.backup, one.backup_uid}
+    # Both are empty of a snapshot that is of no backup.
+    return bool(source.backup) and source.backup in {one.backup, one.backup_uid}
 
 
 def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:

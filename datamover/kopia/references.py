@@ -199,7 +199,7 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
     completed = references.completed.get(snapshot.transfer_uid)
-    if completed is not None and snapshot.attempt != str(completed.attempt):
+    if completed is not None and snapshot.attempt not in {"", str(completed.attempt)}:
         reason = f"attempt {snapshot.attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
         return Judgment(SnapshotVerdict.UNREFERENCED, reason)
     if snapshot.backup_uid in references.backup_uids:

@@ -159,5 +159,5 @@ def after_failure(
         last_failure=at,
         blocked_inputs=inputs if cause is FailureCause.NEEDS_CHANGE else "",
         retry_at_frequency=cause is FailureCause.CLOCK_SKEW,
-        memory_bytes=2 * limit_bytes if out_of_memory else record.memory_bytes,
+        memory_bytes=2 * limit_bytes if out_of_memory and limit_bytes else record.memory_bytes,
     )

@@ -133,8 +133,9 @@ async def test_a_volume_goes_through_all_steps_and_nothing_is_left() -> None:
             "is Canceled: by hand",
         ),
         (f"Pod {_PLAN.restored}", _ended(0, "other"), "compare", f"differs: SHA-256 other instead of {_SUM}"),
+        (f"Pod {_PLAN.restored}", _ended(0, ""), "compare", f"differs: SHA-256 unknown instead of {_SUM}"),
     ],
-    ids=["writer", "no end", "snapshot error", "no driver", "upload", "no agent", "download", "other data"],
+    ids=["writer", "no end", "snapshot error", "no driver", "upload", "no agent", "download", "other data", "no data"],
 )
 async def test_a_step_that_fails_has_its_cause_and_everything_is_deleted(
     what: str, status: JsonDict, step: str, cause: str

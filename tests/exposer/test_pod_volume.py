@@ -378,6 +378,17 @@ async def test_a_reference_without_uid_is_not_confirmed_once_its_mover_is_delete
         await scene.exposer.confirm(named)
 
 
+async def test_a_reference_without_uid_is_not_confirmed_by_a_mover_of_another_directory() -> None:
+    scene = Scene()
+    owner = scene.request.owner
+    volume = {"name": owner.uid, "hostPath": {"path": "/var/lib/kubelet"}}
+    pod = {"metadata": {"namespace": owner.namespace, "name": owner.name, "labels": owner.labels}}
+    scene.world.kube.put({"apiVersion": "v1", "kind": "Pod", **pod, "spec": {"volumes": [volume]}})
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    with pytest.raises(ExposeError, match="mounts no directory of workload pod"):
+        await scene.exposer.confirm(named)
+
+
 async def test_a_restore_is_pending_for_a_reference_without_uid() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()

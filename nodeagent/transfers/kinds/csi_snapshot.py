@@ -297,7 +297,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 def _base_snapshot(cr: DataDownload) -> tuple[str, str] | None:
     """Return the snapshot that nobody but the data mover deletes; None: there is none."""
     base = cr.spec.csi_snapshot
-    if base is None or not base.clean_up:
+    if base is None or not base.clean_up or not base.volume_snapshot:
         return None
     return base.volume_snapshot_namespace or cr.spec.target_volume.namespace, base.volume_snapshot
 

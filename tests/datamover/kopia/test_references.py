@@ -109,10 +109,14 @@ def test_a_snapshot_of_an_overtaken_attempt_is_unreferenced(referred: JsonDict) 
     assert reason == "attempt 1 of DataUpload velero/du-1 made it, which attempt 2 completed"
 
 
-@pytest.mark.parametrize(("uid", "attempt"), [("u", "2"), ("v", "1")], ids=["winner", "other transfer"])
-def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attempt: str) -> None:
+@pytest.mark.parametrize(
+    ("uid", "attempt"),
+    [("u", {"tag:nodeagent.io/attempt": "2"}), ("v", {"tag:nodeagent.io/attempt": "1"}), ("u", {})],
+    ids=["winner", "other transfer", "unknown attempt"],
+)
+def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attempt: dict[str, str]) -> None:
     """Also one that has got another ID, because it was pinned."""
-    tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": uid, "tag:nodeagent.io/attempt": attempt}
+    tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": uid, **attempt}
     read = {"completed": {"u": _WINNER}, "backup_uids": frozenset({_UID})}
     assert _judge(_snapshot(tags=tags), **read).verdict is SnapshotVerdict.REFERENCED
 

@@ -141,6 +141,7 @@ def test_a_success_ends_what_a_failure_has_caused(result: MaintenanceResult) -> 
     )
 
 
-def test_another_failure_after_one_without_memory_keeps_the_memory() -> None:
-    record = fail(fail(MaintenanceRecord(), FailureCause.OUT_OF_MEMORY, 512), FailureCause.OTHER, 1024)
+@pytest.mark.parametrize(("cause", "limit_bytes"), [(FailureCause.OTHER, 1024), (FailureCause.OUT_OF_MEMORY, 0)])
+def test_another_failure_after_one_without_memory_keeps_the_memory(cause: FailureCause, limit_bytes: int) -> None:
+    record = fail(fail(MaintenanceRecord(), FailureCause.OUT_OF_MEMORY, 512), cause, limit_bytes)
     assert record.memory_bytes == 1024

@@ -85,6 +85,7 @@ async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> 
         pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": True}, ("app", BASE), id="taken for it"),
         pytest.param({"cleanUp": True}, ("app3", BASE), id="beside the target"),
         pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": False}, None, id="of a user"),
+        pytest.param({"volumeSnapshot": "", "cleanUp": True}, None, id="without a name"),
         pytest.param(None, None, id="none"),
     ],
 )
