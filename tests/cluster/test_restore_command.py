@@ -31,6 +31,23 @@ assert open("/data/folder/file").read() == {_DATA!r}
 assert os.stat("/data/folder").st_mode & 0o777 == 0o700
 assert not os.path.exists("/data/.velero")
 """
+_ADD = """\
+import os
+os.setxattr("/data/folder/file", "user.note", b"kept")
+os.link("/data/folder/file", "/data/other")
+with open("/data/hole", "wb") as file:
+    file.truncate(8 << 20)
+os.utime("/data/folder", (1, 2))
+"""
+_CHECK_ADDED = f"""\
+{_CHECK}
+assert os.getxattr("/data/folder/file", "user.note") == b"kept"
+assert os.stat("/data/other").st_ino == os.stat("/data/folder/file").st_ino
+assert (os.stat("/data/hole").st_size, os.stat("/data/hole").st_blocks) == (8 << 20, 0)
+assert os.stat("/data/folder").st_mtime == 2
+"""
+"""What kopia does not keep of files."""
+
 _HOLD = "import time; time.sleep(600)"
 
 
@@ -46,18 +63,18 @@ class _Scene:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def back_up(self, method: str) -> str:
+    def back_up(self, method: str, *words: str) -> str:
         name = f"{self.space}-{method}"
-        words = (f"--pvc={self.space}/data", f"--storage-location={self.space}", f"--method={method}", "--wait")
-        self.run("backup", "create", name, *words)
+        words = (f"--storage-location={self.space}", f"--method={method}", "--wait", *words)
+        self.run("backup", "create", name, f"--pvc={self.space}/data", *words)
         return name
 
-    def restore(self, backup: str, *words: str) -> None:
+    def restore(self, backup: str, *words: str, check: str = _CHECK) -> None:
         """Restore into a namespace of its own."""
         with self._restored(backup, "--wait", *words) as (new, found):
             assert [one["phase"] for one in found["volumes"]] == ["Completed"]
             self._wait_without_pods(new)
-            script = ["-c", _CHECK]
+            script = ["-c", check]
             self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
 
     def cancel(self, backup: str, *words: str) -> None:
@@ -101,6 +118,12 @@ def test_a_snapshot_comes_back_directly_and_into_a_pod_that_waits(scene: _Scene)
     into_pod = ("--method=restore-wait", "--storage-class-mappings=bed:bed-wait")
     scene.restore(backup, *into_pod)
     scene.cancel(backup, *into_pod)
+
+
+def test_a_volume_comes_back_by_block_with_all_that_its_file_system_has(scene: _Scene) -> None:
+    script = _ADD.replace("/data", str(Volume(scene.bed, scene.space).path()))
+    subprocess.run([sys.executable, "-c", script], check=True)
+    scene.restore(scene.back_up("csi-snapshot", "--data-mover=block"), check=_CHECK_ADDED)
 
 
 def test_files_of_a_running_pod_come_back_without_a_pod(scene: _Scene) -> None:

@@ -44,19 +44,26 @@ def open_upkeep(bed: Bed, gate: Gate, *, node: str = OTHER_NODE) -> Iterator[Upk
 
 @dataclass
 class Upkeep:
-    """The repository of the volumes in the agent's own namespace, in its default location."""
+    """The repository of the volumes in a namespace, empty: the agent's own, in its default location."""
 
     own: ApartAgent
+    volumes: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.own.space}-default-kopia"
+        return f"{self.volumes or self.own.space}-default-kopia"
 
     def configure(self, **common: object) -> None:
         """Write the key `global` of the ConfigMap for maintenance Jobs."""
         meta = {"namespace": self.own.space, "name": _CONFIG_MAP}
         data = {"global": json.dumps(common)}
         self.own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+
+    def keep_calm(self) -> list[str]:
+        """Write a configuration that keeps Jobs on a node which no test taints; return the agent's flags for it."""
+        calm = {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": CALM_NODE}}}
+        self.configure(keepLatestMaintenanceJobs=10, loadAffinity=[calm])
+        return [f"--repo-maintenance-job-configmap={_CONFIG_MAP}"]
 
     def start(
         self,
@@ -66,11 +73,7 @@ class Upkeep:
         change: Callable[[Json], None] = lambda _: None,
     ) -> None:
         """Run the agent, which does not wait for an hour, as `ApartAgent.run`, and create the repository."""
-        # Tests of other lanes taint the other node, which would end the pod of a Job.
-        calm = {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": CALM_NODE}}}
-        self.configure(keepLatestMaintenanceJobs=10, loadAffinity=[calm])
-        own = ("--repo-maintenance=on", f"--repo-maintenance-job-configmap={_CONFIG_MAP}")
-        self.own.run(change, arguments=[*own, *arguments])
+        self.own.run(change, arguments=["--repo-maintenance=on", *self.keep_calm(), *arguments])
         self.own.ready_log()
         spec = {
             "backupStorageLocation": "default",
@@ -95,6 +98,11 @@ class Upkeep:
         found = self.own.bed.api.get(_REPOSITORIES, self.own.space, self.name) or {}
         status: Json = found.get("status", {})
         return status
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        found = self.own.bed.api.get(_REPOSITORIES, self.own.space, self.name) or {"metadata": {}}
+        return dict(found["metadata"].get("annotations") or {})
 
     @property
     def history(self) -> list[Json]:

@@ -147,9 +147,13 @@ func (d *driver) source(v *volume, source *csi.VolumeContentSource) (func(image 
 	return fill, fits(v, shot.Bytes, shot.Block, "snapshot "+id)
 }
 
+// fits tells whether a volume can have what is in its source: also a device what has a file system.
 func fits(v *volume, bytes int64, block bool, source string) error {
-	if v.Block != block {
-		return status.Errorf(codes.InvalidArgument, "%s has another volume mode", source)
+	if block && !v.Block {
+		return status.Errorf(codes.InvalidArgument, "%s has no file system", source)
+	}
+	if v.Block {
+		v.FSType = ""
 	}
 	if v.Bytes < bytes {
 		return status.Errorf(codes.OutOfRange, "%d bytes are less than the %d of %s", v.Bytes, bytes, source)

@@ -44,6 +44,12 @@ func (d *driver) NodePublishVolume(
 	if err != nil {
 		return nil, err
 	}
+	if mount := in.GetVolumeCapability().GetMount(); mount != nil && v.Block {
+		// Its PersistentVolume was made anew, with a file system that was written to the device.
+		if err := d.store.adopt(v, mount.GetFsType()); err != nil {
+			return nil, err
+		}
+	}
 	if !v.Block {
 		return &csi.NodePublishVolumeResponse{}, bind(d.store.mounted(v.ID), in.TargetPath, in.Readonly)
 	}

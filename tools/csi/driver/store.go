@@ -209,6 +209,21 @@ func (s *store) mount(v volume) error {
 	return run("mount", "-t", v.FSType, "-o", options, device, target)
 }
 
+// adopt mounts a volume that was made as a device, and has a file system by now.
+func (s *store) adopt(v *volume, fsType string) error {
+	v.Block, v.FSType = false, fsType
+	if fsType == "" {
+		v.FSType = "ext4"
+	}
+	if err := s.release(v.ID); err != nil {
+		return err
+	}
+	if err := s.mount(*v); err != nil {
+		return err
+	}
+	return write(s.image(v.ID)+".json", v)
+}
+
 // grow lets image, device and file system have the size of the volume, and mounts it. An ext4 must not be in use: to
 // grow one that is mounted takes CAP_SYS_RESOURCE, which not every machine gives.
 func (s *store) grow(v volume) error {
