@@ -308,6 +308,10 @@ class FileListing(WireModel, omit_defaults=True):
     listed: Int64 = 0
     note: str = ""
 
+    def __post_init__(self) -> None:
+        """Cut the text, so that the termination message has room for it."""
+        cut_texts(self, note=_MESSAGE_BYTES)
+
 
 class SentFiles(WireModel, omit_defaults=True):
     """How `send-files` ended: how many bytes it sent, the first line included, and why not all; empty: all.

@@ -21,6 +21,7 @@ from tests.support.clock import NOON, LoopClock
 from tests.support.fakekube import FakeKube
 
 _NAMES: Final = {
+    "fs_type": "btrfs",
     "snapshot_id": "k" * 32,
     "full_snapshot": "k" * 32,
     "rules": "d" * 64,
