@@ -32,7 +32,9 @@ async def keep_base_snapshot(
     Raises:
         KubeError: the API server rejected a request.
     """
-    if not source.volume_handle or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {}):
+    # A driver may refuse to delete a member of a group, and the next backup would wait for it.
+    in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
+    if in_group or not source.volume_handle:
         return
     if source.deletion_policy != RETAIN and await has_velero_server(client, request.owner.namespace):
         return

@@ -31,7 +31,7 @@ from core.kube.resources import (
 )
 from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
-from core.models.names import COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.manifests import build_cache_claim, claim_size_gib
 from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, Reader
@@ -200,7 +200,9 @@ class ExposeRun:
             ExposeError: it belongs to no transfer, or Velero created it: no agent will delete it.
         """
         owner, other = self._owner, _controller_of(obj)
-        if (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL, owner.uid) == owner.uid:
+        labels = obj["metadata"].get("labels") or {}
+        # A base snapshot is deleted soon after its transfer.
+        if BASE_SNAPSHOT_LABEL not in labels and labels.get(OWNER_UID_LABEL, owner.uid) == owner.uid:
             whose = f" but to {other[0]} {other[1]}" if other else ""
             raise ExposeError(
                 f"{place} already exists and does not belong to {owner.kind} {owner.name}{whose}: "

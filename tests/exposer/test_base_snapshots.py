@@ -10,6 +10,7 @@ from core.kube.resources import DEPLOYMENTS, SNAPSHOT_METADATA_SERVICES, VOLUME_
 from core.models.base import parse_time
 from core.models.names import BASE_SNAPSHOT_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
+from exposer.model import Pending
 from tests.exposer.support.scenes import BackupScene
 from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
 
@@ -121,3 +122,33 @@ async def test_it_goes_with_its_transfer() -> None:
     await backups.world.settle()
     assert (backups.kept, backups.bases) == (set(), [])
     assert await list_leaked_objects(client, "velero") == {}
+
+
+async def test_a_transfer_of_the_same_name_waits_until_it_is_deleted() -> None:
+    backups = _Backups()
+    await backups.back_up()
+    scene, client = backups.scene, backups.world.client
+    scene.put_snapshot("source-2", "content-2", "snapshot-02", ready=True)
+    owner = replace(scene.request.owner, name="b-01", uid="uid-02")
+    request = replace(scene.request, owner=owner, volume_snapshot="source-2", by_block=True)
+    pending = await scene.exposer().ensure(request, no_guard)
+    assert isinstance(pending, Pending)
+    assert pending.message == "VolumeSnapshotContent b-01 of an earlier DataUpload must be deleted first"
+    await delete_leaked_objects(client, (await list_leaked_objects(client, "velero"))["uid-01"])
+    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
+
+
+async def test_a_member_of_a_group_is_not_kept() -> None:
+    backups = _Backups()
+    backups.world.groups["snapshot-01"] = "group-1"
+    backups.world.lists = False
+    scene = backups.scene
+    scene.put_snapshot("source-1", "content-1", "snapshot-01", ready=True)
+    in_group = {"status": {"volumeGroupSnapshotHandle": "group-1"}}
+    await backups.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", "content-1", in_group)
+    request = replace(scene.request, volume_snapshot="source-1", by_block=True)
+    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
+    for _ in range(5):
+        await scene.exposer().clean_up(replace(request, completed=True))
+        await backups.world.settle()
+    assert backups.bases == []
