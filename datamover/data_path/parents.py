@@ -23,12 +23,14 @@ _VOLUME_TAG: Final = "cbt-volume-id"
 class BlockChanges:
     """How a storage knows the device of a backup: the handles of its snapshot and volume.
 
-    `query` returns what kopia needs to ask the storage; None: it does not say what has changed.
+    `query` returns what kopia needs to ask the storage; None: it does not say what has changed. `requested_at` is when
+    the backup was created; None: that is not known.
     """
 
     change_id: str
     volume_id: str
     query: Callable[[], JsonDict] | None = None
+    requested_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class BlockChoice:
 def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockChoice:
     """Return what the storage is asked: what has changed since `parent`, a manifest, or what is allocated at all.
 
-    What a parent has is taken only if its own handle is the base, and its volume is this one.
+    What a parent has is taken only if its own handle is the base, its volume is this one, and it is no later one:
+    what a storage says has changed since a later snapshot need not be all that differs.
     """
     if own is None or own.query is None:
         return BlockChoice()
@@ -69,6 +72,8 @@ def _find_fault(parent: JsonDict, own: BlockChanges) -> str:
         return f"{name} is of the volume {tags.get(_VOLUME_TAG) or 'unknown'}, not {own.volume_id}"
     if tags[_CHANGE_TAG] == own.change_id:
         return f"{name} is of the same snapshot of the storage"
+    if own.requested_at is not None and _started(parent) >= own.requested_at:
+        return f"{name} was begun after this backup was created, and may be of a later state"
     return ""
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Self
 
@@ -290,8 +290,10 @@ _ANSWER_SECONDS: Final = 300
 """How long a storage may take to say what has changed: less than a data path may take without progress."""
 
 
-def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> BlockChanges | None:
-    """Return how the storage knows the device of a backup by block; None: it does not.
+def build_changes(
+    context: PodContext, tracked: TrackedSnapshot | None, requested_at: datetime | None
+) -> BlockChanges | None:
+    """Return how the storage knows the device of a backup by block, which was created then; None: it does not.
 
     The token is read at the last moment, since the kubelet renews it; without one, the storage refuses to answer.
     """
@@ -310,7 +312,7 @@ def build_changes(context: PodContext, tracked: TrackedSnapshot | None) -> Block
             "timeout_seconds": _ANSWER_SECONDS,
         }
 
-    return BlockChanges(tracked.change_id, tracked.volume_id, query)
+    return BlockChanges(tracked.change_id, tracked.volume_id, query, requested_at)
 
 
 @dataclass(frozen=True)

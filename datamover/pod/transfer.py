@@ -297,7 +297,7 @@ class PodTransfer:
             ignore_files=self._options.ignore_files,
             mover=self._options.mover,
             by_block=plan.by_block,
-            changes=build_changes(context, self._options.tracked),
+            changes=build_changes(context, self._options.tracked, cr.metadata.creation_timestamp),
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,

@@ -1,5 +1,7 @@
 """What a backup takes from the snapshots before it, and what of a device its storage is asked."""
 
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -88,6 +90,16 @@ def test_the_base_is_the_snapshot_that_the_parent_was_made_from(
     found = choose_blocks(parent, _OWN)
     assert found.query == {"address": "driver:443", "base": base}
     assert (cause in found.cause, bool(found.cause), found.expected) == (True, bool(cause), True)
+
+
+@pytest.mark.parametrize(("started", "base"), [(_TEN, "snap-1"), (_NOON, "")], ids=["before", "after"])
+def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base(started: str, base: str) -> None:
+    own = replace(_OWN, requested_at=datetime.fromisoformat(_ELEVEN))
+    found = choose_blocks(_made_from("snap-1", "volume") | {"startTime": started}, own)
+    assert found.query == {"address": "driver:443", "base": base}
+    assert found.cause == (
+        "" if base else "snapshot a was begun after this backup was created, and may be of a later state"
+    )
 
 
 @pytest.mark.parametrize("own", [None, BlockChanges("snap-2", "volume")], ids=["no handles", "no service"])

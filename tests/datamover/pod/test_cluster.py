@@ -55,7 +55,7 @@ async def test_an_api_server_that_stays_unavailable_is_reported(looptime: float)
 async def test_a_storage_is_asked_with_the_token_that_the_pod_has_then(tmp_path: Path) -> None:
     context = replace(_context(FakeKube()), token=tmp_path / "token")
     service = SnapshotMetadata(address="csi:6443", ca_cert=base64.b64encode(b"PEM").decode())
-    changes = build_changes(context, TrackedSnapshot("handle", "volume", "b1", service))
+    changes = build_changes(context, TrackedSnapshot("handle", "volume", "b1", service), None)
     assert changes is not None
     assert changes.query is not None
     assert changes.query()["token"] == ""
