@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -204,7 +204,9 @@ async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess, *, 
         place = find_place(await _find(cluster, printer, name), text)
         if device and place.path:
             raise ConfigError(f"--device copies a volume as a whole, not {place.shown}")
-        place = replace(place, device=place.device or device)
+        if device and not place.device:
+            # The only file of a volume would pass for its device.
+            raise FilesError(f"{place.shown} was backed up as files: the backup has no device of it")
         with _progress(cluster, printer, f"copying {place.shown}") as tools:
             events = CopyEvents(
                 on_bytes=_Meter(tools.on_progress).show,

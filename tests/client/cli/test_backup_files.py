@@ -15,7 +15,7 @@ from client.backups import files
 from client.backups.files import FileList
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
-from core.models.names import CLAIM_ANNOTATION
+from core.models.names import BLOCK_DATA_MOVER, CLAIM_ANNOTATION
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
@@ -313,7 +313,13 @@ def test_cp_copies_the_device_of_a_volume_with_a_file_system(
     shell: BackupShell, kube: FilesKube, tmp_path: Path
 ) -> None:
     kube.send(FileEntry(name="disk", type=FileType.FILE, size_bytes=3), pack(disk=b"abc"))
-    done = shell.run("cp", "night:data", str(tmp_path / "image"), "--device")
+    words = ("cp", "night:data", str(tmp_path / "image"), "--device")
+    done = shell.run(*words)
+    assert (done.code, kube.objects(JOBS)) == (1, [])
+    assert "app/data was backed up as files: the backup has no device of it" in done.err
+    for one in kube.objects(DATA_UPLOADS):
+        kube.put(one | {"spec": one["spec"] | {"datamover": BLOCK_DATA_MOVER}})
+    done = shell.run(*words)
     assert (done.code, (tmp_path / "image").read_bytes()) == (0, b"abc")
     created = next(one for one in kube.requests if one.method == "POST" and one.path.endswith("/jobs"))
     (container,) = json.loads(created.body or b"")["spec"]["template"]["spec"]["containers"]
