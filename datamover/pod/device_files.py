@@ -118,7 +118,8 @@ class _Inode:
             (extra,) = struct.unpack_from("<I", raw, 0x88)
             mtime, nanoseconds = mtime + ((extra & 3) << 32), min(extra >> 2, 10**9 - 1)
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=mtime)
-        size |= size_high << 32 if stat.S_ISREG(mode) else 0
+        # As debugfs takes it; of a directory, it may be something else.
+        size |= 0 if stat.S_ISDIR(mode) else size_high << 32
         return cls(
             mode=mode,
             uid=uid | uid_high << 16,
@@ -202,7 +203,7 @@ class DeviceFiles:
         inode = await self._read_inode(link.object_id, what, plain=True)
         if inode.target is not None:
             return os.fsdecode(inode.target)
-        if inode.size > _LONGEST_LINK:
+        if not 0 < inode.size <= _LONGEST_LINK:
             raise self.debugfs.error(what, f"its target has {inode.size} bytes")
         ours, theirs = self.open_pipe()
         try:
@@ -213,12 +214,21 @@ class DeviceFiles:
             os.close(theirs)
 
     def open_pipe(self) -> tuple[int, int]:
-        """Return both ends of a pipe for content; the caller closes them."""
+        """Return both ends of a pipe for content; the caller closes them.
+
+        Raises:
+            DataPathError: it is none any more.
+        """
         if not self.pipe.exists():
             os.mkfifo(self.pipe, mode=0o600)
         # A pipe without a writer would have ended: so this process is one until the content is complete.
-        ours = os.open(self.pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        return ours, os.open(self.pipe, os.O_WRONLY | os.O_CLOEXEC)
+        # debugfs may have been taken over, and have put a link there.
+        flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            ours = os.open(self.pipe, os.O_RDONLY | flags)
+            return ours, os.open(self.pipe, os.O_WRONLY | flags)
+        except OSError as e:
+            raise DataPathError(f"cannot open the pipe of debugfs: {e.strerror}") from e
 
     async def copy_content(self, file: StoredEntry, _: int) -> None:
         """Write the content of a file into the pipe.

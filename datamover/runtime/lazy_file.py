@@ -166,7 +166,7 @@ class LazyFile:
             os.ftruncate(self.fd, self.size_bytes)
             self._fetched.clear()
             start = first
-            self._next = min(self._next, first + _KEPT_BLOCKS)
+            self._next = max(end, min(self._next, first + _KEPT_BLOCKS))
         await self.fetch(start, self._next - start)
         self._fetched.update(range(start, self._next))
 

@@ -1,5 +1,6 @@
 """Files in the image of a device, read by a real debugfs: what is found, what is refused, and what damage does."""
 
+import asyncio
 import os
 import random
 import re
@@ -7,6 +8,7 @@ import shutil
 import signal
 import stat
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,22 @@ async def test_a_machine_without_debugfs_says_so(disk: Path, tmp_path: Path, mon
     with pytest.raises(DataPathError, match="the image has no debugfs"):
         async with opened_disk(disk, tmp_path / "look"):
             pass
+
+
+@pytest.mark.parametrize("size", [1 << 32 | len(LONG), 0], ids=["endless", "empty"])
+async def test_a_link_whose_target_is_none_is_an_error(disk: Path, tmp_path: Path, size: int) -> None:
+    image = Path(shutil.copy(disk, tmp_path / "image"))
+    subprocess.run(["/sbin/debugfs", "-w", "-R", f"sif long size {size}", image], check=True, capture_output=True)
+    async with opened_disk(image, tmp_path / "look") as (files, _):
+        link = await files.find("long")
+        with pytest.raises(DataPathError, match=f"cannot read link long: debugfs: its target has {size} bytes"):
+            async with asyncio.timeout(5):
+                await files.read_link(link)
+
+
+async def test_a_pipe_that_became_a_link_is_not_followed(disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        files.pipe.symlink_to(tmp_path / "secret")
+        with pytest.raises(DataPathError, match="cannot open the pipe"):
+            files.open_pipe()

@@ -1,5 +1,7 @@
 """A file that is fetched when a child reads it; the child is debugfs."""
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,40 @@ async def test_a_kernel_that_does_not_know_the_answer_is_too_old(
     with pytest.raises(DataPathError, match=r"older than Linux 5\.5"):
         async with opened_disk(disk, tmp_path / "look"):
             pass
+
+
+async def test_a_read_that_makes_room_for_itself_gets_all_of_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy_file, "_KEPT_BLOCKS", 2)
+    with LazyFile.create(tmp_path / "file", 8 << 20) as file:
+
+        async def fetch(first: int, count: int) -> None:
+            os.pwrite(file.fd, b"x" * (count << 20), first << 20)
+
+        file.fetch = fetch
+        for offset in (5 << 20, 4 << 20):
+            await file.read(offset, 1)
+        # The first of its two blocks is missing, the second one is there.
+        assert await file.read((4 << 20) - 1, 2) == b"xx"
+
+
+async def test_of_a_file_whose_blocks_cannot_be_fetched_no_zeros_arrive(disk: Path, tmp_path: Path) -> None:
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        large = await files.find("sub/large")
+
+        async def fail(first: int, count: int) -> None:
+            raise RuntimeError(f"unexpected: {first}, {count}")
+
+        files.debugfs._image.fetch = fail
+        files.debugfs._image._fetched.clear()
+        ours, theirs = files.open_pipe()
+        try:
+            with pytest.raises(DataPathError, match="cannot read file large: debugfs: "):
+                async with asyncio.timeout(5):
+                    await files.copy_content(large, theirs)
+            with pytest.raises(BlockingIOError):
+                os.read(ours, 1)
+        finally:
+            os.close(ours)
+            os.close(theirs)
