@@ -23,7 +23,7 @@ from core.kube.errors import ConflictError, NotFoundError
 from core.kube.types import Pod
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.phases import RUNNING_PHASES, AttemptStage, Interruption, Phase
+from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import mover_status
@@ -401,18 +401,18 @@ class Reconciler:
             return measured
         # Also what another process waited: both times are the API server's.
         waited_seconds = (self._tools.api_time() - cr.attempts.last.at).total_seconds()
-        silent_seconds = max(measured.silent_seconds or 0.0, self._announced_seconds(cr.attempts.last))
+        silent_seconds = max(measured.silent_seconds or 0.0, self._announced_seconds(cr))
         waiting_seconds = max(measured.waiting_seconds, waited_seconds)
         return replace(measured, waiting_seconds=waiting_seconds, silent_seconds=silent_seconds)
 
-    def _announced_seconds(self, last: Interruption) -> float:
+    def _announced_seconds(self, cr: Transfer) -> float:
         """Return for how long the end of an attempt has been known to its mover at least; 0.0: nobody measured it.
 
-        Another process of this agent may have announced it. The clock of the API server does not count here: it may be
-        set, and two movers would write to one volume.
+        Another process of this agent may have announced it. A mover that this process has heard counts from its last
+        Event. The clock of the API server does not count here: it may be set, and two movers would write to one volume.
         """
-        now = self._tools.uptime()
-        if last.uptime is None or last.uptime.boot != now.boot:
+        last, now = cr.attempts.last, self._tools.uptime()
+        if last is None or last.uptime is None or last.uptime.boot != now.boot or self._tools.progress.heard(cr.uid):
             return 0.0
         return now.seconds - last.uptime.seconds - _ANNOUNCING_SECONDS
 

@@ -175,6 +175,17 @@ async def test_an_agent_that_is_restarted_every_minute_counts_what_it_waited_bef
     assert minutes in {5, 6}
 
 
+@pytest.mark.parametrize("kind", RESTORES)
+async def test_a_restore_waits_as_long_as_its_last_mover_says_something(kind: str) -> None:
+    async with interrupted_world(kind, {"phase": "Running"}) as world:
+        await world.cluster.client.delete(PODS, NAMESPACE, mover_pod(world, kind)["metadata"]["name"])
+        await world.until(lambda: attempts_of(world, kind).number == 2)
+        for minute in range(10):
+            await world.cluster.record(world.transfer(kind), json.dumps({"totalBytes": 1000, "doneBytes": minute}))
+            await asyncio.sleep(60)
+            assert attempts_of(world, kind).stage is AttemptStage.WAITING
+
+
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_restore_whose_mover_knows_no_fence_and_may_still_write_is_not_retried(kind: str) -> None:
     async with interrupted_world(kind, {"phase": "Running"}) as world:
