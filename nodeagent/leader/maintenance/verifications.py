@@ -118,7 +118,7 @@ _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a verification that is due: each costs some requests."""
 
 _NO_COPY_SECONDS: Final = 6 * 3600.0
-"""Between two looks for a copy to restore where there was none: each lists the transfers of all repositories."""
+"""Between two looks for a copy to restore where there was none, or the pod was rejected: each lists all transfers."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,8 @@ class VerificationSteps:
             async with self._launching:
                 decision = await self._start(repository, view, waiting, restores=restores)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
-                seconds = _NO_COPY_SECONDS if decision.hold is Hold.IDLE else _HELD_SECONDS
+                listed = restores and decision.hold in {Hold.IDLE, Hold.REJECTED}
+                seconds = _NO_COPY_SECONDS if listed else _HELD_SECONDS
                 self._held[repository.name, restores] = self._cluster.clock.monotonic() + seconds
         return decision
 
@@ -369,7 +370,7 @@ class VerificationSteps:
         damaged: Sequence[str],
         claims: Collection[str],
     ) -> RepositoryVerification:
-        """Return the record after the end of the Job; `claims` are the PVCs that have a backup."""
+        """Return the record after the end of the Job; `claims` are the PVCs that have a backup, empty: not known."""
         record, at = self._record_of(repository), self._cluster.now()
         failure = None if found.failure is None else redact(found.failure)
         if not job.restores:
@@ -387,7 +388,8 @@ class VerificationSteps:
             tests = record.tests.found(job.created, job.restores, outcome)
         else:
             tests = record.tests.failed(job.created, job.restores, failure or _NO_RESULT, at)
-        return after_restore_test(record, tests.only(claims), damaged=damaged, at=at)
+        # Of a Job whose pod never ran, no backups were read.
+        return after_restore_test(record, tests.only(claims) if claims else tests, damaged=damaged, at=at)
 
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
         """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""

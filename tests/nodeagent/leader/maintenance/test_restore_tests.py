@@ -174,6 +174,15 @@ async def test_a_test_that_found_nothing_out_is_repeated_and_then_the_next_volum
     assert ("no room" in text) is (kind != "no pod")
 
 
+async def test_a_test_whose_pod_never_ran_keeps_what_was_tested(scene: Scene) -> None:
+    ago = format_time(NOON - timedelta(days=40))
+    scene.store(scene.stored | {"restoreTests": {"at": ago, "claim": "logs", "tested": {"logs": ago}}})
+    async with scene.running():
+        assert _tested(await scene.next_test())[0] == "data"
+        await asyncio.sleep(11 * MINUTE)
+    assert (scene.stored["restoreTests"]["failures"], scene.stored["restoreTests"]["tested"]) == (1, {"logs": ago})
+
+
 async def test_without_its_account_nothing_starts_and_an_event_says_what_makes_it(scene: Scene) -> None:
     missing = "error looking up service account velero/node-agent-restore-test: serviceaccount not found"
     scene.kube.fail_next("POST", "/pods", 403, times=99, message=missing)
@@ -183,6 +192,8 @@ async def test_without_its_account_nothing_starts_and_an_event_says_what_makes_i
     ((reason, text),) = scene.events()
     assert reason == "VerificationRejected"
     assert text.endswith("; nodeagent install --restore-tests makes the account, or restoreTests of the chart")
+    # There may be very many.
+    assert sum(one.path.endswith("/datauploads") for one in scene.kube.requests) == 1
 
 
 async def test_without_a_good_copy_nothing_starts_and_transfers_are_listed_once(scene: Scene) -> None:
