@@ -8,7 +8,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from core.clock import Deadline
 
-__all__ = ["run_apart", "run_for_many", "run_shielded", "wait_for_event"]
+__all__ = ["end_task", "run_apart", "run_for_many", "run_shielded", "wait_for_answer", "wait_for_event", "wait_for_fd"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -75,6 +75,40 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def wait_for_answer(event: asyncio.Event, source: asyncio.Task[Any]) -> bool:
+    """Wait until `event` is set, or `source`, which sets it, has ended; return whether it is set."""
+    waiting = asyncio.create_task(event.wait(), name="answer")
+    try:
+        await asyncio.wait({source, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return event.is_set()
+
+
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancel `task`, and return once it has ended; its error is dropped."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+async def wait_for_fd(fd: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    """Return once `fd` is ready, for which `add`, a method of the event loop, registers it."""
+    ready = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        # The event loop may call it again before the waiter has run.
+        if not ready.done():
+            ready.set_result(None)
+
+    add(fd, wake)
+    try:
+        await ready
+    finally:
+        remove(fd)
 
 
 async def run_for_many(number: int, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

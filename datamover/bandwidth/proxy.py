@@ -17,12 +17,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from hmac import compare_digest
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from core.aio import wait_for_fd
 from core.clock import Clock
 from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth.dialing import (
@@ -159,7 +160,7 @@ class Relay:
                 return os.splice(source, self._in, most_bytes, flags=_FLAGS)
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
-                await _wait(source, loop.add_reader, loop.remove_reader)
+                await wait_for_fd(source, loop.add_reader, loop.remove_reader)
 
     async def _pass_on(self, size_bytes: int) -> None:
         target = self._target.fileno()
@@ -168,23 +169,7 @@ class Relay:
                 size_bytes -= os.splice(self._out, target, size_bytes, flags=_FLAGS)
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
-                await _wait(target, loop.add_writer, loop.remove_writer)
-
-
-async def _wait(fd: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-    """Return once `fd` is ready, for what `add` registers it."""
-    ready = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        # The event loop may call it again before the waiter has run.
-        if not ready.done():
-            ready.set_result(None)
-
-    add(fd, wake)
-    try:
-        await ready
-    finally:
-        remove(fd)
+                await wait_for_fd(target, loop.add_writer, loop.remove_writer)
 
 
 async def run_both(sending: Coroutine[Any, Any, _T], answering: Coroutine[Any, Any, None]) -> _T:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
+from core.aio import end_task
 from core.contract import CANCELED_ENDING, MOVER_GRACE
 from core.errors import CanceledError, ConfigError, FencedError, KopiaError
 from core.models.base import JsonDict
@@ -139,10 +140,7 @@ class MoverBackup:
         child, self._child = self._child, None
         if child is None:
             return
-        child.cancel()
-        await asyncio.wait({child})
-        if not child.cancelled():
-            child.exception()
+        await end_task(child)
         os.close(self._decision_fd)
 
     def take_progress(self, line: str) -> str:

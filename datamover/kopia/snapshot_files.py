@@ -17,6 +17,7 @@ from typing import IO, Final
 
 import msgspec
 
+from core.aio import end_task, wait_for_answer
 from core.errors import ContractError, DataPathError
 from core.models.base import parse_time
 from core.snapshot_contract import FileEntry, FileType
@@ -230,20 +231,12 @@ class _BlockFetcher:
     async def fetch(self, first: int, count: int) -> None:
         self._fetched.clear()
         write_all(self._requests_fd, f"{first} {count}\n".encode())
-        fetched = asyncio.create_task(self._fetched.wait(), name="fetched")
-        try:
-            await asyncio.wait({self._child, fetched}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            fetched.cancel()
-        if not self._fetched.is_set():
+        if not await wait_for_answer(self._fetched, self._child):
             raise (await self._child).check().error("it ended early")
 
     async def end(self) -> None:
         os.close(self._requests_fd)
-        self._child.cancel()
-        await asyncio.wait({self._child})
-        if not self._child.cancelled():
-            self._child.exception()
+        await end_task(self._child)
 
     def _take(self, line: str) -> None:
         if line.startswith('{"fetched"'):

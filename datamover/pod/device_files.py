@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from core.aio import end_task, wait_for_answer
 from core.errors import AgentError, DataPathError
 from core.snapshot_contract import FileType
 from datamover.data_path.block import HEAD_BYTES, name_contents
@@ -345,16 +346,12 @@ class _Debugfs:
         self._lines = []
         self._ended.clear()
         write_all(self._commands_fd, f"{command}\n{self._mark}\n".encode())
-        ended = asyncio.create_task(self._ended.wait(), name="debugfs-command")
-        both: set[asyncio.Task[ChildExit] | asyncio.Task[bool]] = {self._child, ended}
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                answered = await wait_for_answer(self._ended, self._child)
         except TimeoutError as e:
             raise DataPathError(f"cannot read {what}: debugfs did not answer within {seconds:.0f} s") from e
-        finally:
-            ended.cancel()
-        if not self._ended.is_set():
+        if not answered:
             code = (await self._child).exit_code
             raise self.error(what, f"it ended ({code}) {' '.join(self._lines[-1:])}")
         if self._image.error is not None:
@@ -379,10 +376,7 @@ class _Debugfs:
 
     async def _end(self) -> None:
         if self._child is not None:
-            self._child.cancel()
-            await asyncio.wait({self._child})
-            if not self._child.cancelled():
-                self._child.exception()
+            await end_task(self._child)
 
 
 def _limit() -> int:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
 from datamover.runtime.sandbox import Step, notify_reads
 
@@ -181,14 +182,4 @@ async def _has_call(listener: int) -> bool:
 
 async def _wait_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(fd)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    await wait_for_fd(fd, loop.add_reader, loop.remove_reader)
