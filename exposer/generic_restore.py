@@ -41,7 +41,6 @@ from exposer.manifests import (
     build_restore_claim,
     cache_claim_name,
     changed_name,
-    claim_volume_mode,
     volume_mode,
 )
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest
@@ -160,7 +159,7 @@ class Rebinder:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
             volume = await self._client.get(PERSISTENT_VOLUMES, "", name)
-            if volume_mode(volume) is not claim_volume_mode(target):
+            if volume_mode(volume) is not volume_mode(target):
                 return await self._change_mode(request, kept, volume)
             await self._point_volume(volume, target)
             # Its controller is to see that first. If it sees the PVC point at a volume that is another PVC's, it looks
@@ -343,7 +342,7 @@ class GenericRestoreExposer:
         elif request.by_block:
             kept = await self.read_volume(request)
             target = await self._read_target(request, self._client)
-            if kept.provisioned or isinstance(target, Pending) or claim_volume_mode(target) is VolumeMode.BLOCK:
+            if kept.provisioned or isinstance(target, Pending) or volume_mode(target) is VolumeMode.BLOCK:
                 return
             raise ExposeError(
                 f"PersistentVolumeClaim {request.owner.namespace}/{request.owner.name} was bound to the existing "
@@ -421,9 +420,7 @@ class GenericRestoreExposer:
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         if placement.node or request.volume:
             placement = replace(placement, tolerations=await self._read_tolerations(request))
-        manifest = build_restore_pod(
-            request, claim_volume_mode(claim), placement=placement, storage=storage, cache=cache
-        )
+        manifest = build_restore_pod(request, volume_mode(claim), placement=placement, storage=storage, cache=cache)
         return await run.ensure(PODS, manifest)
 
     async def _ensure_claim(

@@ -25,7 +25,7 @@ from core.models.names import (
 )
 from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
-from exposer.manifests import claim_volume_mode, volume_mode
+from exposer.manifests import volume_mode
 from exposer.model import Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
 from exposer.workload import describe_users
@@ -109,7 +109,7 @@ def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume:
         raise ExposeError(f"{place} to restore into belongs to PVC {other}, not to {claim}")
     if reference and reference.get("uid") == target["metadata"]["uid"]:
         raise ExposeError(f"{place} to restore into is bound to {claim}: it must be released first")
-    mode, wanted = volume_mode(volume), claim_volume_mode(target)
+    mode, wanted = volume_mode(volume), volume_mode(target)
     if request.by_block and mode is not VolumeMode.BLOCK:
         raise ExposeError(
             f"{place} to restore into has a file system: a backup by block can be restored into a new volume only"

@@ -39,7 +39,6 @@ __all__ = [
     "claim_for_one_pod",
     "claim_read_only",
     "claim_size_gib",
-    "claim_volume_mode",
     "diagnose_binding",
     "diagnose_group",
     "diagnose_snapshot",
@@ -76,13 +75,8 @@ _COPIED_SPEC: Final = (
 """What a volume must match to be bound to the target PVC later."""
 
 
-def claim_volume_mode(claim: PersistentVolumeClaim) -> VolumeMode:
-    """Return the volume mode of a PVC; absent means Filesystem."""
-    return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
-
-
-def volume_mode(volume: PersistentVolume) -> VolumeMode:
-    """Return the volume mode of a PersistentVolume; absent means Filesystem."""
+def volume_mode(volume: PersistentVolume | PersistentVolumeClaim) -> VolumeMode:
+    """Return the volume mode of a PersistentVolume or a PVC; absent means Filesystem."""
     return VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
 
 
@@ -289,7 +283,7 @@ def parse_snapshot_source(
         content=content["metadata"]["name"],
         content_uid=content["metadata"]["uid"],
         size=_restore_size(content, claim),
-        volume_mode=claim_volume_mode(claim),
+        volume_mode=volume_mode(claim),
         deletion_policy=content["spec"]["deletionPolicy"],
         group=find_group(content),
         # A content that was not taken dynamically does not say of which volume its snapshot is.

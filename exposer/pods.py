@@ -39,7 +39,7 @@ from core.models.names import (
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB, BlockHash
 from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
-from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, claim_volume_mode
+from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, complete_spec
 from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
@@ -81,7 +81,7 @@ def build_backup_pod(
     """
     if tracked is not None and service is not None:
         tracked = replace(tracked, metadata=SnapshotMetadata(address=service["address"], ca_cert=service["caCert"]))
-    owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
+    owner, mode, read_only = request.owner, volume_mode(claim), claim_read_only(claim)
     volume: ClaimSource = {"claimName": owner.name}
     if read_only:
         volume["readOnly"] = True

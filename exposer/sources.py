@@ -43,11 +43,11 @@ from core.models.names import AGENT_DAEMONSET_WINDOWS, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.manifests import (
     SnapshotSource,
-    claim_volume_mode,
     diagnose_binding,
     diagnose_snapshot,
     parse_snapshot_source,
     parse_source_annotation,
+    volume_mode,
 )
 from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_by_velero, delete_object, patch_if_there
@@ -367,7 +367,7 @@ async def _is_for_windows(
     Where no agent of Velero's runs on Windows, the nodes are not read: a volume is for Linux unless its class
     declares a Windows file system.
     """
-    if claim_volume_mode(claim) is VolumeMode.BLOCK:
+    if volume_mode(claim) is VolumeMode.BLOCK:
         return False
     if request.settings.template.windows:
         nodes = await _attached_nodes(client, claim)

@@ -33,7 +33,7 @@ from core.models.names import (
 )
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
-from exposer.manifests import claim_volume_mode
+from exposer.manifests import volume_mode
 
 __all__ = [
     "OPERATION_TIMEOUT",
@@ -195,7 +195,7 @@ def _driver(claim: PersistentVolumeClaim, classes: ClusterClasses) -> str:
 
 def _find_pod(claim: PersistentVolumeClaim, pods: Sequence[Pod]) -> MountingPod | str:
     """Return the first Running pod that mounts the PVC, by name, or why there is none."""
-    if claim_volume_mode(claim) is VolumeMode.BLOCK:
+    if volume_mode(claim) is VolumeMode.BLOCK:
         return "no backup of files: its volume is a block device"
     for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
         if found := _mounting(pod, claim["metadata"]["name"]):

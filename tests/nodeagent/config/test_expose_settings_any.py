@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exposer.manifests import build_backup_claim, build_cache_claim, claim_volume_mode
+from exposer.manifests import build_backup_claim, build_cache_claim, volume_mode
 from exposer.model import LocatedVolume
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import StorageAccess
@@ -56,14 +56,14 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
     upload = replace(snapshot_request(), settings=settings)
     download = replace(restore_request(), settings=settings)
     backup = replace(pod_volume_request(), settings=settings)
-    claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=claim_volume_mode(only(spec={})))
+    claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=volume_mode(only(spec={})))
     rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
     cache, storage = settings.cache_for(0), StorageAccess()
 
     created = [
         claim,
         build_backup_pod(upload, claim, rules, storage=storage),
-        build_restore_pod(download, claim_volume_mode(claim), placement=rules, storage=storage),
+        build_restore_pod(download, volume_mode(claim), placement=rules, storage=storage),
         build_pod_volume_pod(backup, LocatedVolume("node-a", "/folder"), storage=storage),
         *([build_cache_claim(upload.owner, cache, node="")] if cache else []),
     ]
