@@ -1,5 +1,6 @@
-"""Durations, sizes and messages in their short form, for people."""
+"""Durations, sizes and messages in their short form, for people, and the lines of a log for them."""
 
+import sys
 from datetime import datetime
 from typing import Final
 
@@ -8,7 +9,7 @@ from core.errors import ContractError
 from core.models.backups import Shrinkage
 from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
-from core.text import format_age
+from core.text import format_age, one_line
 
 __all__ = [
     "format_bytes",
@@ -16,6 +17,7 @@ __all__ = [
     "format_limits",
     "format_shrinkage",
     "format_verification",
+    "print_line",
 ]
 
 _KIB: Final = 1024
@@ -74,3 +76,9 @@ def format_limits(limits: BandwidthLimits) -> str:
     """
     rates = {"sent": limits.upload_bytes_per_second, "received": limits.download_bytes_per_second}
     return ", ".join(f"{format_bytes(rate)}/s {way}" for way, rate in rates.items() if rate)
+
+
+def print_line(text: str) -> None:
+    """Print one line to the log of a pod, at once."""
+    sys.stdout.write(f"{one_line(text)}\n")
+    sys.stdout.flush()

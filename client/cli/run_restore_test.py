@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 from client.collections.collection import Backups
 from client.collections.models import BackupOrigin, BackupVolume, build_backup
 from client.mover_jobs import JobTools, build_job_tools
+from client.text import print_line
 from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.contract import shorten_message
@@ -92,7 +92,7 @@ def _parse(words: Sequence[str]) -> tuple[RestoreTestRequest, ClusterAccess]:
 
 async def _run(request: RestoreTestRequest, access: ClusterAccess) -> str:
     async with connect(access) as cluster:
-        jobs = build_job_tools(cluster, _say, _say)
+        jobs = build_job_tools(cluster, print_line, print_line)
         tools = VerificationTools(await _own(jobs, os.environ.get(JOB_VARIABLE, "")), cluster.time.now)
         return await prove_restore(tools, request, JobOutput())
 
@@ -107,7 +107,7 @@ async def prove_restore(tools: VerificationTools, request: RestoreTestRequest, o
     volume = await _find(tools.jobs, request)
     how = VerificationRequest(WHOLE_PERCENT, restore=True, timeout=request.timeout, storage_class=request.storage_class)
     for found in await verify_volumes(tools, [volume], how):
-        _say(f"PVC {found.namespace}/{found.claim} {found.outcome}: {found.message}".removesuffix(": "))
+        print_line(f"PVC {found.namespace}/{found.claim} {found.outcome}: {found.message}".removesuffix(": "))
         output.write(VERIFIED_LINE, _to_line(found))
     return output.seal(SnapshotVerification(snapshots=1))
 
@@ -142,11 +142,6 @@ async def _own(jobs: JobTools, name: str) -> JobTools:
     meta = (await jobs.client.get(JOBS, jobs.namespace, name))["metadata"]
     owner: OwnerRef = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "name": name, "uid": meta["uid"]}
     return dataclasses.replace(jobs, owners=[owner])
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{one_line(text)}\n")
-    sys.stdout.flush()
 
 
 def _write_message(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 from client.backups.delete import DeletionTools
@@ -10,10 +9,10 @@ from client.collections.collection import VolumeProgress
 from client.mover_jobs import build_job_tools
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
-from client.text import format_bytes
+from client.text import format_bytes, print_line
 from core.models.backups import RetentionReport
 from core.models.base import format_time
-from core.text import format_age, one_line
+from core.text import format_age
 from exposer.client_pod import JOB_VARIABLE
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
@@ -33,7 +32,7 @@ def run_words(words: Sequence[str]) -> int:
 
 async def _run(request: ScheduleRequest, access: ClusterAccess) -> None:
     async with connect(access) as cluster:
-        await run_schedule(build_tools(cluster, _say, os.environ.get(JOB_VARIABLE, "")), request)
+        await run_schedule(build_tools(cluster, print_line, os.environ.get(JOB_VARIABLE, "")), request)
 
 
 def build_tools(cluster: Connection, say: Callable[[str], None], job: str = "") -> ScheduleTools:
@@ -56,11 +55,6 @@ def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
     if report.waiting:
         through = f", until {format_time(report.through)}" if report.through is not None else ""
         say(f"{report.waiting} expired copies wait for later runs{through}: {report.waiting_why}")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{one_line(text)}\n")
-    sys.stdout.flush()
 
 
 class _Changes:
