@@ -13,7 +13,7 @@ from typing import Any, Final
 import prometheus_client
 
 from core.models.phases import FINAL_PHASES, Phase
-from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.models.transfers import KIND_NAMES
 
 __all__ = [
     "API_REQUESTS",
@@ -94,7 +94,7 @@ MAX_VOLUMES: Final = 2000
 MAX_NAMED_VOLUMES: Final = 50
 """PVCs that the alert about volumes that are not protected names."""
 
-_KINDS: Final = tuple((kind.kind_name,) for kind in (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore))
+_KINDS: Final = tuple((name,) for name in KIND_NAMES)
 _ENDS: Final = tuple((*kind, str(phase)) for kind, phase in product(_KINDS, FINAL_PHASES))
 _ALONE: Final = ((),)
 """The series of a metric without further labels."""

@@ -26,6 +26,7 @@ from core.models.transfer_settings import FULL, InPlace
 from core.models.units import parse_duration
 
 __all__ = [
+    "KIND_NAMES",
     "PLAIN_RESTORE",
     "READ_ALL_FILES",
     "RESTORE_TYPE",
@@ -453,3 +454,7 @@ class PodVolumeRestore(_PodVolumeTransfer):
     def repository_namespace(self) -> str:
         """The namespace that was backed up."""
         return self.spec.source_namespace
+
+
+KIND_NAMES: Final = tuple(kind.kind_name for kind in (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore))
+"""The names of all kinds of transfers."""

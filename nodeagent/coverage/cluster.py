@@ -17,6 +17,7 @@ from core.models.names import (
     OWNER_UID_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
+from core.models.transfers import KIND_NAMES
 from core.models.units import parse_quantity
 
 __all__ = [
@@ -34,8 +35,6 @@ __all__ = [
 
 VolumeKey = tuple[str, str]
 """Namespace, and the name of a PVC or, for a volume without one, `pod:volume`."""
-
-_TRANSFERS: Final = frozenset({"DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore"})
 
 _Model = TypeVar("_Model", bound=WireModel)
 
@@ -112,7 +111,7 @@ class VolumeClaim(WireModel, gc=False):
     def matters(self) -> bool:
         """Whether it is a workload's, not what a transfer, ours or Velero's, reads or writes for a while."""
         owners = self.metadata.owner_references
-        moved = any(one.kind in _TRANSFERS and one.api_version.startswith("velero.io/") for one in owners)
+        moved = any(one.kind in KIND_NAMES and one.api_version.startswith("velero.io/") for one in owners)
         return not moved and OWNER_UID_LABEL not in self.metadata.labels
 
     @property
