@@ -406,15 +406,16 @@ class Reconciler:
         return replace(measured, waiting_seconds=waiting_seconds, silent_seconds=silent_seconds)
 
     def _announced_seconds(self, cr: Transfer) -> float:
-        """Return for how long the end of an attempt has been known to its mover at least; 0.0: nobody measured it.
+        """Return for how long the end of an attempt has been known to its mover at least; 0.0: that was not measured.
 
         Another process of this agent may have announced it. A mover that this process has heard counts from its last
         Event. The clock of the API server does not count here: it may be set, and two movers would write to one volume.
         """
-        last, now = cr.attempts.last, self._tools.uptime()
-        if last is None or last.uptime is None or last.uptime.boot != now.boot or self._tools.progress.heard(cr.uid):
+        last = cr.attempts.last
+        if last is None or last.uptime is None or self._tools.progress.heard(cr.uid):
             return 0.0
-        return now.seconds - last.uptime.seconds - _ANNOUNCING_SECONDS
+        now = self._tools.uptime()
+        return now.seconds - last.uptime.seconds - _ANNOUNCING_SECONDS if now.boot == last.uptime.boot else 0.0
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""
