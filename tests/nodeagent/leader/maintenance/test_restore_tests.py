@@ -49,20 +49,6 @@ class Scene(MaintenanceScene):
         annotations = {_ANNOTATION: json.dumps(record)}
         self.kube.put(repository | {"metadata": repository["metadata"] | {"annotations": annotations}})
 
-    def put_backup(self, name: str, claim: str) -> None:
-        snapshot = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
-        spec = {"sourceNamespace": "app", "sourcePVC": claim, "snapshotType": "CSI", "csiSnapshot": snapshot}
-        meta = {"name": name, "namespace": "velero", "annotations": {"nodeagent.io/backup": f"backup-{name}"}}
-        self.kube.put(
-            {
-                "apiVersion": "velero.io/v2alpha1",
-                "kind": "DataUpload",
-                "metadata": meta,
-                "spec": spec | {"backupStorageLocation": "default", "operationTimeout": "10m"},
-                "status": {"phase": "Completed", "snapshotID": f"id-{name}"},
-            }
-        )
-
     async def next_test(self, *, seconds: float = 2 * MINUTE) -> JsonDict:
         """Return the Job of the next test."""
         ended = len(self.jobs)

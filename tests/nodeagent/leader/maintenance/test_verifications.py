@@ -38,25 +38,7 @@ class Scene(MaintenanceScene):
         self.backups = ["uid"]
         self.kube.put(SERVER)
         for name, claim in (("one", "data"), ("two", "data"), ("three", "logs")):
-            self.put_backup(name, claim)
-
-    def put_backup(self, name: str, claim: str) -> None:
-        snapshot = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
-        spec = {"sourceNamespace": "app", "sourcePVC": claim, "snapshotType": "CSI", "csiSnapshot": snapshot}
-        meta = {"name": name, "namespace": "velero", "annotations": {"nodeagent.io/backup": f"backup-{name}"}}
-        self.kube.put(
-            {
-                "apiVersion": "velero.io/v2alpha1",
-                "kind": "DataUpload",
-                "metadata": meta,
-                "spec": spec | {"backupStorageLocation": "default", "operationTimeout": "10m"},
-                "status": {
-                    "phase": "Completed",
-                    "snapshotID": f"id-{name}",
-                    "completionTimestamp": "2026-11-21T11:00:00Z",
-                },
-            }
-        )
+            self.put_backup(name, claim, completionTimestamp="2026-11-21T11:00:00Z")
 
     async def finish(self, job: JsonDict, *lines: str, exit_code: int = 0, message: str | None = None) -> None:
         """Let the Job start, write these lines and end."""
