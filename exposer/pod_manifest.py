@@ -85,8 +85,8 @@ class OwnVolumes:
 
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
     empty: the cache is in the scratch volume. `repository` is the shared volume with the repository.
-    With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is for whom
-    there is a token of the pod's account; empty: nobody.
+    With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is the
+    audience of a token of the pod's account; empty: it gets none.
     """
 
     uid: str
@@ -267,7 +267,7 @@ class MoverPod:
     `node` is the node that the pod is bound to without the scheduler; empty: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
     the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
-    the pod's by a mount option. `token_audience` is for whom it gets a token; empty: nobody.
+    the pod's by a mount option. `token_audience` is the audience of its token; empty: it gets none.
     """
 
     owner: Owner

@@ -147,7 +147,7 @@ def _plan_scratch(
     name = f"{_PREFIX}{secrets.token_hex(4)}"
     # Without a class, it gets the default one: the empty class makes no volume.
     chosen = storage_class or claim.storage_class or None
-    # It is nobody's data: no backup of this namespace is to have it, and none is due.
+    # It is no workload's volume: backups of this namespace leave it out, and none is due.
     labels = {EXCLUDE_LABEL: "true"}
     claim = structs.replace(claim, namespace=tools.namespace, name=name, labels=labels, storage_class=chosen)
     if volume.by_block:

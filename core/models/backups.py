@@ -2,8 +2,8 @@
 
 The PVC is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Any
 writer to the bucket chooses what a tag says, so it is checked like any input. A data mover decides whether a backup is
-Shrunk by the snapshots of the source that are in the repository, whoever made them; the annotation
-`nodeagent.io/shrunk` has the answer, and whether somebody has acknowledged it. The report of retention is in the
+Shrunk by the snapshots of the source that are in the repository, also those of other agents; the annotation
+`nodeagent.io/shrunk` has the answer, and whether it was acknowledged. The report of retention is in the
 ConfigMap DELETIONS_CONFIGMAP, beside the record of what is being deleted.
 """
 
@@ -240,7 +240,7 @@ class SavedSize:
 class Shrinkage(WireModel, omit_defaults=True):
     """What a Shrunk backup has, and what the newest one before it had that is not: the snapshot `full_snapshot`.
 
-    Somebody has acknowledged it at `acknowledged`; None: nobody has.
+    `acknowledged` is when it was acknowledged; None: it was not.
     """
 
     bytes: Int64
@@ -263,7 +263,7 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
     Args:
         history: the complete snapshots of the same source before it, the oldest first.
         new: the last one.
-        acknowledged: the IDs of those in `history` that somebody has acknowledged: they are not Shrunk.
+        acknowledged: the IDs of those in `history` that were acknowledged: they are not Shrunk.
     """
     full: SavedSize | None = None
     shrunk: SavedSize | None = None
@@ -293,7 +293,7 @@ def read_shrinkage(annotations: Mapping[str, str]) -> Shrinkage | None:
 
 
 def is_shrunk(annotations: Mapping[str, str]) -> bool:
-    """Return whether the backup with these annotations is Shrunk, and nobody has acknowledged it."""
+    """Return whether the backup with these annotations is Shrunk, and was not acknowledged."""
     found = read_shrinkage(annotations)
     return found is not None and found.acknowledged is None
 

@@ -203,7 +203,7 @@ def _device_size(fd: int) -> int:
 
 
 HEAD_BYTES: Final = 72 * 1024
-"""As much of a device as tells what it has."""
+"""The length of the beginning of a device that has all signatures below."""
 
 _FILE_SYSTEMS: Final = (
     (0, b"XFSB", "xfs"),  # Linux, fs/xfs/libxfs/xfs_format.h: XFS_SB_MAGIC
@@ -215,7 +215,7 @@ _FILE_SYSTEMS: Final = (
     (54, b"FAT1", "vfat"),  # util-linux 2.38, libblkid/src/superblocks/vfat.c
     (82, b"FAT32   ", "vfat"),  # as before
 )
-"""Where a device has what tells its file system, and how mount(8) names it; ext4 is the one of ext2 and ext3 too."""
+"""Offset and signature of each file system, and its name for mount(8); ext2 and ext3 have the one of ext4."""
 
 _OTHERS: Final = (
     (3, b"NTFS    ", "NTFS"),  # Linux, fs/ntfs3/ntfs.h: struct NTFS_BOOT

@@ -362,7 +362,7 @@ _TAR_TYPES: Final = {
     FileType.FILE: tarfile.REGTYPE,
     FileType.DIRECTORY: tarfile.DIRTYPE,
     FileType.LINK: tarfile.SYMTYPE,
-    # Whoever unpacks it refuses it, and names it.
+    # The client refuses it when it unpacks it, and names it.
     FileType.OTHER: tarfile.FIFOTYPE,
 }
 

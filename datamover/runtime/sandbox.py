@@ -244,7 +244,7 @@ _FAIL: Final = _SUCCEED | errno.EIO
 """As before, with an error."""
 
 _NOTIFY: Final = 0x7FC00000
-"""SECCOMP_RET_USER_NOTIF: the call waits until whoever holds the listener answers it."""
+"""SECCOMP_RET_USER_NOTIF: the call waits until the process with the listener answers it."""
 
 _NUMBER_AT: Final = 0
 _ARCHITECTURE_AT: Final = 4
@@ -272,7 +272,7 @@ def no_flushes() -> list[Step]:
 def notify_reads(send: Callable[[int], object]) -> list[Step]:
     """Return the steps after which each pread of the child waits for an answer; none on other architectures.
 
-    Its seeks fail: after a pread that failed, libext2fs would seek and read, and get zeros that nobody has fetched.
+    Its seeks fail: after a pread that failed, libext2fs would seek and read, and get zeros where nothing was fetched.
     It requires `no_new_privs`, or a capability. `send` is called in the child with the descriptor of the listener.
     """
     numbers = _ARCHITECTURES.get(platform.machine())

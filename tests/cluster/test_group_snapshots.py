@@ -215,7 +215,7 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
     for claim, path in stored.items():
         assert path.exists() is (how != "alone")
         assert _reports(agent, names[claim], path.name) is (how != "alone")
-    # Nobody has asked the driver for what it says that it refuses.
+    # The driver was not asked for what it says that it refuses.
     assert f"{path.name} is deleted only with" not in (agent.folder / "logs" / "csi-snapshotter.log").read_text()
 
 

@@ -80,7 +80,7 @@ class VolumeState:
     `backup_at` is the creation of the newest completed backup, `bytes` the size of its files. `backup_interval` is how
     often there is to be one, in seconds, and `backup_due_at` when the next one is due. `verified_at` is the end of the
     last verification of any of the backups, and `verified_ok` what it found. `shrunk`: the newest completed backup is
-    Shrunk, and nobody has acknowledged it; None: not so. `day_new_bytes` and `day_seconds` are what the backups that
+    Shrunk, and was not acknowledged; None: not so. `day_new_bytes` and `day_seconds` are what the backups that
     were completed within a day had new, and how long they took together.
     """
 

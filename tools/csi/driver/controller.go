@@ -147,7 +147,7 @@ func (d *driver) source(v *volume, source *csi.VolumeContentSource) (func(image 
 	return fill, fits(v, shot.Bytes, shot.Block, "snapshot "+id)
 }
 
-// fits tells whether a volume can have what is in its source: also a device what has a file system.
+// fits returns why a volume cannot have the content of its source. A device can have the content of a file system.
 func fits(v *volume, bytes int64, block bool, source string) error {
 	if block && !v.Block {
 		return status.Errorf(codes.InvalidArgument, "%s has no file system", source)
