@@ -23,8 +23,10 @@ _PRODUCT = ("core", "exposer", "nodeagent", "client", "datamover")
 _SECTION = re.compile(r"(?m)^### (?P<cause>.+)\n(?P<body>(?:- .*\n)*)")
 _FIELD = re.compile(r"(?m)^- \*\*(\w+):\*\* (.+)$")
 _FIELDS = ("Message", "Event", "Meaning", "Pending", "Action")
+# The page says so at its head: such a transfer fails within 30 seconds.
+_WITHOUT = {"Event": "`Failed`", "Pending": "no"}
 _CODE = re.compile(r"`([^`]+)`")
-_PENDING = re.compile(r"no|until the (prepare|stall) timeout|indefinitely|for [25] minutes, then it fails")
+_PENDING = re.compile(r"no|until the (prepare|stall) timeout|indefinitely|for [25] minutes")
 _VALUE = "…"
 
 
@@ -41,7 +43,14 @@ class _Cause:
 
 def _page() -> list[_Cause]:
     sections = _SECTION.finditer(_PAGE.read_text(encoding="utf-8"))
-    return [_Cause(one["cause"], tuple(_FIELD.findall(one["body"]))) for one in sections]
+    return [_Cause(one["cause"], _fields(_FIELD.findall(one["body"]))) for one in sections]
+
+
+def _fields(found: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the fields of a section, with Event and Pending added where it has neither."""
+    if _WITHOUT.keys() & dict(found):
+        return tuple(found)
+    return tuple(sorted([*found, *_WITHOUT.items()], key=lambda field: _FIELDS.index(field[0])))
 
 
 _CAUSES = {cause.name: cause for cause in _page()}
