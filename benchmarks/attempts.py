@@ -8,14 +8,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from benchmarks.bed import Bed
+from benchmarks.groups import MemoryGroup, memory_group
 from benchmarks.processes import BenchmarkError
 from benchmarks.programs import MoverRun
 from core.contract import DataPathReason, MoverArgs, MoverVerb, parse_progress
@@ -108,40 +109,22 @@ class ResumedMover:
         """Start the present attempt; kill whatever is left of it at the end, as the kubelet does with a container."""
         verb, flag = _COMMANDS[self._kind]
         args = MoverArgs(verb, flag, TRANSFER, str(volume), attempt=self._attempts.number)
-        with self.bed.disks.cache() as scratch:
+        with self.bed.disks.cache() as scratch, memory_group() as group:
             run = self.bed.mover.prepare(args, scratch, settings=self.settings)
             with run.command.log.open("wb") as log:
                 process = await asyncio.create_subprocess_exec(
-                    *run.command.whole, env=dict(run.command.environment), stdout=log, stderr=log
+                    *replace(run.command, group=group).whole, env=dict(run.command.environment), stdout=log, stderr=log
                 )
             try:
                 yield run, process
             finally:
-                await _kill(process)
+                await _kill(process, group)
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    # Found before the first one is killed: its children would then be another process's.
-    left = [process.pid, *_descendants(process.pid)] if process.returncode is None else []
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    await process.wait()
-    while any(map(_is_alive, left)):  # noqa: ASYNC110 - only /proc says when a last thread has ended
+async def _kill(process: asyncio.subprocess.Process, group: MemoryGroup) -> None:
+    while pids := group.pids:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether a process may still have open files; of one whose exit code is not taken, a last thread may."""
-    with suppress(OSError):
-        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        return not ended or sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) > 1
-    return False
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from _descendants(child)
+    await process.wait()

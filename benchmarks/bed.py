@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -19,12 +20,10 @@ from typing import Final
 
 from benchmarks.cluster import BUCKET, RUN, Cluster, leave_service_account, run_cluster
 from benchmarks.disks import Disks, memory_at
-from benchmarks.figures import Summary, print_report
+from benchmarks.figures import Summary, print_report, say
 from benchmarks.processes import BenchmarkError
 from benchmarks.programs import Mover
-from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
-from core.clock import SystemClock
 from core.contract import BackupMover
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.support.tools import tool
@@ -33,6 +32,9 @@ from tests.testbed.pki import Authority
 _INSIDE: Final = "--inside"
 _NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A mount namespace for the service account and temporary file systems; a PID namespace: no process outlives it."""
+
+_LOG: Final = RUN / "s3-access.log"
+_LOGGED: Final = (f"--access-log={_LOG}",)
 
 _FIRST_TREE: Final = TreeShape(1, 3_000_000, 50, 2_000)
 _SHOWN_DIFFERENCES: Final = 10
@@ -52,12 +54,11 @@ class Bed:
     """A mover and its repository in a bucket of `s3`."""
 
     folder: Path
-    stages: Stages
     s3: S3Server
     cluster: Cluster
 
     def __post_init__(self) -> None:
-        self.disks = Disks(self.folder, self.stages)
+        self.disks = Disks(self.folder)
         self._numbers = count(1)
         self.mover = self.new_mover()
 
@@ -67,15 +68,14 @@ class Bed:
 
     async def prepare(self) -> None:
         """Make an empty repository to copy, and let the mover run once each way: that compiles it."""
-        self.stages.say("preparing: an empty repository, the mover once each way")
-        with self.stages.stage("preparing"):
-            self.cluster.put_location(self.s3)
-            self.s3.make_bucket(BUCKET)
-            await self.mover.init()
-            shutil.copytree(self.s3.folder / BUCKET, self.folder / "template")
-            _, result = await self.mover.back_up(make_tree(self.folder / "first", _FIRST_TREE))
-            with self.disks.volume() as target:
-                await self.mover.restore(result.snapshot_id, target)
+        say("preparing: an empty repository, the mover once each way")
+        self.cluster.put_location(self.s3)
+        self.s3.make_bucket(BUCKET)
+        await self.mover.init()
+        shutil.copytree(self.s3.folder / BUCKET, self.folder / "template")
+        _, result = await self.mover.back_up(make_tree(self.folder / "first", _FIRST_TREE))
+        with self.disks.volume() as target:
+            await self.mover.restore(result.snapshot_id, target)
 
     def fresh_bucket(self, name: str = BUCKET) -> None:
         """Let a bucket hold the empty repository."""
@@ -83,27 +83,28 @@ class Bed:
         shutil.copytree(self.folder / "template", self.s3.folder / name, dirs_exist_ok=True)
         self.settle()
 
+    def count_requests(self) -> int:
+        """Return how many requests the S3 server has answered."""
+        return _LOG.read_bytes().count(b"\n")
+
     def settle(self) -> None:
         """Let nothing wait to be written to the disk, and the disk have freed what was deleted."""
-        with self.stages.stage("waiting for the disk before a run"):
-            os.sync()
+        os.sync()
 
     @contextmanager
     def tree(self, shape: TreeShape) -> Iterator[Path]:
         """Yield a tree in memory: as it is on a disk once it has been read."""
         with memory_at(self.folder / f"tree-of-{shape.files}") as memory:
-            self.stages.say(f"making a tree of {shape.files:,} files")
-            with self.stages.stage("making trees"):
-                tree = make_tree(memory / "tree", shape)
+            say(f"making a tree of {shape.files:,} files")
+            tree = make_tree(memory / "tree", shape)
             yield tree
 
     def is_same(self, tree: Path, target: Path) -> bool:
         """Return whether two trees are the same; print differences."""
-        self.stages.say("comparing")
-        with self.stages.stage("comparing"):
-            differences = find_differences(survey_tree(tree), target)
+        say("comparing")
+        differences = find_differences(survey_tree(tree), target)
         for difference in differences[:_SHOWN_DIFFERENCES]:
-            self.stages.say(difference)
+            say(difference)
         return not differences
 
 
@@ -122,18 +123,17 @@ def run_alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Names
         return _run_inside(arguments, parser.prog, measure)
     for name in ("kopia", "versitygw"):
         tool(name, name)
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     python = [sys.executable, "-m", f"benchmarks.{parser.prog}", _INSIDE, *sys.argv[1:]]
-    return subprocess.run(["unshare", *user, *_NAMESPACES, *python], check=False).returncode  # noqa: S603, S607
+    return subprocess.run(["unshare", *_NAMESPACES, *python], check=False).returncode  # noqa: S603, S607
 
 
 def _run_inside(
     arguments: argparse.Namespace, name: str, measure: Callable[[argparse.Namespace, Bed], Awaitable[Report]]
 ) -> int:
-    stages = Stages(SystemClock())
+    began = time.monotonic()
 
     async def run(folder: Path) -> Report:
-        async with _open_bed(folder, stages) as bed:
+        async with _open_bed(folder) as bed:
             return await measure(arguments, bed)
 
     try:
@@ -141,20 +141,21 @@ def _run_inside(
         with tempfile.TemporaryDirectory(prefix=prefix, dir=arguments.folder) as folder:
             report = asyncio.run(run(Path(folder)))
     except BenchmarkError as e:
-        stages.say(str(e))
+        say(str(e))
         return 1
-    print_report(f"{report.conditions}. {stages.seconds:.0f} s in all: {stages.line()}", report.lines, report.summary)
+    seconds = f"{time.monotonic() - began:.0f} s in all"
+    print_report(f"{report.conditions}. {seconds}", report.lines, report.summary)
     return 0
 
 
 @asynccontextmanager
-async def _open_bed(folder: Path, stages: Stages) -> AsyncIterator[Bed]:
+async def _open_bed(folder: Path) -> AsyncIterator[Bed]:
     """Serve a cluster, and a bucket in memory; yield the bed, prepared."""
     authority = Authority(folder / "pki")
     (folder / "cluster").mkdir()
-    with memory_at(RUN), memory_at(folder / "s3") as buckets, run_s3_server(buckets) as s3:
+    with memory_at(RUN), memory_at(folder / "s3") as buckets, run_s3_server(buckets, flags=_LOGGED) as s3:
         leave_service_account(authority)
         async with run_cluster(folder / "cluster", authority) as cluster:
-            bed = Bed(folder, stages, s3, cluster)
+            bed = Bed(folder, s3, cluster)
             await bed.prepare()
             yield bed

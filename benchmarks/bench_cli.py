@@ -42,10 +42,10 @@ async def _measure(arguments: argparse.Namespace, person: Person) -> tuple[Itera
             requests[name] = person.count_requests() - before
     return runs.lines(), {
         "status_ms": round(runs.seconds(_STATUS) * 1000),
-        "peak_mib": round(max(run.own_mib for run in runs.of(_STATUS)), 1),
+        "peak_mib": runs.own_mib(_STATUS),
         "api_requests": requests[_STATUS],
         "volumes_ms": round(runs.seconds(_VOLUMES) * 1000),
-        "volumes_peak_mib": round(max(run.own_mib for run in runs.of(_VOLUMES)), 1),
+        "volumes_peak_mib": runs.own_mib(_VOLUMES),
         "volumes_api_requests": requests[_VOLUMES],
         "start_ms": round(runs.seconds(_START) * 1000),
     }

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.figures import Summary, print_report
+from benchmarks.figures import Summary, print_report, spread, table
 from benchmarks.lives import Life, live
 from benchmarks.processes import BenchmarkError
-from benchmarks.tree import TreeShape, make_tree
+from benchmarks.tree import TreeShape, change_tree, make_tree
 from tests.cluster.conftest import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import HandKopia, open_kopia
@@ -35,7 +35,6 @@ _QUICK: Final = TreeShape(large_files=2, large_bytes=8 << 20, small_files=400, s
 _SMALL: Final = TreeShape(large_files=1, large_bytes=100_000, small_files=0, small_bytes=0)
 _DEVICE_BYTES: Final = 512 << 20
 _NODE: Final = "bed-1"
-_CHANGED: Final = "changed"
 
 
 @dataclass
@@ -48,14 +47,14 @@ class _Figures:
     def lines(self) -> Iterator[str]:
         """Yield a table of medians."""
         stages = list(next(iter(self.lives.values()))[0].seconds)
-        yield f"| run | {' | '.join(stages)} | least and most InProgress | kopia by hand |"
-        yield f"| --- |{' --- |' * (len(stages) + 2)}"
+        rows = []
         for name, lives in self.lives.items():
             cells = [f"{median(life.seconds[stage] for life in lives):.2f}" for stage in stages]
-            spread = [life.in_progress for life in lives]
-            by_hand = self.kopia.get(name)
-            kopia = f"{median(by_hand):.2f} ({min(by_hand):.2f} to {max(by_hand):.2f})" if by_hand else ""
-            yield f"| {name} | {' | '.join(cells)} | {min(spread):.2f} to {max(spread):.2f} | {kopia} |"
+            _, *in_progress = spread([life.in_progress for life in lives])
+            by_hand = spread(self.kopia[name]) if name in self.kopia else [""] * 3
+            rows.append([name, *cells, *in_progress, *by_hand])
+        columns = ["run", *stages, "least InProgress", "most", "kopia by hand", "least", "most"]
+        return table(columns, rows)
 
     def summary(self) -> Summary:
         """Return the figures: InProgress to Completed against kopia by hand, and seconds."""
@@ -119,7 +118,7 @@ class _Benchmark:
             kopia.run("snapshot", "create", str(data))
 
         self._both(f"DataUpload, {size}, first", site.upload(self._name(), location=place), create)
-        _change(data)
+        change_tree(data)
         self._both(f"DataUpload, {size}, new data", site.upload(self._name(), location=place), again)
         last = self._both(f"DataUpload, {size}, unchanged", site.upload(self._name(), location=place), again)
         self._both(
@@ -178,17 +177,6 @@ def _fill_device(path: Path) -> None:
             device.write(chance.randbytes(1 << 20))
         device.flush()
         os.fsync(device.fileno())
-
-
-def _change(folder: Path) -> None:
-    """Replace the content of every file by other bytes of the same size."""
-    chance = random.Random(_CHANGED)  # noqa: S311 - content, no secret
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("r+b") as file:
-                for _ in range(0, path.stat().st_size, 1 << 20):
-                    left = path.stat().st_size - file.tell()
-                    file.write(chance.randbytes(min(1 << 20, left)))
 
 
 def _parse() -> argparse.Namespace:

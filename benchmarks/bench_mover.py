@@ -55,8 +55,7 @@ async def _measure(arguments: argparse.Namespace, bed: Bed) -> Report:
     _, measure, shape, rounds = _WHAT[arguments.what]
     benchmark = Benchmark(plan, bed)
     summary = await measure(benchmark)
-    disks = "ext4 in a file of its own" if bed.disks.own else "a folder"
-    conditions = f"Tree: {shape(plan).describe()}. Targets and caches: {disks}, on the disk. {rounds(plan)} rounds"
+    conditions = f"Tree: {shape(plan).describe()}. Targets and caches: an ext4 each. {rounds(plan)} rounds"
     return Report(conditions, benchmark.runs.lines(), summary)
 
 

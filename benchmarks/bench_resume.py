@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.attempts import ResumedMover
 from benchmarks.bed import Bed, Report, run_alone
 from benchmarks.cluster import BUCKET, PREFIX
-from benchmarks.figures import Summary
+from benchmarks.figures import Summary, table
 from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape
@@ -53,10 +53,11 @@ class Interrupted:
         """The time of both attempts compared with the uninterrupted transfer."""
         return (self.killed_seconds + self.resumed_seconds) / self.seconds
 
-    def row(self, name: str) -> str:
-        """Return the row of the table."""
-        seconds = f"{self.seconds:.1f} | {self.killed_seconds:.1f} | {self.resumed_seconds:.1f}"
-        return f"| {name} | {seconds} | {self.again_share:.4f} |"
+    @property
+    def figures(self) -> list[str]:
+        """The figures for people."""
+        seconds = (self.seconds, self.killed_seconds, self.resumed_seconds)
+        return [*(f"{one:.1f}" for one in seconds), f"{self.again_share:.4f}"]
 
 
 async def _interrupt_backup(bed: Bed, tree: Path, size_bytes: int) -> Interrupted:
@@ -103,8 +104,7 @@ async def _back_up(bed: Bed, tree: Path) -> str:
     for path in _files(tree):
         os.utime(path, ns=(_OLD_NS, _OLD_NS))
     bed.fresh_bucket()
-    with bed.stages.stage("backups to restore"):
-        _, result = await bed.mover.back_up(tree)
+    _, result = await bed.mover.back_up(tree)
     return result.snapshot_id
 
 
@@ -130,12 +130,11 @@ async def _measure(arguments: argparse.Namespace, bed: Bed) -> Report:
         snapshot_id = await _back_up(bed, tree)
         async with run_line(bed.s3.url, bytes_per_second=bytes_per_second) as url:
             bed.cluster.put_location(replace(bed.s3, url=url))
-            with bed.stages.stage("restores"):
-                restore = await _interrupt_restore(bed, tree, shape.total_bytes, snapshot_id)
-            with bed.stages.stage("uploads"):
-                backup = await _interrupt_backup(bed, tree, shape.total_bytes)
-    columns = "seconds without an interruption | until it was killed at half | of its next attempt | moved again, share"
-    lines = [f"| transfer | {columns} |", f"| --- |{' --- |' * 4}", backup.row("backup"), restore.row("restore")]
+            restore = await _interrupt_restore(bed, tree, shape.total_bytes, snapshot_id)
+            backup = await _interrupt_backup(bed, tree, shape.total_bytes)
+    columns = ["transfer", "seconds without an interruption", "until it was killed at half", "of its next attempt"]
+    rows = [["backup", *backup.figures], ["restore", *restore.figures]]
+    lines = table([*columns, "moved again, share"], rows)
     summary: Summary = {
         "upload_resent_share": round(backup.again_share, 4),
         "restore_rewritten_share": round(restore.again_share, 4),

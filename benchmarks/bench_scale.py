@@ -13,13 +13,13 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from benchmarks.figures import print_report
+from benchmarks.figures import print_report, say
 from benchmarks.scale.doors import Doors, open_doors
 from benchmarks.scale.effort import QUEUE_LENGTH, Effort
 from benchmarks.scale.growth import measure_growth
 from benchmarks.scale.leaders import kill_leader, measure_leaders, pause_leader
 from benchmarks.scale.many import measure_many
-from benchmarks.scale.report import Report
+from benchmarks.scale.report import Report, Result
 from benchmarks.scale.scene import warm_up
 from benchmarks.scale.waiting import measure_waiting
 
@@ -54,40 +54,40 @@ class Benchmark:
 
     async def _measure(self, doors: Doors, name: str, until: float) -> bool:
         """Measure one scenario until then, by the loop's time; a failure of it is reported and affects no other."""
-        _say(f"-- {name}")
+        say(f"-- {name}")
         try:
             async with asyncio.timeout_at(until):
-                await getattr(self, f"_{name}")(doors)
+                self.report.results[name] = await getattr(self, f"_{name}")(doors)
         except Exception:  # noqa: BLE001 - whatever it is, the other figures count
-            _say(f"{name}: {traceback.format_exc()}")
+            say(f"{name}: {traceback.format_exc()}")
             return False
         return True
 
-    async def _few(self, doors: Doors) -> None:
+    async def _few(self, doors: Doors) -> Result:
         effort = self._effort(_FEW_AGENTS, self._arguments.transfers // _FEW_SHARE)
-        self.report.few = await measure_many(doors, "few", effort, log=_say)
+        return await measure_many(doors, "few", effort, log=say)
 
-    async def _many(self, doors: Doors) -> None:
+    async def _many(self, doors: Doors) -> Result:
         effort = self._effort(self._arguments.agents, self._arguments.transfers)
-        self.report.many = await measure_many(doors, "many", effort, log=_say, idle=self._arguments.idle)
+        return await measure_many(doors, "many", effort, log=say, idle=True)
 
-    async def _waiting(self, doors: Doors) -> None:
-        self.report.waiting = await measure_waiting(doors, "waiting", self._arguments.waiting, log=_say)
+    async def _waiting(self, doors: Doors) -> Result:
+        return await measure_waiting(doors, "waiting", self._arguments.waiting, log=say)
 
-    async def _growth(self, doors: Doors) -> None:
+    async def _growth(self, doors: Doors) -> Result:
         effort = Effort(1, self._arguments.transfers // 2, mover_seconds=0.2)
-        self.report.growth = await measure_growth(doors, "growth", effort, log=_say)
+        return await measure_growth(doors, "growth", effort, log=say)
 
-    async def _kills(self, doors: Doors) -> None:
+    async def _kills(self, doors: Doors) -> Result:
         disturbs = [kill_leader] * self._arguments.kills
         effort = self._effort(_LEADER_AGENTS, int(self._arguments.transfers * _KILLS_SHARE))
-        self.report.kills = await measure_leaders(doors, "kills", effort, disturbs=disturbs, log=_say)
+        return await measure_leaders(doors, "kills", effort, disturbs=disturbs, log=say)
 
-    async def _pauses(self, doors: Doors) -> None:
+    async def _pauses(self, doors: Doors) -> Result:
         disturbs = [pause_leader] * self._arguments.pauses
         transfers = self._arguments.transfers
         effort = self._effort(_LEADER_AGENTS, transfers - int(transfers * _KILLS_SHARE))
-        self.report.pauses = await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=_say)
+        return await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=say)
 
     def _effort(self, agents: int, transfers: int) -> Effort:
         """Return the effort of so many agents: with fewer slots movers are faster, so that pending times are equal."""
@@ -115,7 +115,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
     limit = "how long it may take; what is not done then is null (default: 60)"
     parser.add_argument("--minutes", type=float, default=60.0, help=limit)
-    parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a transfer")
     parser.add_argument("--folder", type=Path, help="keep logs and what was seen there (default: they are removed)")
     return parser.parse_args()
 
@@ -127,7 +126,7 @@ def _measure(benchmark: Benchmark, folder: Path) -> bool:
         with open_doors(folder) as doors:
             return asyncio.run(benchmark.run(doors))
     except Exception:  # noqa: BLE001 - servers that do not start or end: what was measured counts
-        _say(traceback.format_exc())
+        say(traceback.format_exc())
         return False
 
 
@@ -142,12 +141,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-scale-", ignore_cleanup_errors=True) as folder:
             good = _measure(benchmark, Path(folder))
     report = benchmark.report
-    print_report(f"{time.monotonic() - began:.0f} s in all", [*report.lines(), "", *report.details()], report.summary())
+    print_report(f"{time.monotonic() - began:.0f} s in all", report.lines(), report.summary())
     return 0 if good else 1
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ opens its pages. Nothing changes in the cluster, so it is idle.
 
 import argparse
 import asyncio
-import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.figures import Summary
+from benchmarks.figures import Summary, spread, table
 from benchmarks.large_cluster import Person, claim_name, run_in_large_cluster
+from benchmarks.processes import read_peak
 from benchmarks.scale.manifests import app_namespace
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
 from tests.client.support.browser import visit
@@ -34,12 +33,6 @@ _PAINT: Final = """async () => {
 }"""
 
 
-def _peak_mib(pid: int) -> float:
-    """Return the largest resident memory that the process ever had. Source: proc(5), VmHWM."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
-    return int(found[1]) / 1024 if found else 0.0
-
-
 async def _measure(arguments: argparse.Namespace, person: Person) -> tuple[Iterable[str], Summary]:
     loop, paints = asyncio.get_running_loop(), dict[str, list[float]]()
     began = loop.time()
@@ -55,9 +48,9 @@ async def _measure(arguments: argparse.Namespace, person: Person) -> tuple[Itera
         before = person.count_requests()
         await asyncio.sleep(arguments.idle_seconds)
         idle_per_minute = (person.count_requests() - before) * 60 / arguments.idle_seconds
-        peak_mib = _peak_mib(pid)
-    rows = [f"| `{path}` | {median(ms):.0f} | {min(ms):.0f} | {max(ms):.0f} |" for path, ms in paints.items()]
-    return ["| page | first paint in ms: median | least | most |", "| --- | --- | --- | --- |", *rows], {
+        peak_mib = read_peak(pid) / 1024
+    rows = [[f"`{path}`", *spread(ms, 0)] for path, ms in paints.items()]
+    return table(["page", "first paint in ms: median", "least", "most"], rows), {
         "first_paint_ms_10k": round(max(map(median, paints.values()))),
         "server_peak_mib_10k": round(peak_mib, 1),
         "api_requests_per_minute_idle": round(idle_per_minute, 1),

@@ -13,8 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from benchmarks.stages import Stages
-
 _IMAGE_BYTES: Final = 16 << 30
 """More than any run writes. The image is sparse: it takes what is written."""
 
@@ -29,8 +27,6 @@ _LAZILY: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
 
 _VOLUME: Final = "loop,noinit_itable"
 """Nothing is written in the background but what a program wrote."""
-
-_STAGE: Final = "file systems created and deleted"
 
 
 @contextmanager
@@ -55,78 +51,44 @@ def replaced(path: Path, file: Path) -> Iterator[None]:
 
 
 class Disks:
-    """Makes empty file systems on the disk that holds a folder: ext4 in a file.
+    """Makes empty file systems on the disk that holds a folder: ext4 in a file."""
 
-    Where this process may not mount one, they are folders on that disk. All are of one kind.
-    """
-
-    def __init__(self, folder: Path, stages: Stages) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stages = stages
         self._numbers = count(1)
-        self.own = self._may_mount()
 
     @contextmanager
     def volume(self) -> Iterator[Path]:
-        """Return an empty folder to restore to, on a file system of its own where `own` says so, until it is left.
+        """Return an empty folder to restore to, on a file system of its own, until it is left.
 
         What was flushed there is on the disk.
         """
-        with self._fresh() as files:
+        folder = self._folder / f"disk-{next(self._numbers)}"
+        image = folder.with_suffix(".image")
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(_IMAGE_BYTES)
+        _run(*_MAKE, _LAZILY, image)
+        _run("mount", "-o", _VOLUME, image, folder)
+        # Not the top folder: it has `lost+found`.
+        files = folder / "files"
+        files.mkdir()
+        try:
             yield files
+        finally:
+            _run("umount", folder)
+            image.unlink()
+            folder.rmdir()
 
     @contextmanager
     def cache(self) -> Iterator[Path]:
         """Return an empty folder for temporary files, on a file system of its own as well, until it is left."""
-        with self._fresh() as files:
+        with self.volume() as files:
             try:
                 yield files
             finally:
                 # What is not yet written never is: removing it takes less time.
-                with self._stages.stage(_STAGE):
-                    shutil.rmtree(files)
-
-    @contextmanager
-    def _fresh(self) -> Iterator[Path]:
-        folder = self._folder / f"disk-{next(self._numbers)}"
-        image = folder.with_suffix(".image")
-        # Not the top folder: it has `lost+found`.
-        files = folder / "files"
-        with self._stages.stage(_STAGE):
-            folder.mkdir()
-            if self.own:
-                _mount(image, folder)
-            files.mkdir()
-        try:
-            yield files
-        finally:
-            with self._stages.stage(_STAGE):
-                if self.own:
-                    _run("umount", folder)
-                    image.unlink()
-                shutil.rmtree(folder)
-
-    def _may_mount(self) -> bool:
-        folder = self._folder / "first-disk"
-        image = folder.with_suffix(".image")
-        folder.mkdir()
-        try:
-            _mount(image, folder)
-            _run("umount", folder)
-        except (OSError, subprocess.CalledProcessError):
-            return False
-        else:
-            return True
-        finally:
-            image.unlink(missing_ok=True)
-            folder.rmdir()
-
-
-def _mount(image: Path, folder: Path) -> None:
-    with image.open("wb") as file:
-        file.truncate(_IMAGE_BYTES)
-    _run(*_MAKE, _LAZILY, image)
-    _run("mount", "-o", _VOLUME, image, folder)
+                shutil.rmtree(files)
 
 
 def _run(*argv: str | Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,10 @@ class Runs:
         """Return the runs of these names; without a name, all runs."""
         return [run for name in names or self._runs for run in self._runs[name]]
 
+    def own_mib(self, *names: str) -> float:
+        """Return the largest peak of the programs themselves."""
+        return round(max(run.own_mib for run in self.of(*names)), 1)
+
     def seconds(self, name: str) -> float:
         """Return the median of the times."""
         return median(run.seconds for run in self._runs[name])
@@ -60,19 +65,24 @@ class Runs:
 
     def lines(self) -> Iterator[str]:
         """Yield a table of all runs."""
-        columns = ["seconds: median", "least", "most", "CPU seconds: median"]
-        columns += ["resident memory in MiB: median", "most", "working set in MiB: median", "most"]
-        yield f"| run | {' | '.join(columns)} |"
-        yield f"| --- |{' --- |' * len(columns)}"
+        rows = []
         for name, runs in self._runs.items():
-            seconds = [run.seconds for run in runs]
-            memory, groups = [run.together_mib for run in runs], _working_sets(runs)
-            cpu = median(run.cpu_seconds for run in runs)
-            shown = f"{median(groups):.0f} | {max(groups):.0f}" if groups else " | "
-            yield (
-                f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
-                f"| {cpu:.2f} | {median(memory):.0f} | {max(memory):.0f} | {shown} |"
-            )
+            groups, cpu = _working_sets(runs), median(run.cpu_seconds for run in runs)
+            memory = [f"{median(groups):.0f}", f"{max(groups):.0f}"] if groups else ["", ""]
+            rows.append([name, *spread([run.seconds for run in runs]), f"{cpu:.2f}", *memory])
+        columns = ["run", "seconds: median", "least", "most", "CPU seconds: median"]
+        return table([*columns, "working set in MiB: median", "most"], rows)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    for row in (columns, ["---"] * len(columns), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+def spread(figures: Sequence[float], digits: int = 2) -> list[str]:
+    """Return the median, the least and the most."""
+    return [f"{figure:.{digits}f}" for figure in (median(figures), min(figures), max(figures))]
 
 
 def _working_sets(runs: Iterable[Measured]) -> list[float]:
@@ -86,6 +96,11 @@ def describe_machine() -> str:
     model = models[0].partition(": ")[2] if models else platform.machine()
     cores = len(os.sched_getaffinity(0))
     return f"{cores} cores ({model}), {memory:.0f} GiB of memory, Linux {platform.release()}"
+
+
+def say(text: str) -> None:
+    """Print what is done now to standard error, with the time."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 def print_report(conditions: str, lines: Iterable[str], summary: Summary) -> None:

@@ -40,6 +40,11 @@ class MemoryGroup:
     files: _Files
 
     @property
+    def pids(self) -> list[int]:
+        """The processes in it that have not ended."""
+        return list(map(int, (self.folder / "cgroup.procs").read_text().split()))
+
+    @property
     def working_set_bytes(self) -> int:
         """What all processes in it use, and the kernel for them."""
         used = int((self.folder / self.files.usage).read_text())
@@ -48,15 +53,15 @@ class MemoryGroup:
 
 
 @contextmanager
-def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup | None]:
-    """Make a group whose processes get no more than that, without swap; None without the permission to make one.
+def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup]:
+    """Make a group whose processes get no more than that, without swap.
 
     It is removed at the end, when all processes in it have ended.
+
+    Raises:
+        OSError: there is no hierarchy for memory, or no permission to make a group.
     """
     group = _make_group(limit_mib)
-    if group is None:
-        yield None
-        return
     try:
         yield group
     except BaseException:
@@ -67,13 +72,7 @@ def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup | None]:
     group.folder.rmdir()
 
 
-def may_limit() -> bool:
-    """Return whether there is the permission to make groups."""
-    with memory_group() as group:
-        return group is not None
-
-
-def _make_group(limit_mib: int | None) -> MemoryGroup | None:
+def _make_group(limit_mib: int | None) -> MemoryGroup:
     for top, files in _hierarchies():
         # Process ids repeat: each run has a PID namespace of its own.
         group = MemoryGroup(top / f"node-agent-benchmark-{uuid.uuid4().hex}", files)
@@ -89,7 +88,7 @@ def _make_group(limit_mib: int | None) -> MemoryGroup | None:
             group.folder.rmdir()
             continue
         return group
-    return None
+    raise PermissionError("no control group for memory can be made")
 
 
 def _limit(group: MemoryGroup, limit_bytes: int) -> None:

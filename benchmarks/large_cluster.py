@@ -19,7 +19,7 @@ import yaml
 from benchmarks.figures import Summary, print_report
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.manifests import APPS, KINDS, app_namespace, build_claim, build_location, build_node, node_name
-from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client, set_status
+from benchmarks.scale.stage import open_client
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
@@ -50,6 +50,8 @@ from nodeagent.config.parse import parse_config
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.workqueue import work_in_parallel
 from tests.client.support.volumes_scene import a_cron_job
+from tests.crash.controllers import set_status
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import TRANSFERS
 from tests.nodeagent.support.volume_scene import a_pod, a_schedule, a_volume, an_object
 from tests.support.apiserver import ApiServer, run_apiserver, serve_schedules
@@ -211,9 +213,7 @@ async def _install(client: KubeClient, namespace: str, port: int) -> None:
     await client.create(DAEMON_SETS, daemonset)
     await client.create(BACKUP_STORAGE_LOCATIONS, build_location(namespace))
     for resource, name, content in named:
-        meta = {"name": name, "namespace": namespace}
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
-        await client.create(resource, typed | content)
+        await client.create(resource, an_object(resource.kind, name, namespace, resource.api_version, **content))
 
 
 async def _add_schedules(client: KubeClient, namespace: str) -> None:

@@ -1,9 +1,7 @@
-"""Programs, run one after another and measured: time, processor time, and memory of processes and of their group.
+"""Programs, run one after another and measured: time, processor time, and memory of each and of their group.
 
-Knows how a process's peak is read, and what several processes had at one time. Does not know
-what is run.
-Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` resets it,
-and so does a 5 written to `clear_refs`.
+Does not know what is run.
+Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` resets it.
 """
 
 import asyncio
@@ -58,17 +56,13 @@ class Command:
 class Measured:
     """Some commands, run: when they began and ended (Unix time, ns), their processor time, and peaks in MiB.
 
-    `own_mib` is the largest peak among the commands themselves, `children_mib` the largest
-    among their children, whenever each was. `together_mib` is the most that a command and all
-    its children had within one 50th of a second: each one's peak in that time, added.
-    `working_set_mib` is the most that the commands' group had 50 times per second; None without a group.
+    `own_mib` is the largest peak among the commands, without their children. `working_set_mib` is the most that the
+    commands' group had 50 times per second; None without a group.
     """
 
     began_ns: int
     ended_ns: int
     own_mib: float
-    children_mib: float
-    together_mib: float
     cpu_seconds: float = 0.0
     working_set_mib: float | None = None
 
@@ -110,9 +104,8 @@ async def measure(*commands: Command) -> Measured:
                 await asyncio.wait({sampling})
         if code:
             raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_output(command)}")
-    own, children, together = (kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together))
     group_mib = peaks.working_set / _KIB_A_MIB if any(command.group for command in commands) else None
-    return Measured(began_ns, ended_ns, own, children, together, _cpu_seconds() - spent_seconds, group_mib)
+    return Measured(began_ns, ended_ns, peaks.own / _KIB_A_MIB, _cpu_seconds() - spent_seconds, group_mib)
 
 
 def _before_exec(command: Command) -> Callable[[], None] | None:
@@ -138,47 +131,30 @@ def _last_output(command: Command) -> str:
     return command.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
 
 
+def read_peak(pid: int) -> int:
+    """Return the largest resident memory that a process ever had, in KiB; 0 once it has ended."""
+    found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) if found else 0
+
+
 @dataclass
 class _Peaks:
     """The largest so far, in KiB."""
 
     own: int = 0
-    children: int = 0
-    together: int = 0
     working_set: int = 0
 
     def sample(self, pid: int, group: MemoryGroup | None) -> None:
-        """Take in what a process and its children had since the last sample, and what their group has."""
+        """Take in what a process had so far, and what its group has."""
         if group is not None:
             self.working_set = max(self.working_set, group.working_set_bytes // _BYTES_A_KIB)
-        own = _take_peak(pid)
-        children: list[int] = []
         # A process that ended meanwhile reports no more.
         with suppress(OSError):
-            pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            children += [_take_peak(int(child)) for child in pids]
-        self.own = max(self.own, own)
-        self.children = max(self.children, *children, 0)
-        self.together = max(self.together, own + sum(children))
+            self.own = max(self.own, read_peak(pid))
 
 
 async def _sample(pid: int, group: MemoryGroup | None, peaks: _Peaks) -> None:
-    """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
+    """Keep the peaks of a process and its group up to date; what grows in the last 20 ms is missed."""
     while True:
         peaks.sample(pid, group)
         await asyncio.sleep(_SAMPLE_SECONDS)
-
-
-def _take_peak(pid: int) -> int:
-    """Return a process's peak since this was last asked, in KiB.
-
-    Only a peak between its reading and its reset, microseconds later, is missed.
-    Where the kernel has no `clear_refs` it is the peak since the beginning, which is never less.
-    """
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        with suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
-        if found := _PEAK.search(status):
-            return int(found[1])
-    return 0

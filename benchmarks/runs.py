@@ -13,8 +13,7 @@ from typing import Final
 from benchmarks.bed import Bed
 from benchmarks.cluster import BUCKET
 from benchmarks.disks import replaced
-from benchmarks.figures import Runs, Summary, alternate
-from benchmarks.groups import may_limit
+from benchmarks.figures import Runs, Summary, alternate, say
 from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
@@ -115,7 +114,6 @@ class Benchmark:
             await self._restores(large, small, number)
         restores = {"small": _SMALL, "large": _LARGE}
         excesses = {"upload": _UPLOAD, "second_backup": _SECOND} | {f"restore_{key}": restores[key] for key in restores}
-        movers = runs.of(*(what + _MOVER for what in (_UPLOAD, _SECOND, _SMALL, _LARGE)))
         return {
             "upload_ratio": runs.ratio(_UPLOAD + _MOVER, _UPLOAD + _BARE),
             **{f"restore_{key}_ratio": runs.ratio(what + _MOVER, what + _BARE) for key, what in restores.items()},
@@ -128,7 +126,7 @@ class Benchmark:
             "upload_cost_of_memory_setting": round(runs.ratio(_UPLOAD + _TUNED, _UPLOAD + _BARE) - 1, 3),
             "limited_256mib_ok": limited,
             "limited_256mib_200k_files_ok": limited_many,
-            "mover_alone_mib": _own_mib(movers),
+            "mover_alone_mib": runs.own_mib(*(what + _MOVER for what in (_UPLOAD, _SECOND, _SMALL, _LARGE))),
         }
 
     async def compare_confinement(self) -> Summary:
@@ -136,7 +134,7 @@ class Benchmark:
         confined, unconfined = ", kopia confined", ", unconfined"
         await self._compare({confined: self._bed.mover, unconfined: self._bed.new_mover(confined=False)})
         figures = self._compared("confined", confined, unconfined)
-        return figures | {"mover_alone_mib": _own_mib(self.runs.of(_UPLOAD + confined, _RESTORE + confined))}
+        return figures | {"mover_alone_mib": self.runs.own_mib(_UPLOAD + confined, _RESTORE + confined)}
 
     async def compare_proxy(self) -> Summary:
         """Measure what the proxy costs that limits the bandwidth, without a limit; return the figures."""
@@ -159,14 +157,13 @@ class Benchmark:
         ways = {f", {way}": bed.new_mover(way=way) for way in BackupMover}
         with bed.tree(plan.far_tree) as many, bed.tree(_FEW) as few:
             for number in range(plan.pairs):
-                bed.stages.say(f"round {number + 1} of {plan.pairs}")
+                say(f"round {number + 1} of {plan.pairs}")
                 for name in alternate([*ways, _BARE], number):
                     run = ways[name].back_up if name in ways else self._bare.back_up
                     bed.fresh_bucket(BUCKET if name in ways else BARE_BUCKET)
                     for what, tree in ((_UPLOAD, many), (_SECOND, many), (_FEW_FILES, few)):
                         bed.settle()
-                        with bed.stages.stage("backups"):
-                            done = await run(tree)
+                        done = await run(tree)
                         runs.add(what + name, done[0] if isinstance(done, tuple) else done)
         return {
             f"{key}_{name.strip(', ').replace('-', '_')}_{figure}": measured(what + name, what + _BARE)
@@ -208,9 +205,8 @@ class Benchmark:
         bed.fresh_bucket()
         files, few = f"{shape.files:,} files", f"{self._plan.compared_tree.files:,} files in their repository"
         with bed.disks.volume() as volume:
-            bed.stages.say(f"making a tree of {files}")
-            with bed.stages.stage("making trees"):
-                tree = make_tree(volume / "tree", shape)
+            say(f"making a tree of {files}")
+            tree = make_tree(volume / "tree", shape)
             for name in (f"{_UPLOAD} of {files}{limit}", f"{_SECOND}{limit}"):
                 bed.settle()
                 snapshot_id = await self._limited_upload(name, tree, _MANY_LIMIT_MIB)
@@ -230,7 +226,7 @@ class Benchmark:
 
     async def _uploads(self, tree: Path, number: int) -> None:
         """Run one upload of each kind, and second backups of both kinds."""
-        self._bed.stages.say(f"uploads: pair {number + 1} of {self._plan.pairs}")
+        say(f"uploads: pair {number + 1} of {self._plan.pairs}")
         tuned = partial(self._bare.back_up, tree, KopiaSettings.of_backups())
         runs: list[tuple[str, str, _Run]] = [
             (_UPLOAD + _MOVER, BUCKET, partial(self._back_up, tree)),
@@ -239,13 +235,12 @@ class Benchmark:
         ]
         await self._fresh_uploads(alternate(runs, number))
         self._bed.settle()
-        with self._bed.stages.stage("second backups"):
-            self.runs.add(_SECOND + _MOVER, await self._back_up(tree))
-            self.runs.add(_SECOND + _TUNED, await tuned())
+        self.runs.add(_SECOND + _MOVER, await self._back_up(tree))
+        self.runs.add(_SECOND + _TUNED, await tuned())
 
     async def _restores(self, large: str, small: str, number: int) -> None:
         """Run one restore of each kind, of large and of small files."""
-        self._bed.stages.say(f"restores: pair {number + 1} of {self._plan.pairs}")
+        say(f"restores: pair {number + 1} of {self._plan.pairs}")
         mover, bare, settings = self._bed.mover, self._bare, KopiaSettings.of_restores()
         runs = [
             one
@@ -262,27 +257,24 @@ class Benchmark:
         """Run each upload into an empty repository in its bucket."""
         for name, bucket, run in runs:
             self._bed.fresh_bucket(bucket)
-            with self._bed.stages.stage("uploads"):
-                self.runs.add(name, await run())
+            self.runs.add(name, await run())
 
     async def _run_restores(self, runs: Sequence[tuple[str, _Restore]]) -> None:
         """Run each restore into an empty volume."""
         for name, run in runs:
             with self._bed.disks.volume() as target:
                 self._bed.settle()
-                with self._bed.stages.stage("restores"):
-                    self.runs.add(name, await run(target))
+                self.runs.add(name, await run(target))
 
     async def _compare(self, movers: dict[str, Mover], begin: Callable[[str], None] = lambda _: None) -> None:
         """Run pairs of movers; `begin` is called with the name of each before its run."""
         with self._bed.tree(self._plan.compared_tree) as tree:
             for number in range(self._plan.compared_pairs):
-                self._bed.stages.say(f"pair {number + 1} of {self._plan.compared_pairs}")
+                say(f"pair {number + 1} of {self._plan.compared_pairs}")
                 for name, mover in alternate(list(movers.items()), number):
                     begin(name)
                     self._bed.fresh_bucket()
-                    with self._bed.stages.stage("uploads"):
-                        uploaded, result = await mover.back_up(tree)
+                    uploaded, result = await mover.back_up(tree)
                     self.runs.add(_UPLOAD + name, uploaded)
                     await self._run_restores([(_RESTORE + name, partial(mover.restore, result.snapshot_id))])
 
@@ -300,7 +292,7 @@ class Benchmark:
 
     async def _back_up_once(self, shape: TreeShape) -> str:
         """Return the mover's snapshot of a tree; it is not measured."""
-        with self._bed.tree(shape) as tree, self._bed.stages.stage("backups to restore"):
+        with self._bed.tree(shape) as tree:
             _, result = await self._bed.mover.back_up(tree)
         return result.snapshot_id
 
@@ -308,12 +300,9 @@ class Benchmark:
         measured, _ = await self._bed.mover.back_up(tree)
         return measured
 
-    async def _limited(self, tree: Path, files: str) -> bool | None:
-        """Return whether a tree is restored unchanged within a memory limit; None: no permission to set one."""
+    async def _limited(self, tree: Path, files: str) -> bool:
+        """Return whether a tree is restored unchanged within a memory limit."""
         name = f"{files}within {_LIMIT_MIB} MiB, mover"
-        if not may_limit():
-            self._bed.stages.say("no permission to make control groups: the effect of a memory limit is not measured")
-            return None
         self._bed.s3.make_bucket(BARE_BUCKET)
         self._bed.fresh_bucket()
         with self._bed.disks.volume() as target:
@@ -321,23 +310,17 @@ class Benchmark:
                 snapshot_id = await self._limited_upload(f"{_UPLOAD} {name}", tree, _LIMIT_MIB)
                 await self._limited_restore(f"{_RESTORE} {name}", snapshot_id, target, _LIMIT_MIB)
             except BenchmarkError as e:
-                self._bed.stages.say(str(e))
+                say(str(e))
                 return False
             return self._bed.is_same(tree, target)
 
     async def _limited_upload(self, name: str, tree: Path, limit_mib: int) -> str:
         """Run an upload within a memory limit; return its snapshot."""
-        self._bed.stages.say(name)
-        with self._bed.stages.stage("uploads within a memory limit"):
-            run, result = await self._bed.mover.back_up(tree, limit_mib)
+        say(name)
+        run, result = await self._bed.mover.back_up(tree, limit_mib)
         self.runs.add(name, run)
         return result.snapshot_id
 
     async def _limited_restore(self, name: str, snapshot_id: str, target: Path, limit_mib: int) -> None:
-        self._bed.stages.say(name)
-        with self._bed.stages.stage("restores within a memory limit"):
-            self.runs.add(name, await self._bed.mover.restore(snapshot_id, target, limit_mib))
-
-
-def _own_mib(runs: Sequence[Measured]) -> float:
-    return round(max(run.own_mib for run in runs), 1)
+        say(name)
+        self.runs.add(name, await self._bed.mover.restore(snapshot_id, target, limit_mib))

@@ -10,30 +10,14 @@ import sys
 from datetime import timedelta
 from typing import Final
 
-import aiohttp
-
 from benchmarks.scale.process import build_parser, report_ready, run_process
 from core.models.names import MOVER_SERVICE_ACCOUNT
 from nodeagent.app import serve
 from nodeagent.runtime.settings import ListenAddress, Settings
+from tests.support.children import wait_until_ready
 from tests.support.sockets import free_port
 
 _HOST: Final = "127.0.0.1"
-_POLL_SECONDS: Final = 0.1
-_OK: Final = 200
-
-
-async def wait_until_ready(port: int) -> None:
-    """Return once the agent that listens there reports that it is ready."""
-    async with aiohttp.ClientSession() as session:
-        while True:
-            try:
-                async with session.get(f"http://{_HOST}:{port}/readyz") as answer:
-                    if answer.status == _OK:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _run(arguments: argparse.Namespace) -> None:

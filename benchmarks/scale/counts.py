@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.request import urlopen
 
 from benchmarks.processes import BenchmarkError
@@ -125,16 +125,11 @@ def _find_metric(metrics: str, name: str) -> float:
     return float(found[1])
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(NamedTuple):
     """What etcd did: objects written by all clients, and the size of its file."""
 
     writes: int
     file_bytes: int
-
-    def since(self, before: "Store") -> "Store":
-        """Return what was added since `before`."""
-        return Store(self.writes - before.writes, self.file_bytes - before.file_bytes)
 
 
 def read_store(port: int) -> Store:

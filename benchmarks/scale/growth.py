@@ -4,13 +4,12 @@ Knows its steps. Does not know targets.
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.effort import LEADER_NODE, SETTLE_SECONDS, Effort, Log, prepare
-from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
+from benchmarks.scale.report import Result
 from benchmarks.scale.scene import open_scene
 
 _SLOTS: Final = 10
@@ -18,19 +17,7 @@ _REST_SECONDS: Final = 30.0
 """After this a client has closed the connections that it no longer needs."""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """One agent: its memory before its first transfer, and after its last."""
-
-    transfers: int
-    idle_mib: float
-    after_mib: float
-    peak_mib: float
-    cpu_ms_per_transfer: float
-    verdict: Verdict
-
-
-async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Growth:
+async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -> Result:
     """Have one agent, which never is the leader, carry out many transfers."""
     async with open_scene(doors, name, nodes=1) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=_SLOTS)
@@ -48,5 +35,11 @@ async def measure_growth(doors: Doors, name: str, effort: Effort, *, log: Log) -
         await asyncio.sleep(_REST_SECONDS)
         after_mib = worker.child.memory_mib
         log(f"{name}: {idle_mib:.1f} MiB before, {after_mib:.1f} MiB after {effort.transfers} transfers")
-        cpu_ms = cpu_seconds / effort.transfers * 1000
-        return Growth(effort.transfers, idle_mib, after_mib, max(peak_mib, after_mib), cpu_ms, scene.judge())
+        rows = [
+            ("memory before the first transfer", f"{idle_mib:.1f} MiB"),
+            ("memory after the last transfer", f"{after_mib:.1f} MiB"),
+            ("peak memory", f"{max(peak_mib, after_mib):.1f} MiB"),
+            ("CPU per transfer", f"{cpu_seconds / effort.transfers * 1000:.0f} ms"),
+        ]
+        figures = {"agent_idle_mib": round(idle_mib, 1), "agent_growth_mib": round(after_mib - idle_mib, 1)}
+        return Result(f"one agent, {effort.transfers} transfers", rows, figures, scene.judge())

@@ -6,7 +6,6 @@ Knows its steps, with real agents, each a process of its own. Does not know targ
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -14,8 +13,8 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.effort import SLOTS, Effort, Log, prepare
 from benchmarks.scale.history import History
-from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
+from benchmarks.scale.report import Result
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
 _LEASE_SECONDS: Final = 3.0
@@ -26,22 +25,11 @@ Disturb = Callable[[Scene, dict[str, Serving]], Awaitable[float]]
 """What is done to the leader; returns after how many seconds another agent became leader."""
 
 
-@dataclass(frozen=True)
-class Leaders:
-    """Leaders that were killed or paused while transfers ran.
+async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: Sequence[Disturb], log: Log) -> Result:
+    """Do one thing after the other to the leader, while transfers run.
 
-    `good` counts those after which another agent became leader in time; none where not all transfers completed.
+    Its figure counts how often another agent became leader in time: never where not all transfers completed.
     """
-
-    times: int
-    good: int
-    longest_seconds: float
-    seconds: float
-    verdict: Verdict
-
-
-async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: Sequence[Disturb], log: Log) -> Leaders:
-    """Do one thing after the other to the leader, while transfers run."""
     async with open_scene(doors, name, nodes=effort.agents, lease_seconds=_LEASE_SECONDS) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
         volumes = await prepare(scene, effort)
@@ -62,8 +50,13 @@ async def measure_leaders(doors: Doors, name: str, effort: Effort, *, disturbs: 
         await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         verdict = scene.judge()
         good = sum(1 for seconds in took if seconds <= scene.lease_seconds + _GRACE_SECONDS)
-        complete = verdict.final_phases == {"Completed": effort.transfers}
-        return Leaders(len(disturbs), good if complete else 0, max(took), time.monotonic() - began, verdict)
+        good *= verdict.final_phases == {"Completed": effort.transfers}
+        rows = [
+            ("another agent became leader in time", f"{good} times"),
+            ("longest time without a leader", f"{max(took):.1f} s"),
+            ("seconds", f"{time.monotonic() - began:.0f}"),
+        ]
+        return Result(f"leader, {len(disturbs)} {name}", rows, {f"leader_{name}_ok": good}, verdict)
 
 
 def _admitted(share: int, seen: History) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 from core.kube.types import VolumeSnapshot
 from core.models.names import AGENT_LABELS
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.support.volume_scene import an_object
 from tests.support.objects import JsonDict
 
 KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
@@ -37,26 +38,23 @@ def build_config(namespace: str, *, queue_length: int | None, slots: int) -> Jso
     if queue_length is not None:
         concurrency["prepareQueueLength"] = queue_length
     data = {"config.json": json.dumps({"loadConcurrency": concurrency})}
-    return _object("v1", "ConfigMap", CONFIG_MAP, namespace) | {"data": data}
+    return an_object("ConfigMap", CONFIG_MAP, namespace, data=data)
 
 
 def build_location(namespace: str) -> JsonDict:
     """Return a storage location that counts as available."""
     spec = {"provider": "aws", "objectStorage": {"bucket": "bucket"}, "config": {"region": "region"}}
-    return _object("velero.io/v1", "BackupStorageLocation", "default", namespace) | {"spec": spec}
+    return an_object("BackupStorageLocation", "default", namespace, "velero.io/v1", spec=spec)
 
 
 def build_node(name: str) -> JsonDict:
     """Return a node."""
-    node = _object("v1", "Node", name)
-    node["metadata"]["labels"] = {"kubernetes.io/os": "linux", "kubernetes.io/hostname": name}
-    return node
+    return an_object("Node", name, labels={"kubernetes.io/os": "linux", "kubernetes.io/hostname": name})
 
 
 def build_agent_pod(namespace: str, node: str) -> tuple[JsonDict, JsonDict]:
     """Return the pod of the agent on `node`, and its status: Ready."""
-    pod = _pod(namespace, f"node-agent-{node}", node)
-    pod["metadata"]["labels"] = dict(AGENT_LABELS)
+    pod = _pod(namespace, f"node-agent-{node}", node, labels=dict(AGENT_LABELS))
     return pod, {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
 
@@ -72,29 +70,27 @@ def build_workload(namespace: str, name: str, node: str, *, waits: bool) -> tupl
     running = {"running": {"startedAt": "2026-11-21T11:00:00Z"}}
     shown = {
         "name": "restore-wait",
-        "state": running,
         "ready": False,
         "restartCount": 0,
         "image": "none",
         "imageID": "",
+        "state": running,
     }
     return pod, {"phase": "Pending", "initContainerStatuses": [shown]}
 
 
 def build_claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:
     """Return a claim, bound to `volume` if one is named."""
-    claim = _object("v1", "PersistentVolumeClaim", name, namespace)
     resources = {"requests": {"storage": "1Gi"}}
-    claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": ""}
-    if volume:
-        claim["spec"]["volumeName"] = volume
-    return claim
+    spec: JsonDict = {"accessModes": ["ReadWriteOnce"], "resources": resources, "storageClassName": ""}
+    spec |= {"volumeName": volume} if volume else {}
+    return an_object("PersistentVolumeClaim", name, namespace, spec=spec)
 
 
 def build_snapshot(namespace: str, name: str) -> tuple[JsonDict, JsonDict]:
     """Return a VolumeSnapshot of the claim `data`, and its status: ready."""
-    snapshot = _object(_SNAPSHOTS, "VolumeSnapshot", name, namespace)
-    snapshot["spec"] = {"source": {"persistentVolumeClaimName": "data"}}
+    spec = {"source": {"persistentVolumeClaimName": "data"}}
+    snapshot = an_object("VolumeSnapshot", name, namespace, _SNAPSHOTS, spec=spec)
     content = _content_name(namespace, name)
     return snapshot, {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content}
 
@@ -103,14 +99,13 @@ def build_content(snapshot: VolumeSnapshot) -> JsonDict:
     """Return the VolumeSnapshotContent of the snapshot, as stored."""
     meta = snapshot["metadata"]
     namespace, name, uid = (meta["namespace"], meta["name"], meta["uid"])
-    content = _object(_SNAPSHOTS, "VolumeSnapshotContent", _content_name(namespace, name))
-    content["spec"] = {
+    spec = {
         "deletionPolicy": "Delete",
         "driver": "hostpath.csi.k8s.io",
         "source": {"snapshotHandle": f"handle-{namespace}-{name}"},
         "volumeSnapshotRef": {"name": name, "namespace": namespace, "uid": uid},
     }
-    return content
+    return an_object("VolumeSnapshotContent", _content_name(namespace, name), version=_SNAPSHOTS, spec=spec)
 
 
 @dataclass(frozen=True)
@@ -158,12 +153,6 @@ def _content_name(namespace: str, name: str) -> str:
     return f"snapcontent-{namespace}-{name}"
 
 
-def _pod(namespace: str, name: str, node: str) -> JsonDict:
-    pod = _object("v1", "Pod", name, namespace)
-    pod["spec"] = {"nodeName": node, "containers": [{"name": "main", "image": "none"}]}
-    return pod
-
-
-def _object(api_version: str, kind: str, name: str, namespace: str = "") -> JsonDict:
-    meta = {"name": name, "namespace": namespace} if namespace else {"name": name}
-    return {"apiVersion": api_version, "kind": kind, "metadata": meta}
+def _pod(namespace: str, name: str, node: str, labels: JsonDict | None = None) -> JsonDict:
+    spec = {"nodeName": node, "containers": [{"name": "main", "image": "none"}]}
+    return an_object("Pod", name, namespace, spec=spec, labels=labels or {})

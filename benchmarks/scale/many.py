@@ -5,63 +5,23 @@ Knows its steps, and what requests and bytes come to for each transfer. Does not
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.scale.counts import Counts, Store
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.effort import LEAST_SECONDS, SETTLE_SECONDS, SLOTS, Effort, Log, prepare
-from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
+from benchmarks.scale.report import Result
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
 _WATCH_RENEWALS_SECONDS: Final = (300.0, 425.0)
 """In this time since its start every watch of an agent is renewed once."""
 
-
-@dataclass(frozen=True)
-class Idle:
-    """Agents that have nothing to do."""
-
-    agents: int
-    counts: Counts
-    cpu_percent: float
-
-    @property
-    def requests_per_s(self) -> float:
-        """Requests of all agents together."""
-        return self.counts.total / self.counts.at_seconds
+_AGENTS: Final = {"few": "5_agents", "many": "50_agents"}
+"""How the figures of a scenario end, whatever number of agents it was asked for."""
 
 
-@dataclass(frozen=True)
-class Many:
-    """Transfers of all kinds, carried out by agents; `store` is what all components wrote for them."""
-
-    agents: int
-    transfers: int
-    seconds: float
-    counts: Counts
-    store: Store
-    verdict: Verdict
-    idle: Idle | None = None
-
-    @property
-    def requests_per_transfer(self) -> float:
-        """API requests of the agents for each transfer."""
-        return self.counts.total / self.transfers
-
-    @property
-    def writes_per_transfer(self) -> float:
-        """Writes of the agents for each transfer."""
-        return self.counts.writes / self.transfers
-
-    @property
-    def watch_bytes_per_transfer(self) -> float:
-        """Bytes delivered to watches for each transfer."""
-        return self.counts.watch_bytes / self.transfers
-
-
-async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Many:
+async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Result:
     """Have transfers of all kinds carried out; then, if `idle`, see what agents without any transfer ask."""
     async with open_scene(doors, name, nodes=effort.agents) as scene:
         await scene.stage.set_up(queue_length=effort.queue_length, slots=SLOTS)
@@ -76,17 +36,56 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
         await scene.stage.create_transfers(volumes)
         await scene.wait_until(lambda seen: seen.done >= effort.transfers, seconds=effort.limit_seconds)
         counts, seconds = doors.count(before), time.monotonic() - created_at
-        store = doors.read_store().since(store)
-        requests = counts.total / effort.transfers
-        log(f"{name}: {effort.transfers} transfers in {seconds:.0f} s, {requests:.1f} requests each")
-        found = await measure_idle(scene, effort, standby, began) if idle else None
-        return Many(effort.agents, effort.transfers, seconds, counts, store, scene.judge(), found)
+        store = Store(*(now - then for now, then in zip(doors.read_store(), store, strict=True)))
+        log(f"{name}: {effort.transfers} transfers in {seconds:.0f} s")
+        rows = [("seconds", f"{seconds:.0f}"), *_rows(counts, store, effort.transfers)]
+        figures = {
+            "conflict_share": round(counts.conflict_share, 5),
+            f"requests_per_cr_{_AGENTS[name]}": round(counts.total / effort.transfers, 2),
+            f"watch_bytes_per_cr_{_AGENTS[name]}": round(counts.watch_bytes / effort.transfers),
+        }
+        if idle:
+            found, cpu_percent = await measure_idle(scene, standby, began)
+            requests, server = (figure / found.at_seconds for figure in (found.total, found.cpu_seconds))
+            figures["idle_requests_per_s_50_agents"] = round(requests, 2)
+            figures["agent_idle_cpu_percent"] = round(cpu_percent, 3)
+            rows += [
+                ("without transfers: requests per second", f"{requests:.2f}"),
+                ("without transfers: CPU of the agents' API server", f"{server:.1%}"),
+                ("without transfers: CPU of an agent that is not the leader", f"{cpu_percent:.2f} %"),
+            ]
+        title = f"{effort.agents} agents, {effort.transfers} transfers"
+        return Result(title, rows, figures, scene.judge(), _explain(name, counts, effort.transfers))
 
 
-async def measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
+def _rows(counts: Counts, store: Store, transfers: int) -> list[tuple[str, str]]:
+    return [
+        ("requests per transfer (writes)", f"{counts.total / transfers:.1f} ({counts.writes / transfers:.1f})"),
+        ("writes with a conflict", f"{counts.conflict_share:.2%}"),
+        ("requests rejected with 429", f"{counts.rejected}"),
+        ("bytes to watches per transfer", f"{counts.watch_bytes / transfers:,.0f}"),
+        ("objects written to etcd per transfer, by all components", f"{store.writes / transfers:.1f}"),
+        ("growth of etcd's file per transfer", f"{store.file_bytes / transfers / 1024:.0f} KiB"),
+        ("CPU of the agents' API server per transfer", f"{counts.cpu_seconds / transfers * 1000:.0f} ms"),
+    ]
+
+
+def _explain(name: str, counts: Counts, transfers: int) -> list[str]:
+    """Return requests and conflicts by what was done to what."""
+    requests, conflicts = counts.by_verb_and_resource(), counts.conflicts_by_verb_and_resource()
+    return [
+        f"\nrequests per transfer, {name}:",
+        *(f"  {verb:7} {what:28} {number / transfers:7.3f}" for (verb, what), number in requests.most_common(30)),
+        f"\nconflicts, {name}:",
+        *(f"  {verb:7} {what:28} {number:7}" for (verb, what), number in conflicts.most_common()),
+    ]
+
+
+async def measure_idle(scene: Scene, standby: Serving, began: float) -> tuple[Counts, float]:
     """Count what agents ask while there is no transfer, in a time in which all their watches are renewed.
 
-    `standby` is one of them that is not the leader; `began` is when they started, on the monotonic clock.
+    `standby` is one of them that is not the leader: the second result is its processor time in percent. `began` is
+    when they started, on the monotonic clock.
     """
     await scene.stage.delete_transfers()
     await scene.wait_until(lambda seen: all(sight.deleted for sight in seen.newest()), seconds=LEAST_SECONDS)
@@ -95,4 +94,4 @@ async def measure_idle(scene: Scene, effort: Effort, standby: Serving, began: fl
     before, cpu_seconds = scene.stage.doors.count(), standby.child.cpu_seconds
     await asyncio.sleep(last - first)
     counts = scene.stage.doors.count(before)
-    return Idle(effort.agents, counts, (standby.child.cpu_seconds - cpu_seconds) / counts.at_seconds * 100)
+    return counts, (standby.child.cpu_seconds - cpu_seconds) / counts.at_seconds * 100

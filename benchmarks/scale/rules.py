@@ -13,26 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.scale.kubelet import PodDirectories
-from benchmarks.scale.stage import set_status
 from core.clock import Clock
 from core.contract import DataPathReason, InitResult, LocationResult, MoverVerb, ProgressMessage
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.event_files import write_event
-from core.kube.resources import (
-    EVENTS,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS, Resource
 from core.kube.transport import Request
 from core.models.base import format_time
 from core.models.names import NODE_LABEL
 from exposer.workload import EVENTS_VOLUME
 from nodeagent.runtime.workqueue import Requeue
+from tests.crash.controllers import set_status
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
+from tests.nodeagent.support.volume_scene import an_object
 from tests.support.deletion import force_delete
 from tests.support.objects import JsonDict
 
@@ -228,21 +222,15 @@ class Rules:
 
 def _build_volume(namespace: str, name: str, claim: JsonDict) -> JsonDict:
     reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {
-            "name": volume_name(namespace, name),
-            "annotations": {"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"},
-        },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "capacity": {"storage": "1Gi"},
-            "claimRef": reference | {"uid": claim["metadata"]["uid"]},
-            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
-            "persistentVolumeReclaimPolicy": "Delete",
-        },
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "claimRef": reference | {"uid": claim["metadata"]["uid"]},
+        "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": name},
+        "persistentVolumeReclaimPolicy": "Delete",
     }
+    annotations = {"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"}
+    return an_object("PersistentVolume", volume_name(namespace, name), annotations=annotations, spec=spec)
 
 
 def _verb(pod: JsonDict) -> str:

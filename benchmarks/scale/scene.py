@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.scale.agents import wait_until_ready
-from benchmarks.scale.children import Child, start_child
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.history import History
 from benchmarks.scale.judge import Verdict, judge
@@ -23,6 +21,7 @@ from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
 from core.models.names import DISPATCHER_LEASE, MOVER_SERVICE_ACCOUNT
 from nodeagent.runtime.workqueue import work_in_parallel
+from tests.support.children import Child, start_child, wait_until_ready
 from tests.support.sockets import free_port
 
 _POLL_SECONDS: Final = 0.1

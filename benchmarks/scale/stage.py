@@ -4,7 +4,6 @@ Knows what has to be there before transfers are created, and how many are create
 not know who carries them out.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,28 +29,24 @@ from benchmarks.scale.manifests import (
 )
 from core.clock import SystemClock
 from core.kube.client import KubeClient
-from core.kube.errors import AlreadyExistsError, raise_for_status
+from core.kube.errors import AlreadyExistsError
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
     PODS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
-    Resource,
 )
-from core.kube.transport import MERGE_PATCH, Request, Retry
+from core.kube.transport import Request, Retry
 from nodeagent.runtime.transport import load_transport
 from nodeagent.runtime.workqueue import work_in_parallel
+from tests.crash.controllers import set_status
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.support.objects import JsonDict
 from tests.testbed.api import Resource as BedResource
 
-TRANSFER_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 _NAMESPACES: Final = BedResource("/api/v1", "namespaces", namespaced=False)
 _AT_A_TIME: Final = 24
 _T = TypeVar("_T")
@@ -61,15 +56,6 @@ async def open_client(kubeconfig: Path) -> KubeClient:
     """Return a client; close its transport."""
     transport, _ = await load_transport(str(kubeconfig))
     return KubeClient(transport, Retry(SystemClock()))
-
-
-async def set_status(client: KubeClient, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
-    """Write the status of `obj` as its controller would."""
-    meta = obj["metadata"]
-    path = resource.path(meta.get("namespace", ""), meta["name"], subresource="status")
-    body = json.dumps({"status": status}).encode()
-    answer = await client.transport.request(Request("PATCH", path, body=body, content_type=MERGE_PATCH))
-    raise_for_status(answer.status, answer.body, attempted=f"status of {resource.kind} {meta['name']}")
 
 
 @dataclass

@@ -5,32 +5,19 @@ to nodes whose agents have Ready pods and do not run.
 """
 
 import asyncio
-from dataclasses import dataclass
 
 import aiohttp
 
 from benchmarks.scale.doors import Doors
 from benchmarks.scale.effort import LEADER_NODE, LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Log
-from benchmarks.scale.judge import Verdict, count_disorder
+from benchmarks.scale.judge import count_disorder
 from benchmarks.scale.manifests import KINDS, Volume, app_namespace, build_claim
+from benchmarks.scale.report import Result
 from benchmarks.scale.scene import Scene, Serving, open_scene
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A long admission queue; `disorder` is that of the transfers that were pending before the first was admitted."""
-
-    transfers: int
-    kib_per_transfer: float
-    cpu_percent: float
-    cpu_ms_per_admission: float
-    admissions_per_s: float
-    disorder: int
-    verdict: Verdict
-
-
-async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log, nodes: int = 3) -> Waiting:
+async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log, nodes: int = 3) -> Result:
     """Let many transfers be pending for the quota, then raise it for all of them."""
     async with open_scene(doors, name, nodes=nodes) as scene:
         stage = scene.stage
@@ -68,8 +55,15 @@ async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log, 
         # The first ones were admitted while others were still being created: no order applies to them.
         disorder = count_disorder(left, later, after=earlier[-1].queue)
         log(f"{name}: {len(later) / seconds:.0f} admissions a second, {disorder} out of order")
-        cpu_ms = leader.child.cpu_seconds / len(later) * 1000
-        return Waiting(transfers, kib, cpu_percent, cpu_ms, len(later) / seconds, disorder, verdict)
+        rows = [
+            ("memory per pending transfer", f"{kib:.2f} KiB"),
+            ("CPU of the leader while they are pending", f"{cpu_percent:.1f} %"),
+            ("admissions per second", f"{len(later) / seconds:.0f}"),
+            ("CPU per admission", f"{leader.child.cpu_seconds / len(later) * 1000:.1f} ms"),
+            ("admitted out of order", f"{disorder}"),
+        ]
+        figures = {"admissions_per_s": round(len(later) / seconds, 1)}
+        return Result(f"{transfers} pending transfers", rows, figures, verdict)
 
 
 async def _wait_for_queue(scene: Scene, leader: Serving, waiting: int) -> None:

@@ -13,18 +13,14 @@ from pathlib import Path
 from benchmarks.scale.kubelet import KubeletAddress, PodDirectories, serve_logs
 from benchmarks.scale.process import build_parser, report_ready, run_process
 from benchmarks.scale.rules import Rules, Seen, Shape, volume_name
-from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client
+from benchmarks.scale.stage import open_client
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    VOLUME_SNAPSHOTS,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
 from core.models.names import OWNER_UID_LABEL
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import WorkQueue
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.support.objects import JsonDict
 
 _WORKERS = 48

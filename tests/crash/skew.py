@@ -15,8 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.scale.agents import wait_until_ready
-from benchmarks.scale.children import Child, start_child
 from core.clock import SystemClock
 from core.kube.client import Selection
 from core.kube.resources import LEASES, NODES, PODS
@@ -30,6 +28,7 @@ from tests.crash.worlds import CONFIG_MAP, World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS
+from tests.support.children import Child, start_child, wait_until_ready
 from tests.support.sockets import free_port
 from tests.support.tools import previous_sources
 

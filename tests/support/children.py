@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.processes import BenchmarkError
+import aiohttp
 
 _ROOT: Final = Path(__file__).parents[2]
 _RSS: Final = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
@@ -23,6 +23,12 @@ _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _UTIME: Final = 11
 _SHOWN_BYTES: Final = 3000
 _END_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.1
+_OK: Final = 200
+
+
+class ChildError(Exception):
+    """A program ended, or was not ready in time; the message has its last output."""
 
 
 @dataclass
@@ -48,14 +54,14 @@ class Child:
         return (int(parts[_UTIME]) + int(parts[_UTIME + 1])) / _TICKS_A_SECOND
 
     def check(self) -> None:
-        """Raise BenchmarkError if it has ended."""
+        """Raise ChildError if it has ended."""
         if self.process.returncode is not None:
             raise self.failed(f"ended with {self.process.returncode}")
 
-    def failed(self, what: str) -> BenchmarkError:
+    def failed(self, what: str) -> ChildError:
         """Return the error with `what` and the last output of the program."""
         output = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
-        return BenchmarkError(f"{self.name} {what}: {output}")
+        return ChildError(f"{self.name} {what}: {output}")
 
     def pause(self) -> None:
         """Stop it where it is."""
@@ -85,7 +91,7 @@ class Child:
         """Return once it printed its first line.
 
         Raises:
-            BenchmarkError: it did not in time, or ended instead.
+            ChildError: it did not in time, or ended instead.
         """
         if self.process.stdout is None:
             raise self.failed("has no standard output")
@@ -117,3 +123,16 @@ async def start_child(
             stderr=file,
         )
     return Child(name, process, log)
+
+
+async def wait_until_ready(port: int) -> None:
+    """Return once the agent that listens there reports that it is ready."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                    if answer.status == _OK:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass
+            await asyncio.sleep(_POLL_SECONDS)
