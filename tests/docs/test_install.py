@@ -1,9 +1,7 @@
-"""docs/install.md: the role of the person who installs."""
+"""examples/installer.yaml: the role of the person who installs."""
 
 from __future__ import annotations
 
-import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,11 @@ from client.install.manifests import build_everything, build_rule, in_scope, rea
 from client.permissions import installer_permissions
 from nodeagent.runtime.permissions import Scope
 
-_PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text(encoding="utf-8")
+_ROLES = (Path(__file__).parents[2] / "examples" / "installer.yaml").read_text(encoding="utf-8")
 _PERMISSIONS = installer_permissions([*read_definitions(), *build_everything("velero")])
 
 
 @pytest.mark.parametrize(("kind", "scope"), [("ClusterRole", Scope.CLUSTER), ("Role", Scope.OWN_NAMESPACE)])
-def test_the_role_on_the_page_has_exactly_the_permissions(kind: str, scope: Scope) -> None:
-    section = _PAGE.partition("### Permissions\n")[2].partition("\n#")[0]
-    block = textwrap.dedent("\n".join(re.findall(r"(?m)^    .*$", section)))
-    role = next(one for one in yaml.safe_load_all(block) if one and one["kind"] == kind)
+def test_the_example_has_exactly_the_permissions(kind: str, scope: Scope) -> None:
+    role = next(one for one in yaml.safe_load_all(_ROLES) if one["kind"] == kind)
     assert role["rules"] == [build_rule(one) for one in in_scope(_PERMISSIONS, scope)]
