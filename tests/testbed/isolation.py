@@ -30,7 +30,15 @@ _TOOLS = {
     "kubernetes": ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"),
     "kopia": ("kopia",),
     "versitygw": ("versitygw",),
-    "csi": ("driver", "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "snapshot-controller"),
+    "csi": (
+        "driver",
+        "csi-provisioner",
+        "csi-attacher",
+        "csi-resizer",
+        "csi-snapshotter",
+        "csi-snapshot-metadata",
+        "snapshot-controller",
+    ),
 }
 
 _PROGRAMS = {

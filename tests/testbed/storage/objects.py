@@ -6,6 +6,7 @@ from tests.testbed.api import Json, Resource
 
 __all__ = [
     "ATTACHMENTS",
+    "CHANGES_SERVICES",
     "CLAIMS",
     "CONFIG_MAPS",
     "CONTENTS",
@@ -59,6 +60,7 @@ DRIVERS = Resource(_STORAGE_GROUP, "csidrivers", namespaced=False)
 SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
 CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
 SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
+CHANGES_SERVICES = Resource("/apis/cbt.storage.k8s.io/v1beta1", "snapshotmetadataservices", namespaced=False)
 GROUP_CLASSES = Resource("/apis/groupsnapshot.storage.k8s.io/v1", "volumegroupsnapshotclasses", namespaced=False)
 
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -116,8 +116,7 @@ func nearest(in *csi.TopologyRequirement) string {
 	if len(nodes) == 0 {
 		return ""
 	}
-	sort.Strings(nodes)
-	return nodes[0]
+	return slices.Min(nodes)
 }
 
 // source returns what fills the image of a volume, nil for an empty one, and gives the volume its file system.
@@ -135,12 +134,9 @@ func (d *driver) source(v *volume, source *csi.VolumeContentSource) (func(image 
 		return fill, fits(v, origin.Bytes, origin.Block, "volume "+id)
 	}
 	id := source.GetSnapshot().GetSnapshotId()
-	shot, err := d.store.findSnapshot(id)
+	shot, err := d.taken(id)
 	if err != nil {
 		return nil, err
-	}
-	if shot == nil {
-		return nil, status.Errorf(codes.NotFound, "snapshot %s does not exist", id)
 	}
 	v.Source, v.FSType = id, shot.FSType
 	fill := func(image string) error { return copyFile(d.store.snapshot(id), image) }
@@ -248,6 +244,17 @@ func (d *driver) existing(id string) (*volume, error) {
 		err = status.Errorf(codes.NotFound, "volume %s does not exist", id)
 	}
 	return v, err
+}
+
+func (d *driver) taken(id string) (*snapshot, error) {
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "a snapshot has no ID")
+	}
+	shot, err := d.store.findSnapshot(id)
+	if err == nil && shot == nil {
+		err = status.Errorf(codes.NotFound, "snapshot %s does not exist", id)
+	}
+	return shot, err
 }
 
 func (d *driver) ValidateVolumeCapabilities(

@@ -2,8 +2,9 @@ package main
 
 import (
 	"context"
+	"maps"
 	"path"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,9 +22,9 @@ import (
 //
 //   - the annotation bed.node-agent.test/fault on the claim or VolumeSnapshot, or on its class,
 //   - a line of any key of the ConfigMap default/bed-faults, for objects whose maker does not ask the test:
-//     `WHAT NAMESPACE/NAME FAULT`, where WHAT is provision, attach, snapshot or delete, and NAMESPACE/NAME is a pattern,
-//     as in `provision velero/* slow:20`. A volume and a VolumeSnapshotContent have the namespace and name of the claim
-//     or snapshot they are for.
+//     `WHAT NAMESPACE/NAME FAULT`, where WHAT is provision, attach, snapshot, changes or delete, and NAMESPACE/NAME is a
+//     pattern, as in `provision velero/* slow:20`. A volume and a VolumeSnapshotContent have the namespace and name of
+//     the claim or snapshot they are for.
 const faultAnnotation = "bed.node-agent.test/fault"
 
 const pollInterval = 200 * time.Millisecond
@@ -108,12 +109,7 @@ func (f *faults) find(ctx context.Context, what string, about subject) (string, 
 		}
 	}
 	data, _, _ := unstructured.NestedStringMap(f.get(ctx, configMaps, "default", "bed-faults"), "data")
-	keys := make([]string, 0, len(data))
-	for key := range data {
-		keys = append(keys, key)
-	}
-	sort.Strings(keys)
-	for _, key := range keys {
+	for _, key := range slices.Sorted(maps.Keys(data)) {
 		for _, line := range strings.Split(data[key], "\n") {
 			parts := strings.SplitN(strings.TrimSpace(line), " ", 3)
 			if len(parts) < 3 || parts[0] != what {

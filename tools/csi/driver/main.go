@@ -1,6 +1,6 @@
 // The test bed's CSI driver: volumes in sparse files over loop devices, served to the released sidecars and to kubelets.
 //
-// One process for each node serves all three services. The volumes are the same on all nodes: a file system is mounted
+// One process for each node serves all services. The volumes are the same on all nodes: a file system is mounted
 // once, in the storage's folder, and a node binds it from there, as with a file server. So volumes need no image of the
 // driver, tests fill and read them in that folder, and a snapshot can flush what any node has written.
 //
@@ -31,6 +31,7 @@ type driver struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
+	csi.UnimplementedSnapshotMetadataServer
 	name   string
 	node   string
 	store  *store
@@ -60,6 +61,7 @@ func main() {
 	csi.RegisterControllerServer(server, d)
 	csi.RegisterGroupControllerServer(server, d)
 	csi.RegisterNodeServer(server, d)
+	csi.RegisterSnapshotMetadataServer(server, d)
 	log.Fatal(server.Serve(listen(*socket)))
 }
 
@@ -158,6 +160,7 @@ func (d *driver) GetPluginCapabilities(
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: expansion}},
 	}}, nil

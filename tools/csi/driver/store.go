@@ -163,9 +163,10 @@ func format(image, fsType string) error {
 
 // device returns the loop device over a volume's image, which it makes if there is none.
 func (s *store) device(id string) (string, error) {
-	found, err := s.devices(id)
-	if err != nil || len(found) > 0 {
-		return first(found), err
+	if found, err := s.devices(id); err != nil {
+		return "", err
+	} else if len(found) > 0 {
+		return found[0], nil
 	}
 	// Several processes that look for a free device at the same time find the same one.
 	return output("flock", "/dev/loop-control", "losetup", "--find", "--show", s.image(id))
@@ -174,13 +175,6 @@ func (s *store) device(id string) (string, error) {
 func (s *store) devices(id string) ([]string, error) {
 	found, err := output("losetup", "--list", "--noheadings", "--output", "NAME", "--associated", s.image(id))
 	return strings.Fields(found), err
-}
-
-func first(names []string) string {
-	if len(names) == 0 {
-		return ""
-	}
-	return names[0]
 }
 
 func (s *store) mount(v volume) error {
