@@ -23,6 +23,7 @@ from tests.support.tools import tool
 from tests.testbed.api import Resource
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from core.models.base import JsonDict
@@ -50,6 +51,15 @@ exec "$@"
 
 
 @dataclass(frozen=True)
+class VeleroRun:
+    """A run of a data mover, and the file of its termination message."""
+
+    argv: Sequence[str | Path]
+    environment: Mapping[str, str]
+    message_file: Path
+
+
+@dataclass(frozen=True)
 class VeleroMover:
     """Runs the program of one version on what `pod` has in its cluster, which is copied to the API server."""
 
@@ -59,10 +69,27 @@ class VeleroMover:
 
     def run(self, pod: MoverPod, kind: str, name: str, volume: Path) -> str:
         """Run the data mover of the transfer `name` to its end, and return its termination message."""
+        run = self.prepare(pod, kind, name, volume, folder=self.folder / f"{kind}-{name}")
+        done = subprocess.run(
+            run.argv,
+            env=run.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        message = run.message_file
+        assert done.returncode == 0, message.read_text() if message.exists() else done.stdout
+        return message.read_text()
+
+    def prepare(
+        self, pod: MoverPod, kind: str, name: str, volume: Path, *, folder: Path, mode: str = "Filesystem"
+    ) -> VeleroRun:
+        """Return how to run the data mover of the transfer `name` with its temporary files in `folder`."""
         self._copy(pod)
-        here = self.folder / f"{kind}-{name}"
-        (here / "dev").mkdir(parents=True)
-        (here / "credentials").mkdir()
+        (folder / "dev").mkdir(parents=True)
+        (folder / "credentials").mkdir()
         group, verb, flag = _COMMANDS[kind]
         argv: list[str | Path] = [
             tool(f"velero-{self.version}", "velero"),
@@ -71,28 +98,18 @@ class VeleroMover:
             f"{flag}={name}",
             f"--volume-path={volume}",
         ]
-        argv += ["--volume-mode=Filesystem"] if group == "data-mover" else []
+        argv += [f"--volume-mode={mode}"] if group == "data-mover" else []
         argv += ["--resource-timeout=1m", "--namespace=velero", f"--kubeconfig={self.server.kubeconfig}"]
         environment = {
-            "HOME": str(here),
-            "TMPDIR": str(here),
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
             "PATH": "/usr/bin:/bin",
             "NODE_NAME": "node-a",
             "VELERO_NAMESPACE": "velero",
         }
-        enter: list[str | Path] = ["unshare", "--mount", "sh", "-euc", _ENTER, "sh", here / "dev", " ".join(_DEVICES)]
-        done = subprocess.run(
-            [*enter, *argv],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-        message = here / "dev" / "termination-log"
-        assert done.returncode == 0, message.read_text() if message.exists() else done.stdout
-        return message.read_text()
+        devices = [*_DEVICES, volume.name] if mode == "Block" else _DEVICES
+        enter: list[str | Path] = ["unshare", "--mount", "sh", "-euc", _ENTER, "sh", folder / "dev", " ".join(devices)]
+        return VeleroRun([*enter, *argv], environment, folder / "dev/termination-log")
 
     def _copy(self, pod: MoverPod) -> None:
         """Replace the objects of the API server by those of `pod`."""
