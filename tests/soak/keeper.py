@@ -104,7 +104,7 @@ class Keeper:
             self._do(kind, f"{self.ground.name}-{number:03d}", partial(work, digest))
 
     def tend(self) -> None:
-        """Delete, verify and have repositories maintained, at random."""
+        """Delete, verify and have repositories maintained: first what succeeded least often, if it can be done."""
         works: dict[str, Callable[[], bool | None]] = {
             "deletion": self._delete,
             "verification": self._verify,
@@ -114,8 +114,9 @@ class Keeper:
         number = 0
         while not self.over.wait(self.chance.uniform(1, 10)):
             number += 1
-            kind = self.chance.choice(list(works))
-            self._do(kind, f"{self.ground.name}-{number:03d}", works[kind])
+            kinds = self.chance.sample(list(works), len(works))
+            kinds.sort(key=lambda kind: self.journal.count(kind, completed=True))
+            any(self._do(kind, f"{self.ground.name}-{number:03d}", works[kind]) for kind in kinds)
 
     def move(self) -> None:
         """Change the location for a while, again and again; in the end it is as it was."""
@@ -144,15 +145,15 @@ class Keeper:
         name = self.ground.name
         return f"--pvc={name}/data", f"--storage-location={name}", f"--method={self.method}"
 
-    def _do(self, kind: str, name: str, work: Callable[[], bool | None]) -> None:
-        """Do something and record how it ended, unless there was nothing to do.
+    def _do(self, kind: str, name: str, work: Callable[[], bool | None]) -> bool:
+        """Do something and record how it ended; returns whether there was something to do.
 
         Only a change of the location at the same time explains a failure.
         """
         entry, began = Entry(kind, name, "none", Ending(frozenset({"Completed"}))), time.monotonic()
         try:
             if work() is False:
-                return
+                return False
             entry.phase = "Completed"
         except (BedError, ApiError, OSError) as error:
             entry.phase, entry.message = "Failed", f"{error}"
@@ -163,6 +164,7 @@ class Keeper:
                 entry.ending = Ending(frozenset({"Completed", "Failed"}), pattern)
         self.journal.add(entry)
         self.journal.report(entry)
+        return True
 
     def _command(self, *words: str) -> str:
         """Run a command as a person does, who repeats it while the API server is away; returns what it printed.
