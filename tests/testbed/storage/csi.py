@@ -1,8 +1,7 @@
 """The test bed's CSI driver and the released sidecars that it runs under.
 
 Each node has a driver; the controllers use the one of the first node. Source of the flags: the READMEs of
-kubernetes-csi/external-provisioner v6.3, external-attacher v4.12, external-resizer v2.2, external-snapshotter v8.6,
-external-snapshot-metadata v1.0.
+kubernetes-csi/external-provisioner v6.3, external-attacher v4.12, external-resizer v2.2, external-snapshotter v8.6.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from tests.testbed.storage.objects import DRIVER
 
 if TYPE_CHECKING:
     from tests.testbed.layout import Layout
-    from tests.testbed.pki import KeyPair
 
 __all__ = ["Storage"]
 
@@ -57,12 +55,6 @@ class Storage:
             "snapshot-controller": [*access, _GROUPS, *_RETRIES],
         }
         return {name: [str(tool("csi", name)), *own] for name, own in flags.items()}
-
-    def changes(self, serving: KeyPair, *, port: int, health_port: int) -> list[str]:
-        """The sidecar that says which blocks of snapshots have changed; only the tests that need it start it."""
-        argv = [str(tool("csi", "csi-snapshot-metadata")), f"--kubeconfig={self.layout.kubeconfig}"]
-        argv += [f"--csi-address={self.socket(1)}", f"--port={port}", f"--http-endpoint=127.0.0.1:{health_port}"]
-        return [*argv, f"--tls-cert={serving.certificate}", f"--tls-key={serving.key}"]
 
     def socket(self, index: int) -> str:
         """Where the driver of a node listens."""

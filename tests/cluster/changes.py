@@ -1,0 +1,145 @@
+"""Backups by block of a driver that says what has changed: the released sidecar over the test bed's driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tests.cluster.breakage import break_storage
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.layout import Layout
+from tests.testbed.settings import BUCKET, node_address
+from tests.testbed.storage.changes import serving_changes
+from tests.testbed.storage.csi import Storage
+from tests.testbed.storage.objects import CONTENTS, EVENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+    from tests.testbed.storage.changes import ChangesService
+
+__all__ = ["MIB", "Tracked", "announced_changes", "delete_base", "open_tracked"]
+
+MIB: Final = 1 << 20
+
+_SECONDS = 120
+_BASE_LABEL = "nodeagent.io/base-claim"
+
+
+@contextmanager
+def announced_changes(bed: Bed, space: str) -> Iterator[ChangesService]:
+    """Run and announce the sidecar; tests of other lanes leave the announcement out of their lists by `space`."""
+    driver, folder = Storage(Layout(bed.folder)).socket(1), bed.folder / f"changes-{space}"
+    with serving_changes(bed.api, driver, folder, host=node_address(1), label=space) as service:
+        yield service
+
+
+@dataclass
+class Tracked:
+    """A device, its backups by block in a location of its own, and what they cost.
+
+    Attributes:
+        bed: Where it is.
+        space: Its namespace, and the name of its location.
+        content: What each backup has to have, by name.
+    """
+
+    bed: Bed
+    space: str
+    content: dict[str, bytes] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    @property
+    def volume(self) -> Volume:
+        """The claim."""
+        return Volume(self.bed, self.space)
+
+    def create(self, *, mib: int, filled_mib: int) -> None:
+        """Create the claim, a device with random data at its start."""
+        self.volume.fill("", size=f"{mib}Mi", block=True)
+        self.write(0, filled_mib * MIB)
+
+    def write(self, at: int, count: int) -> None:
+        """Write random bytes, or zeros for a negative count."""
+        data = self._random.randbytes(count) if count > 0 else bytes(-count)
+        with self.volume.path().open("r+b") as device:
+            device.seek(at)
+            device.write(data)
+            device.flush()
+            os.fsync(device.fileno())
+
+    def back_up(self, name: str, *, fault: str = "") -> Json:
+        """Back the device up as it is, with a fault of the service or none; return the DataUpload as it ended."""
+        full = f"{self.space}-{name}"
+        self.volume.take_snapshots([full])
+        self.content[name] = self.volume.path().read_bytes()
+        body = self.volume.upload(full, snapshot=full, location=self.space)
+        body["spec"]["datamover"] = "velero-block"
+        faults = [("changes", f"{self.space}/{full}", fault)] if fault else []
+        with break_storage(self.bed, self.space, faults):
+            self.bed.user.apply(body)
+            *_, last = follow(self.bed, UPLOADS, [full], seconds=_SECONDS)
+        wait_released(self.bed, UPLOADS, [full])
+        assert last["status"]["phase"] == "Completed", last["status"]
+        return last
+
+    def restore(self, upload: Json) -> bytes:
+        """Restore a backup into a new device, and return its content."""
+        name = upload["metadata"]["name"]
+        target, size = f"{name}-back", str(upload["status"]["progress"]["totalBytes"])
+        claim = build_claim(self.space, target, size=size, restored_into=f"{self.space}.{target}.x7k2p")
+        claim["spec"]["volumeMode"] = "Block"
+        download = self.volume.download(target, snapshot_id=upload["status"]["snapshotID"], location=self.space)
+        self.bed.user.apply(claim, download)
+        *_, last = follow(self.bed, DOWNLOADS, [target], seconds=_SECONDS)
+        assert last["status"]["phase"] == "Completed", last["status"]
+        wait_released(self.bed, DOWNLOADS, [target])
+        return Volume(self.bed, self.space, target).path().read_bytes()
+
+    def messages(self, upload: Json, reason: str) -> list[str]:
+        """The messages of its Events with that reason."""
+        uid = upload["metadata"]["uid"]
+        events = self.bed.api.objects(EVENTS, NAMESPACE)
+        return [one["message"] for one in events if (one["involvedObject"].get("uid"), one["reason"]) == (uid, reason)]
+
+    def hashed_bytes(self, upload: Json) -> int:
+        """How many bytes its data mover has read and hashed; it reads few blocks of zeros besides."""
+        readings = [json.loads(message) for message in self.messages(upload, "Data-Path-Progress")]
+        return max(int(one.get("hashedBytes", 0)) for one in readings)
+
+    def stored_bytes(self) -> int:
+        """How many bytes its location has."""
+        folder = Layout(self.bed.folder).s3 / BUCKET / self.space
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    def bases(self) -> list[str]:
+        """The names of its base snapshots, each that of a DataUpload."""
+        selector = f"{_BASE_LABEL}={self.space}.data"
+        return [one["metadata"]["name"] for one in self.bed.api.objects(CONTENTS, selector=selector)]
+
+
+@contextmanager
+def open_tracked(bed: Bed, space: str) -> Iterator[Tracked]:
+    """A location for the backups of a device, which is not created yet; what they leave is deleted at the end."""
+    bed.user.apply(*Place(bed, space).build())
+    tracked = Tracked(bed, space)
+    yield tracked
+    own = [name for name in bed.user.names(["datauploads,datadownloads"], "-n", NAMESPACE) if space in name]
+    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
+    bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    for base in tracked.bases():
+        delete_base(bed, base)
+
+
+def delete_base(bed: Bed, name: str) -> None:
+    """Delete a base snapshot, also on the storage."""
+    policy = json.dumps({"spec": {"deletionPolicy": "Delete"}})
+    bed.user.kubectl("patch", "volumesnapshotcontent", name, "--type=merge", "-p", policy)
+    bed.user.kubectl("delete", "volumesnapshotcontent", name, "--ignore-not-found")

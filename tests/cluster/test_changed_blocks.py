@@ -1,0 +1,55 @@
+"""A driver that says what has changed, by the released sidecar: backups by block read and store little more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.changes import MIB, Tracked, announced_changes, open_tracked
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+# In the lane of all other tests that back up by block: while the service is announced, their drivers are asked too.
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
+
+
+@pytest.fixture
+def tracked(agent: Bed, space: str) -> Iterator[Tracked]:
+    with relies_on(agent, Shared.AGENTS), announced_changes(agent, space), open_tracked(agent, space) as tracked:
+        tracked.create(mib=128, filled_mib=64)
+        yield tracked
+
+
+def test_what_has_changed_is_read_and_stored_and_in_doubt_all_is_read(tracked: Tracked) -> None:
+    first = tracked.back_up("first")
+    assert "activities" not in first["status"]
+    assert tracked.bases() == [first["metadata"]["name"]]
+
+    places = (0, 30 * MIB, 100 * MIB)
+    for at in places:
+        tracked.write(at, MIB)
+    touched, before = len(places) * MIB, tracked.stored_bytes()
+    second = tracked.back_up("second")
+    most = 1.1 * touched + 16 * MIB
+    assert second["status"]["incrementalBytes"] == touched
+    assert not second["status"].keys() & {"activities", "fallbackFull", "message"}
+    assert touched <= tracked.hashed_bytes(second) <= most
+    assert touched <= tracked.stored_bytes() - before <= most
+    assert tracked.bases() == [second["metadata"]["name"]]
+
+    tracked.write(50 * MIB, MIB)
+    third = tracked.back_up("third", fault="break:1")
+    cause = "what has changed is in doubt: Internal: the storage lost the rest"
+    assert third["status"]["fallbackFull"] is True
+    assert third["status"]["activities"] == [
+        f"read all of the device, since {cause}; stored the blocks that have changed"
+    ]
+    assert tracked.messages(third, "Data-Path-Warning") == [f"read all of the device: {cause}"]
+    assert third["status"]["incrementalBytes"] == MIB
+    assert tracked.bases() == [third["metadata"]["name"]]
+    assert tracked.restore(second) == tracked.content["second"]
