@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/pkg/errors"
@@ -110,11 +111,16 @@ func (q *changeQuery) receive(stream grpc.ClientStream, size int64) (*markedBloc
 	}
 }
 
-// explain returns the error of a call without what gRPC says about each of them.
+// explain returns the error of a call without what gRPC says about each of them, and about those that it repeated.
 func explain(err error) error {
 	found := status.Convert(err)
+	message := found.Message()
 
-	return errors.Errorf("%v: %v", found.Code(), found.Message())
+	if _, last, repeated := strings.Cut(message, " desc = "); repeated {
+		message = last
+	}
+
+	return errors.Errorf("%v: %v", found.Code(), message)
 }
 
 func (q *changeQuery) request() (string, []byte) {

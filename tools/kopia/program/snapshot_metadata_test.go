@@ -235,6 +235,13 @@ func TestDoubtMeansThatAllIsRead(t *testing.T) {
 	}
 }
 
+func TestErrorOfRepeatedCallsIsTheOneOfTheLast(t *testing.T) {
+	repeated := "max retries exhausted: failed after 4 attempts: rpc error: code = Unavailable desc = it starts"
+	if found := explain(status.Error(codes.Unavailable, repeated)); found.Error() != "Unavailable: it starts" {
+		t.Error(found)
+	}
+}
+
 // TestDamagedAnswerMarksNothingElse changes bytes of an answer: each is refused, or marks blocks of this device.
 func TestDamagedAnswerMarksNothingElse(t *testing.T) {
 	random, from := newSeeded(), newStorage(t)
