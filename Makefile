@@ -218,6 +218,12 @@ bench-scale: venv api-tools ## cost of many agents and transfers; 25 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
+.PHONY: bench-peers
+bench-peers: root venv mover-tools api-tools ## backups and restores beside Velero, kopia and restic; hours (root)
+	$(step)
+	@tools/build.sh restic >/dev/null; tools/build.sh velero-1.18.3 velero >/dev/null
+	@$(venv)/python -m benchmarks.bench_peers $(BENCH)
+
 .PHONY: house
 house: venv ## print the sizes of the product: lines, modules, names, words
 	@$(venv)/python -m tools.house

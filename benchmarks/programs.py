@@ -16,7 +16,7 @@ from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
 from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
-from core.contract import BackupMover, BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from core.contract import BackupMover, BackupResult, MoverArgs, MoverVerb, RestoreResult, VolumeMode, parse_result
 from core.mover_specs import InitRepository
 from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
@@ -108,19 +108,27 @@ class Mover:
             measured, _ = await self._run(InitRepository(backup_repository=REPOSITORY), scratch)
         return measured
 
-    async def back_up(self, volume: Path, limit_mib: int | None = None) -> tuple[Measured, BackupResult]:
+    async def back_up(
+        self, volume: Path, limit_mib: int | None = None, mode: VolumeMode = VolumeMode.FILESYSTEM
+    ) -> tuple[Measured, BackupResult]:
         """Back a volume up, and return what that took until the termination message was written."""
-        self._cluster.objects.put_transfer("DataUpload")
+        self._cluster.objects.put_transfer("DataUpload", **_data_mover(mode))
         with self._disks.cache() as scratch:
-            args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume), mover=str(self._way))
+            args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume), mode, mover=str(self._way))
             measured, message = await self._run(args, scratch, limit_mib)
         return measured, parse_result(BackupResult, message)
 
-    async def restore(self, snapshot_id: str, volume: Path, limit_mib: int | None = None) -> Measured:
-        """Restore into an empty folder, and return what that took until the termination message was written."""
-        self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id)
+    async def restore(
+        self,
+        snapshot_id: str,
+        volume: Path,
+        limit_mib: int | None = None,
+        mode: VolumeMode = VolumeMode.FILESYSTEM,
+    ) -> Measured:
+        """Restore into an empty folder or a device; return what that took until the termination message was written."""
+        self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id, **_data_mover(mode))
         with self._disks.cache() as scratch:
-            args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume))
+            args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume), mode)
             measured, message = await self._run(args, scratch, limit_mib)
         parse_result(RestoreResult, message)
         return measured
@@ -158,6 +166,10 @@ class Mover:
         }
 
 
+def _data_mover(mode: VolumeMode) -> dict[str, str]:
+    return {"datamover": "velero-block"} if mode == VolumeMode.BLOCK else {}
+
+
 _DEFAULTS: Final = KopiaSettings()
 
 
@@ -174,12 +186,21 @@ class BareKopia:
         if settings.parallel:
             # kopia reads no more files in parallel than the policy allows: one for each CPU, if that says nothing.
             await self._call(["policy", "set", "--global", f"--max-parallel-file-reads={settings.parallel}"])
+        if volume.is_block_device():
+            # It reads devices through its standard input only.
+            arguments = ["snapshot", "create", "--stdin-file=device", "/", *settings.arguments]
+            return await self._call(arguments, settings, way=f'"$@" <{volume}')
         return await self._call(["snapshot", "create", str(volume), *settings.arguments], settings)
 
-    async def restore(self, snapshot_id: str, volume: Path, settings: KopiaSettings = _DEFAULTS) -> Measured:
-        """Restore a snapshot of the mover's into an empty folder, and write it to the disk."""
+    async def restore(
+        self, snapshot_id: str, volume: Path, settings: KopiaSettings = _DEFAULTS, bucket: str = BUCKET
+    ) -> Measured:
+        """Restore a snapshot into an empty folder, or what is not zero of it to a device; write it to the disk."""
+        if volume.is_block_device():
+            way = f'"$@" | dd of={volume} bs=1M iflag=fullblock conv=sparse,notrunc,fsync status=none'
+            return await self._call(["show", f"{snapshot_id}/device"], settings, bucket, way=way)
         arguments = ["restore", snapshot_id, str(volume), *settings.arguments]
-        return await self._call(arguments, settings, BUCKET, synced=volume)
+        return await self._call(arguments, settings, bucket, synced=volume)
 
     async def _call(
         self,
@@ -187,15 +208,20 @@ class BareKopia:
         settings: KopiaSettings = _DEFAULTS,
         bucket: str = BARE_BUCKET,
         synced: Path | None = None,
+        way: str = "",
     ) -> Measured:
-        """Connect to the repository of a bucket, and run one command more; write the file system of `synced` then."""
+        """Connect to the repository of a bucket, and run one command more; write the file system of `synced` then.
+
+        `way` is how a shell runs it, `"$@"`.
+        """
         with self.disks.cache() as home, memory_group() as group:
             run = partial(Command, environment=self._environment(home, settings), log=self.log, group=group)
             kopia = tool("kopia", "kopia")
             endpoint = self.s3.url.removeprefix("http://")
             reach = [f"--bucket={bucket}", f"--prefix={PREFIX}", f"--endpoint={endpoint}", f"--region={REGION}"]
             connect: list[str | Path] = [kopia, "repository", "connect", "s3", *reach, "--disable-tls", *settings.cache]
-            commands = [run(connect), run([kopia, *arguments], flushes=settings.flushes)]
+            shell = ["bash", "-euo", "pipefail", "-c", way, "bash"] if way else []
+            commands = [run(connect), run([*shell, kopia, *arguments], flushes=settings.flushes)]
             if synced:
                 commands.append(run(["sync", "--file-system", synced]))
             return await measure(*commands)

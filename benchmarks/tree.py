@@ -68,9 +68,9 @@ def make_tree(root: Path, shape: TreeShape) -> Path:
 
 
 def change_tree(root: Path, *, each: int = 1) -> None:
-    """Replace the content of every file below `root`, or of each so many files, by other bytes of the same size."""
+    """Replace the content of every file below `root`, or of one of each so many, by other bytes of the same size."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    for path in files[::each]:
+    for path in files[each - 1 :: each]:
         with path.open("r+b") as file:
             for start in range(0, path.stat().st_size, _PIECE_BYTES):
                 file.write(os.urandom(min(_PIECE_BYTES, path.stat().st_size - start)))

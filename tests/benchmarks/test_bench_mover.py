@@ -40,6 +40,13 @@ _FIGURES = {
     "latency": {"far_upload_ratio", "far_restore_ratio"},
     "many": {"many_files", "many_files_512mib_ok", "many_files_most_mib"},
     "resume": {"upload_resent_share", "restore_rewritten_share", "total_time_ratio"},
+    "peers": {
+        f"{volume}_{phase}_{program}_{figure}"
+        for volume, programs in {"files": ("ours", "ours_by_block"), "device": ("ours",)}.items()
+        for program in programs
+        for phase in ("first_backup", "nothing_changed", "1_percent_changed", "restore")
+        for figure in ("s", "ratio")
+    },
 }
 _RUNS = {
     "mover": "upload within 256 MiB, mover",
@@ -49,6 +56,12 @@ _RUNS = {
     "latency": "restore, bare kopia",
     "many": "restore of 1,000 files, within 512 MiB",
     "resume": "restore",
+    "peers": "device | restore | kopia",
+}
+_WORDS = {
+    "mover": ["bench_mover"],
+    "resume": ["bench_resume"],
+    "peers": ["bench_peers", "--work=files", "--work=device", "--peer=ours", "--peer=ours, by block", "--peer=kopia"],
 }
 
 
@@ -58,7 +71,7 @@ _RUNS = {
 @pytest.mark.parametrize("what", _FIGURES)
 def test_the_last_line_has_every_figure(what: str, tmp_path: Path) -> None:
     """Needs root, for its namespaces and its control groups; it runs with less priority than tests beside it."""
-    words = {"mover": ["bench_mover"], "resume": ["bench_resume"]}.get(what, ["bench_mover", f"--{what}"])
+    words = _WORDS.get(what, ["bench_mover", f"--{what}"])
     argv = ["nice", "-n", "10", sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:], "--quick"]
     done = subprocess.run([*argv, "--folder", tmp_path], cwd=_ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

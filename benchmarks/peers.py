@@ -1,0 +1,188 @@
+"""Programs that back up a volume into a bucket, each as its user starts it: ours, Velero's, kopia, restic.
+
+Knows their command lines, and that each run begins with nothing cached. Does not know what is backed up, or how often.
+Source: restic 0.18, doc/047_tuning_backup_parameters.rst; kopia 0.23, kopia --help-full.
+"""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.bed import Bed
+from benchmarks.cluster import BUCKET, REGION
+from benchmarks.groups import memory_group
+from benchmarks.processes import Command, Measured, measure
+from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings
+from core.contract import BackupMover, VolumeMode
+from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.pods import TRANSFER
+from tests.datamover.velero.movers import VeleroMover
+from tests.support.apiserver import run_apiserver
+from tests.support.tools import tool
+from tests.testbed.api import Resource
+from tests.velero.server import apply_definitions
+
+_VELERO: Final = "1.18.3"
+_ROOT: Final = re.compile(r"snapshot with root (\w+)")
+_ID: Final = re.compile(r'"snapshotID":"(\w+)"')
+
+
+class Peer(ABC):
+    """A program, and what it needs until `stack` is left; its repository in `bucket` is its own.
+
+    `by_block`: it backs up and restores devices.
+    """
+
+    bucket = BUCKET
+
+    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
+        """Start what it needs."""
+        _ = stack
+        self.bed, self.newest = bed, ""
+        self.mode = VolumeMode.BLOCK if by_block else VolumeMode.FILESYSTEM
+
+    async def create(self) -> None:
+        """Make an empty repository in place of what is there: a copy of the one that our mover makes."""
+        self.bed.fresh_bucket(self.bucket)
+
+    @abstractmethod
+    async def back_up(self, volume: Path) -> Measured:
+        """Back up a folder or a device."""
+
+    @abstractmethod
+    async def restore(self, target: Path) -> Measured:
+        """Restore the newest backup into an empty folder or device, and write it to the disk."""
+
+
+class _Ours(Peer):
+    """The data mover as its pod runs it."""
+
+    way = BackupMover.PLAIN
+
+    async def back_up(self, volume: Path) -> Measured:
+        measured, result = await self.bed.new_mover(way=self.way).back_up(volume, mode=self.mode)
+        self.newest = result.snapshot_id
+        return measured
+
+    async def restore(self, target: Path) -> Measured:
+        return await self.bed.mover.restore(self.newest, target, mode=self.mode)
+
+
+class _OneOpen(_Ours):
+    """Ours with `mover: one-open`."""
+
+    way = BackupMover.ONE_OPEN
+
+
+class _Velero(Peer):
+    """The data mover of Velero's release, on a real API server."""
+
+    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
+        super().__init__(bed, stack, by_block=by_block)
+        server, folder = stack.enter_context(run_apiserver()), stack.enter_context(bed.disks.cache())
+        apply_definitions(_VELERO, server, folder)
+        server.api.create(Resource("/api/v1", "namespaces", namespaced=False), {"metadata": {"name": "velero"}})
+        self.mover = VeleroMover(_VELERO, server, folder)
+
+    async def back_up(self, volume: Path) -> Measured:
+        measured, message = await self._move("DataUpload", volume)
+        (self.newest,) = _ID.findall(message)
+        return measured
+
+    async def restore(self, target: Path) -> Measured:
+        measured, _ = await self._move("DataDownload", target, _sync(target), snapshotID=self.newest)
+        return measured
+
+    async def _move(self, kind: str, volume: Path, *more: Sequence[str], **spec: str) -> tuple[Measured, str]:
+        pod, log = self.bed.cluster.objects, self.bed.folder / "velero.log"
+        pod.put_transfer(kind, **spec)
+        with self.bed.disks.cache() as scratch, memory_group() as group:
+            run = self.mover.prepare(pod, kind, TRANSFER, volume, mode=self.mode, folder=scratch / "pod")
+            commands = [Command(argv, run.environment, log, group) for argv in (run.argv, *more)]
+            return await measure(*commands), run.message_file.read_text()
+
+
+class _Kopia(Peer):
+    """kopia as released: `repository connect`, and one command more."""
+
+    bucket = BARE_BUCKET
+    settings = KopiaSettings()
+
+    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
+        super().__init__(bed, stack, by_block=by_block)
+        self.kopia = BareKopia(bed.s3, bed.folder / "kopia.log", bed.disks)
+
+    async def back_up(self, volume: Path) -> Measured:
+        measured = await self.kopia.back_up(volume, self.settings)
+        (self.newest,) = _ROOT.findall(self.kopia.log.read_text())
+        return measured
+
+    async def restore(self, target: Path) -> Measured:
+        return await self.kopia.restore(self.newest, target, self.settings, self.bucket)
+
+
+class _ParallelKopia(_Kopia):
+    """kopia with more files at a time than CPUs."""
+
+    settings = KopiaSettings(parallel=8)
+
+
+class _Restic(Peer):
+    """restic."""
+
+    bucket = "restic"
+    flags: Sequence[str] = ()
+
+    async def create(self) -> None:
+        self.bed.s3.make_bucket(self.bucket)
+        await self._run(["init"])
+
+    async def back_up(self, volume: Path) -> Measured:
+        self.newest = f"latest:{volume}"
+        return await self._run(["backup", *self.flags, str(volume)])
+
+    async def restore(self, target: Path) -> Measured:
+        return await self._run(["restore", self.newest, f"--target={target}"], _sync(target))
+
+    async def _run(self, words: Sequence[str], *more: Sequence[str]) -> Measured:
+        s3, log = self.bed.s3, self.bed.folder / "peer.log"
+        keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key, "AWS_REGION": REGION}
+        keys |= {"RESTIC_REPOSITORY": f"s3:{s3.url}/{self.bucket}", "RESTIC_PASSWORD": PASSWORD}
+        with self.bed.disks.cache() as home, memory_group() as group:
+            environment = {"PATH": os.environ["PATH"], "HOME": str(home), **keys}
+            commands = [[str(tool("restic", "restic")), *words], *more]
+            return await measure(*(Command(argv, environment, log, group) for argv in commands))
+
+
+class _TunedRestic(_Restic):
+    """restic with larger packs, and more files at a time."""
+
+    flags = ("--pack-size=64", "--read-concurrency=8")
+
+
+def _sync(target: Path) -> list[str]:
+    """Return the command that writes what was restored to the disk."""
+    return ["sync", *([] if target.is_block_device() else ["--file-system"]), str(target)]
+
+
+Peers = dict[str, Callable[..., Peer]]
+"""By their names; each is made of a bed and a stack."""
+
+OURS: Final = "ours"
+PEERS: Final[Peers] = {
+    OURS: _Ours,
+    "ours, by block": partial(_Ours, by_block=True),
+    "Velero": _Velero,
+    "kopia": _Kopia,
+    "restic": _Restic,
+    "ours, one-open": _OneOpen,
+    "kopia, 8 files at a time": _ParallelKopia,
+    "restic, 64 MiB packs, 8 files at a time": _TunedRestic,
+}
+_DEVICES: Final[Peers] = {OURS: _Ours, "Velero": _Velero, "kopia": _Kopia}
+OF_DEVICES: Final[Peers] = {name: partial(peer, by_block=True) for name, peer in _DEVICES.items()}
