@@ -9,7 +9,9 @@ import (
 	"github.com/alecthomas/kingpin/v2"
 	"github.com/pkg/errors"
 
+	"github.com/kopia/kopia/internal/gather"
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/hashing"
 	"github.com/kopia/kopia/repo/object"
 )
 
@@ -62,6 +64,10 @@ func restoreDevice(ctx context.Context, rep repo.Repository, root object.ID, siz
 	}
 
 	reader.rep, reader.report, reader.size, reader.list = rep, report, size, list[:blocks(size)]
+	if reader.hasher, err = newBlockHasher(rep); err != nil {
+		return err
+	}
+
 	runs := reader.list.runs()
 
 	if err := inParallel(ctx, len(runs), reader.parallel, func(ctx context.Context, at int, buffer []byte) error {
@@ -97,6 +103,7 @@ func (l blockList) runs() []run {
 // blockReader writes the blocks of a snapshot to a device.
 type blockReader struct {
 	rep      repo.Repository
+	hasher   *blockHasher
 	to       *device
 	report   *report
 	size     int64
@@ -109,13 +116,24 @@ type blockReader struct {
 
 // restoreRun reads the block once, and writes it wherever the run has it.
 func (b *blockReader) restoreRun(ctx context.Context, which run, buffer []byte) error {
-	content, err := b.readBlock(ctx, b.list[which.first].Object, buffer)
+	start := int64(which.first) * blockSize
+	end := min(start+int64(which.count)*blockSize, b.size)
+
+	missing, err := b.findMissing(which, buffer)
 	if err != nil {
 		return err
 	}
 
-	start := int64(which.first) * blockSize
-	end := min(start+int64(which.count)*blockSize, b.size)
+	if len(missing) == 0 {
+		b.report.CachedFile("", end-start)
+
+		return nil
+	}
+
+	content, err := b.readBlock(ctx, b.list[which.first].Object, buffer)
+	if err != nil {
+		return err
+	}
 
 	// What was read has been counted as such.
 	defer b.report.CachedFile("", end-start-min(end-start, blockSize))
@@ -126,18 +144,40 @@ func (b *blockReader) restoreRun(ctx context.Context, which run, buffer []byte) 
 		return b.to.zero(start, end-start)
 	}
 
-	there := zeroBlock
-	if b.compare {
-		there = make([]byte, blockSize)
-	}
-
-	for at := which.first; at < which.first+which.count; at++ {
-		if err := b.place(at, content, there); err != nil {
+	for _, at := range missing {
+		if err := b.place(at, content); err != nil {
 			return err
 		}
 	}
 
 	return nil
+}
+
+// findMissing returns the blocks of a run that the device does not have. What it has is read and hashed, as kopia names
+// the contents of blocks: the repository is not asked for what need not be written.
+func (b *blockReader) findMissing(which run, buffer []byte) ([]int, error) {
+	missing := make([]int, 0, which.count)
+
+	for at := which.first; at < which.first+which.count; at++ {
+		if b.compare {
+			length := min(blockSize, b.size-int64(at)*blockSize)
+
+			if err := b.to.read(at, buffer); err != nil {
+				return nil, err
+			}
+
+			// What is stored beyond the end of the device are zeros.
+			if clear(buffer[length:]); b.hasher.matches(buffer, b.list[at].Object) {
+				b.kept.Add(length)
+
+				continue
+			}
+		}
+
+		missing = append(missing, at)
+	}
+
+	return missing, nil
 }
 
 func (b *blockReader) readBlock(ctx context.Context, id object.ID, buffer []byte) ([]byte, error) {
@@ -156,23 +196,10 @@ func (b *blockReader) readBlock(ctx context.Context, id object.ID, buffer []byte
 	return buffer, errors.Wrapf(err, "read block %v", id)
 }
 
-// place writes a block unless it is there; there is a buffer of its size.
-func (b *blockReader) place(at int, content, there []byte) error {
+func (b *blockReader) place(at int, content []byte) error {
 	start := int64(at) * blockSize
 	length := min(blockSize, b.size-start)
 	content = content[:length]
-
-	if b.compare {
-		if err := b.to.read(at, there); err != nil {
-			return err
-		}
-
-		if bytes.Equal(content, there[:length]) {
-			b.kept.Add(length)
-
-			return nil
-		}
-	}
 
 	if isZero(content) {
 		b.zeroed.Add(length)
@@ -183,4 +210,36 @@ func (b *blockReader) place(at int, content, there []byte) error {
 	b.written.Add(length)
 
 	return b.to.write(start, content)
+}
+
+// blockHasher tells whether an object has certain bytes, without reading it.
+// Source: kopia 0.23.1, repo/content/content_manager.go (WriteContent).
+type blockHasher struct {
+	hash hashing.HashFunc
+	zero []byte
+}
+
+func newBlockHasher(rep repo.Repository) (*blockHasher, error) {
+	direct, ok := rep.(repo.DirectRepository)
+	if !ok {
+		return nil, errors.New("the repository is not connected directly")
+	}
+
+	hash := direct.ContentReader().ContentFormat().HashFunc()
+
+	return &blockHasher{hash, hash(nil, gather.FromSlice(zeroBlock))}, nil
+}
+
+// matches returns whether an object has the content; not if it is in the older format that compresses objects.
+func (h *blockHasher) matches(content []byte, id object.ID) bool {
+	stored, _, direct := id.ContentID()
+	if !direct {
+		return false
+	}
+
+	if isZero(content) {
+		return bytes.Equal(stored.Hash(), h.zero)
+	}
+
+	return bytes.Equal(stored.Hash(), h.hash(nil, gather.FromSlice(content)))
 }

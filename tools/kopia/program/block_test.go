@@ -279,3 +279,26 @@ func TestParentThatCannotBeReadIsSaid(t *testing.T) {
 		}
 	}
 }
+
+// TestComparisonReadsNoBlockThatIsThere counts what a restore over a device reads from the repository.
+func TestComparisonReadsNoBlockThatIsThere(t *testing.T) {
+	b, random := newBench(t), newSeeded()
+	content := append(random.bytes(20*blockSize), make([]byte, 5*blockSize+512)...)
+	made := b.writeDevice(content, blockDecision{})
+	there := append(bytes.Clone(content), random.bytes(2*blockSize)...)
+	there[3*blockSize]++
+	there[22*blockSize]++
+
+	before := readCounters()["kopia_content_read_bytes_total"]
+
+	restored, done, err := b.readDevice(made, len(content), there, true)
+	if err != nil || !bytes.Equal(restored[:len(content)], content) || !bytes.Equal(restored[len(content):], there[len(content):]) {
+		t.Fatalf("the restored device differs: %v", err)
+	}
+
+	// Two blocks, the list and the directory.
+	read := readCounters()["kopia_content_read_bytes_total"] - before
+	if read < blockSize || read > 3*blockSize || done.WrittenBytes != blockSize || done.ZeroedBytes != blockSize {
+		t.Errorf("%v bytes were read, and %+v", read, done)
+	}
+}
