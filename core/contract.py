@@ -313,7 +313,8 @@ class BackupResult(WireModel):
     The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
     `fallback_full`: everything was read, although a parent was named, or of a device by block although there is one;
-    `fallback_cause` says why, or why a storage was not believed what a device has.
+    `fallback_cause` says why, or why a storage was not believed what a device has. `restart_cause`: a device was read
+    again from its start, although an earlier attempt had saved a checkpoint.
     `files` is absent for a block device. `shrunk` is absent unless the backup is Shrunk, and `left_out` unless
     exclusions applied.
     """
@@ -328,13 +329,14 @@ class BackupResult(WireModel):
     stored_bytes: Int64 | UnsetType = UNSET
     fallback_full: bool | UnsetType = UNSET
     fallback_cause: str | UnsetType = UNSET
+    restart_cause: str | UnsetType = UNSET
     files: Int64 | UnsetType = UNSET
     shrunk: Shrinkage | UnsetType = UNSET
     left_out: LeftOut | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the texts, so that the termination message has room for them."""
-        cut_texts(self, note=_NOTE_BYTES, fallback_cause=_REASON_BYTES)
+        cut_texts(self, note=_NOTE_BYTES, fallback_cause=_REASON_BYTES, restart_cause=_REASON_BYTES)
         if isinstance(self.left_out, LeftOut):
             force_setattr(self, "left_out", self.left_out.cut)
 

@@ -36,6 +36,7 @@ __all__ = [
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
     "CHANGES_TAG",
+    "CHECKPOINT_DEVICE_TAG",
     "CLAIM_ANNOTATION",
     "CLAIM_TAG",
     "CLUSTER_NAMESPACE",
@@ -204,6 +205,8 @@ ATTEMPT_TAG: Final = "nodeagent.io/attempt"
 """Ours: the number of the attempt that made it. Of an overtaken attempt nothing refers to it."""
 CHANGES_TAG: Final = "nodeagent.io/changes-until"
 """Ours: the time up to which a snapshot has all changes of its volume, by the times of changes (ctime) in it."""
+CHECKPOINT_DEVICE_TAG: Final = "nodeagent.io/checkpoint-device"
+"""Ours: the device that a checkpoint by block is of: the storage's handles of its volume and snapshot, and its size."""
 CLUSTER_TAG: Final = "nodeagent.io/cluster"
 """Ours: the UID of the namespace `kube-system` in the cluster that made a snapshot; it distinguishes clusters."""
 CLUSTER_NAMESPACE: Final = "kube-system"

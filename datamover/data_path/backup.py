@@ -31,8 +31,9 @@ from core.models.transfer_settings import Compression, Exclusions
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
+from datamover.data_path.one_open_runs import open_run
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun, open_run
+from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun
 from datamover.data_path.stage import STAGE_PATTERN, has_stage
 from datamover.kinds import NO_PARENT
 from datamover.kopia.location_files import open_output
@@ -45,7 +46,6 @@ from datamover.kopia.snapshots import (
     delete_snapshot,
     fit_checkpoint_interval,
     parse_snapshot,
-    remove_own_incomplete,
 )
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 
@@ -155,7 +155,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         report = NameReport()
         look = partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
         inspect = _skip_names if fd is not None else look
-        cleanup = _cleanup_on_error(kopia, parameters, data_path, interval)
+        cleanup = _cleanup_on_error(run, parameters, data_path, interval)
         async with run_in_background(inspect, name="names") as names, cleanup:
             answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
             # The last parts are uploaded after the last reading.
@@ -234,6 +234,7 @@ async def _build_result(
         stored_bytes=meter.stored_bytes if compressed else UNSET,
         fallback_full=True if taken.parent_fault or taken.run.fell_back else UNSET,
         fallback_cause=taken.parent_fault or taken.run.cause or UNSET,
+        restart_cause=taken.run.restart_cause or UNSET,
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
         left_out=excluded or UNSET,
@@ -247,7 +248,7 @@ async def _remove_overtaken(repository: Repository, target: str, attempt: Backup
 
 @asynccontextmanager
 async def _cleanup_on_error(
-    kopia: Kopia, parameters: BackupParameters, data_path: DataPath, interval: timedelta
+    run: SnapshotRun, parameters: BackupParameters, data_path: DataPath, interval: timedelta
 ) -> AsyncIterator[None]:
     """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
 
@@ -257,11 +258,10 @@ async def _cleanup_on_error(
     try:
         yield
     except BaseException as e:
-        start, lasted_seconds = data_path.meter.snapshot_started, data_path.clock.monotonic() - began
-        long = lasted_seconds >= interval.total_seconds()
-        if start is not None and long and not _is_interruption(e, parameters):
+        if not _is_interruption(e, parameters):
             within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
-            await remove_own_incomplete(kopia, parameters.target, start=start, within=within)
+            lasted_seconds = data_path.clock.monotonic() - began
+            await run.discard_checkpoints(within, due=lasted_seconds >= interval.total_seconds())
         raise
 
 

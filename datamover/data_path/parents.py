@@ -1,22 +1,44 @@
 """What a backup takes from the snapshots before it, and what of a device its storage says has changed.
 
+Another attempt takes the first blocks of a device from a checkpoint (tools/kopia/program/block_checkpoint.go).
+
 Knows tags, times and handles. Does not know how kopia is run (`datamover.data_path.snapshot_runs`), and asks a storage
 (tools/kopia/program/snapshot_metadata.go).
 Source: Velero main at d2241adba, pkg/uploader/block/snapshot.go (getParentBackupInfo), pkg/uploader/cbt/set.go.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from core.models.base import JsonDict
-from core.models.names import ASYNC_OPERATION_ID_LABEL, CHANGES_TAG, SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG
+from core.models.names import (
+    ASYNC_OPERATION_ID_LABEL,
+    CHANGES_TAG,
+    CHECKPOINT_DEVICE_TAG,
+    SNAPSHOT_REQUESTER_TAG,
+    TRANSFER_UID_TAG,
+    UPLOADER_TAG,
+)
 
-__all__ = ["BlockChanges", "BlockChoice", "build_block_tags", "choose_blocks", "decide_parents"]
+__all__ = [
+    "BlockChanges",
+    "BlockChoice",
+    "CheckpointChoice",
+    "build_block_tags",
+    "build_checkpoint_tags",
+    "checkpoint_path",
+    "choose_blocks",
+    "choose_checkpoint",
+    "decide_parents",
+    "describe_device",
+]
 
 _CHANGE_TAG: Final = "cbt-change-id"
 _VOLUME_TAG: Final = "cbt-volume-id"
+_VELERO_TAGS: Final = (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)
 
 
 @dataclass(frozen=True)
@@ -83,9 +105,55 @@ def build_block_tags(tags: Mapping[str, str], changes: BlockChanges | None = Non
     Without the handles, Velero takes nothing from the snapshot by its list of changed blocks.
     """
     ours = {f"tag:{key}": value for key, value in tags.items()}
-    shared = {key: tags.get(key, "") for key in (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)}
+    shared = {key: tags.get(key, "") for key in _VELERO_TAGS}
     handles = (changes.change_id, changes.volume_id) if changes else ("", "")
     return ours | shared | dict(zip((_CHANGE_TAG, _VOLUME_TAG), handles, strict=True))
+
+
+def checkpoint_path(transfer_uid: str) -> str:
+    """Return the source path of the checkpoints of a transfer: Velero looks for parents at the volume's own."""
+    return f"nodeagent-checkpoints/{transfer_uid}"
+
+
+def describe_device(changes: BlockChanges, size_bytes: int) -> str:
+    """Return which device is backed up: one that is described alike has the same bytes."""
+    return json.dumps([changes.volume_id, changes.change_id, size_bytes])
+
+
+def build_checkpoint_tags(tags: Mapping[str, str], device: str) -> dict[str, str]:
+    """Return the tags of a checkpoint: the snapshot's, without those by which Velero knows a snapshot."""
+    ours = {key: value for key, value in tags.items() if key not in _VELERO_TAGS}
+    return {f"tag:{key}": value for key, value in (ours | {CHECKPOINT_DEVICE_TAG: device}).items()}
+
+
+@dataclass(frozen=True)
+class CheckpointChoice:
+    """Which checkpoint a backup continues from, by its ID, or none.
+
+    `own` are all of its transfer, and `replaced` all that go once there is another one, or a snapshot. `fault` is why
+    the own ones do not serve; empty: one does, or there is none.
+    """
+
+    resume: str = ""
+    own: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def choose_checkpoint(saved: Sequence[JsonDict], transfer_uid: str, device: str, *, alone: bool) -> CheckpointChoice:
+    """Return the checkpoint with the most blocks that a transfer has saved of a device.
+
+    With `alone`, no other transfer backs up the source, so what others have saved serves nobody.
+    """
+    own = [one for one in saved if _tag(one, TRANSFER_UID_TAG) == transfer_uid]
+    fitting = [one for one in own if _tag(one, CHECKPOINT_DEVICE_TAG) == device]
+    best = max(fitting, key=lambda one: int((one.get("stats") or {}).get("totalSize", 0)), default=None)
+    return CheckpointChoice(
+        resume=best["id"] if best else "",
+        own=tuple(one["id"] for one in own),
+        replaced=tuple(one["id"] for one in (saved if alone else own)),
+        fault="it is of another device" if own and best is None else "",
+    )
 
 
 def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
@@ -123,8 +191,12 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
 
 def _read_tag(listed: JsonDict) -> str | None:
     """Return the time in our tag, or None."""
-    tag = str((listed.get("tags") or {}).get(f"tag:{CHANGES_TAG}", ""))
+    tag = _tag(listed, CHANGES_TAG)
     return tag if _parse_time(tag) else None
+
+
+def _tag(listed: JsonDict, name: str) -> str:
+    return str((listed.get("tags") or {}).get(f"tag:{name}", ""))
 
 
 def _started(listed: JsonDict) -> datetime:

@@ -1,25 +1,22 @@
-"""The runs of kopia that make the snapshot of a backup: three, or one that opens the repository once.
+"""What a backup is asked for, and the runs of kopia that make its snapshot, each of which opens the repository.
 
 Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
-what makes a snapshot complete (`datamover.data_path.backup`).
-Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests); Velero main at
-d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
+what makes a snapshot complete (`datamover.data_path.backup`), nor of runs that open the repository once
+(`datamover.data_path.one_open_runs`).
+Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests).
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from core.contract import BackupMover, VolumeMode
 from core.errors import KopiaError
-from core.models.base import JsonDict
 from core.models.names import (
-    CHANGES_TAG,
     EXCLUDE_DIGEST_TAG,
     EXCLUDE_TAG,
 )
@@ -28,30 +25,34 @@ from core.models.units import format_duration
 from datamover.data_path.attempts import (
     BackupAttempt,
     Inheritance,
-    build_inheritance,
     inherit,
-    sort_checkpoints,
 )
-from datamover.data_path.parents import BlockChanges, BlockChoice, build_block_tags, choose_blocks, decide_parents
+from datamover.data_path.parents import (
+    BlockChanges,
+)
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.backup_process import GracefulStop, MoverBackup, Offer, device_flags, keep_checkpoint
-from datamover.kopia.policy import SourcePolicy, decide_policy, ensure_policy, excluding
+from datamover.kopia.backup_process import GracefulStop, Offer, keep_checkpoint
+from datamover.kopia.policy import SourcePolicy, ensure_policy, excluding
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import PIN, Snapshot, list_source, parse_snapshot, read_snapshot, sort_source
+from datamover.kopia.snapshots import (
+    PIN,
+    Snapshot,
+    list_source,
+    parse_snapshot,
+    read_snapshot,
+    remove_own_incomplete,
+    sort_source,
+)
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.resources import ResourceLimits
 
-__all__ = ["BackupParameters", "SnapshotRun", "open_run"]
+__all__ = ["BackupParameters", "PlainRun", "SnapshotRun", "find_parent_fault", "remove_checkpoints"]
 
 _logger = logging.getLogger(__name__)
-
-_COPIED: Final = (
-    "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
-)
 
 
 @dataclass(frozen=True)
@@ -160,40 +161,24 @@ class SnapshotRun(Protocol):
         """Why all was read, although a parent or the storage could tell what has changed; empty: it was not."""
         ...
 
+    @property
+    def restart_cause(self) -> str:
+        """Why a device was read again from its start, although an earlier attempt has saved a checkpoint; or empty."""
+        ...
 
-@asynccontextmanager
-async def open_run(
-    repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
-) -> AsyncIterator[SnapshotRun]:
-    """Yield the run that the parameters ask for; what is left of it ends with the block.
-
-    Args:
-        repository: where the snapshot goes.
-        parameters: what is backed up.
-        data_path: measures and guards the run.
-        device: its descriptor and its size in bytes; None: the volume has files.
-    """
-    run: _OneOpenRun
-    if device is not None and parameters.by_block:
-        run = _BlockRun(repository, parameters, data_path, device)
-    elif parameters.mover is BackupMover.PLAIN or device is not None or parameters.rules:
-        yield _PlainRun(repository, parameters, data_path, device[0] if device else None)
-        return
-    else:
-        run = _OneOpenRun(repository, parameters, data_path)
-    try:
-        yield run
-    finally:
-        await run.end()
+    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
+        """Delete the checkpoints of a backup that has failed; `due`: it lasted as long as kopia takes to save one."""
+        ...
 
 
-class _PlainRun:
+class PlainRun:
     """kopia's own commands: each opens the repository."""
 
     note = ""
     changed_bytes = None
     fell_back = False
     cause = ""
+    restart_cause = ""
 
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
@@ -204,6 +189,7 @@ class _PlainRun:
         self._device_fd = device_fd
 
     async def prepare(self) -> Inheritance:
+        """As the protocol says, by calls of kopia."""
         return await self._repository.open(self._prepare)
 
     async def _prepare(self) -> Inheritance:
@@ -218,9 +204,16 @@ class _PlainRun:
         return found
 
     async def check_parent(self) -> str:
-        return await _check_parent(self._repository, self._parameters, None)
+        """As the protocol says: kopia takes the last complete snapshot."""
+        return await find_parent_fault(self._repository, self._parameters, None)
+
+    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
+        """As the protocol says: kopia has saved none of a shorter backup."""
+        if due:
+            await remove_checkpoints(self._repository, self._parameters, self._data_path, within)
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
+        """As the protocol says, by `snapshot create`."""
         volume = None if self._device_fd is not None else self._parameters.volume
         access = VolumeAccess(volume, in_use=self._parameters.in_use)
         arguments = _create_arguments(self._parameters, interval, read_all=read_all)
@@ -238,6 +231,14 @@ class _PlainRun:
         if stop.signaled:
             await keep_checkpoint(kopia, answer, stop)
         return answer
+
+
+async def remove_checkpoints(
+    repository: Repository, parameters: BackupParameters, data_path: DataPath, within: timedelta
+) -> None:
+    """Delete what kopia has saved of this backup; what remains, the next one deletes."""
+    if (start := data_path.meter.snapshot_started) is not None:
+        await remove_own_incomplete(repository.kopia, parameters.target, start=start, within=within)
 
 
 def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read_all: bool) -> list[str]:
@@ -263,172 +264,7 @@ def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read
     ]
 
 
-class _OneOpenRun:
-    """One kopia, which opens the repository once, and reads all files that were changed since the parent."""
-
-    def __init__(self, repository: Repository, parameters: BackupParameters, data_path: DataPath) -> None:
-        self._repository = repository
-        self._parameters = parameters
-        self._data_path = data_path
-        self._kopia = self._build()
-        self._parents: list[JsonDict] = []
-        self._deleted: tuple[str, ...] = ()
-
-    def _build(self) -> MoverBackup:
-        parameters = self._parameters
-        stop = parameters.stop
-        files = KopiaFiles(
-            volume=VolumeAccess(parameters.volume, in_use=parameters.in_use),
-            terminate=stop.terminate if stop else None,
-        )
-        return self._backup(files, "mover-backup")
-
-    def _backup(self, files: KopiaFiles, *command: str) -> MoverBackup:
-        return MoverBackup(
-            self._repository.kopia,
-            self._parameters.target,
-            f"back up {self._parameters.volume}",
-            files=files,
-            listener=self._data_path,
-            meter=self._data_path.meter,
-            command=command,
-        )
-
-    @property
-    def note(self) -> str:
-        return _COPIED if self._kopia.result.get("copied") else ""
-
-    @property
-    def changed_bytes(self) -> int | None:
-        return None
-
-    @property
-    def fell_back(self) -> bool:
-        return False
-
-    @property
-    def cause(self) -> str:
-        return ""
-
-    async def end(self) -> None:
-        """Kill kopia if it still runs."""
-        await self._kopia.end()
-
-    async def prepare(self) -> Inheritance:
-        await self._repository.open(partial(self._repository.start, self._data_path.meter, self._kopia.open))
-        offer, parameters = self._kopia.offer, self._parameters
-        self._repository.check_id(offer.unique_id)
-        found = sort_source(offer.snapshots, parameters.earlier_uid)
-        checkpoints = await sort_checkpoints(found, parameters.target, parameters.attempt)
-        self._deleted = checkpoints.others
-        self._parents = decide_parents(offer.snapshots, checkpoints.own, in_use=parameters.in_use)
-        return build_inheritance(found, checkpoints)
-
-    async def check_parent(self) -> str:
-        return await _check_parent(self._repository, self._parameters, self._kopia.offer)
-
-    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        decision = self._decide(interval, read_all=read_all)
-        work = partial(self._kopia.carry_out, decision)
-        stop = self._parameters.stop
-        attempted = f"back up {self._parameters.volume}"
-        if stop is None:
-            return await self._data_path.guard(attempted, work)
-        with stop.saving():
-            answer = await self._data_path.guard(attempted, work)
-        if stop.signaled:
-            await keep_checkpoint(self._repository.kopia, answer, stop)
-        return answer
-
-    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
-        parameters, offer = self._parameters, self._kopia.offer
-        return {
-            "path": str(parameters.volume),
-            "parents": self._parents,
-            "delete": self._deleted,
-            "policy": decide_policy(offer.defined, offer.policy, parameters.policy),
-            "tags": parameters.all_tags,
-            "pins": [PIN],
-            "parallel": parameters.parallel,
-            "read_all": read_all,
-            "checkpoint_seconds": interval.total_seconds(),
-            "changes_tag": CHANGES_TAG,
-            "may_be_copy": not parameters.in_use,
-        }
-
-
-class _BlockRun(_OneOpenRun):
-    """One kopia, which reads what has changed on the device, as far as known, and stores what the repository lacks.
-
-    A snapshot is saved only once it is complete, so nothing is left of a backup that ends before.
-    """
-
-    def __init__(
-        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int]
-    ) -> None:
-        self._device = device
-        super().__init__(repository, parameters, data_path)
-        self._parent = ""
-        self._choice = BlockChoice()
-
-    def _build(self) -> MoverBackup:
-        fd, size_bytes = self._device
-        return self._backup(KopiaFiles(inherited_fd=fd), "block-write", *device_flags(fd, size_bytes))
-
-    @property
-    def note(self) -> str:
-        fault = self._kopia.result.get("parent_fault", "")
-        return f"not compared with snapshot {self._parent}: {fault}" if fault else ""
-
-    @property
-    def changed_bytes(self) -> int | None:
-        return int(self._kopia.result["changed_bytes"])
-
-    @property
-    def fell_back(self) -> bool:
-        return bool(self._parent and self.cause)
-
-    @property
-    def cause(self) -> str:
-        if fault := self._kopia.result.get("changes_fault", ""):
-            return f"{self._choice.described} in doubt: {fault}"
-        return self._choice.cause if self._parent else ""
-
-    async def check_parent(self) -> str:
-        offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
-        if wanted == NO_PARENT:
-            return ""
-        if wanted == AUTO_PARENT:
-            latest = sort_source(offer.snapshots, uid).latest
-            self._parent = latest.snapshot_id if latest else ""
-            return ""
-        if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
-            self._parent = wanted
-            return ""
-        source = self._parameters.source
-        return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
-
-    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        answer = await super().back_up(interval, read_all=read_all)
-        if self.cause and self._choice.expected:
-            await self._data_path.warn(f"read all of the device: {self.cause}")
-        return answer
-
-    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - there is no checkpoint
-        changes, parameters = self._parameters.changes, self._parameters
-        if parameters.parent != NO_PARENT:
-            parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
-            self._choice = choose_blocks(parent, changes)
-        return {
-            "parent": self._parent,
-            "tags": build_block_tags(parameters.all_tags, changes),
-            "pins": [PIN],
-            "parallel": parameters.parallel,
-            "changes": self._choice.query,
-        }
-
-
-async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str:
+async def find_parent_fault(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str:
     """Return why everything is read although a snapshot was named as parent; empty if it is the one to be used.
 
     kopia always takes the last complete snapshot of the source, and has no flag for another one. If that is of an

@@ -50,13 +50,15 @@ _KEPT_LINES: Final = 40
 class Offer:
     """What a repository has of a source: all snapshots, the effective policy, and the source's own, None without one.
 
-    The oldest snapshot is the first; each is as kopia lists it. `unique_id` is the repository's.
+    The oldest snapshot is the first; each is as kopia lists it. `unique_id` is the repository's. `checkpoints` are of
+    devices, and have a source of their own.
     """
 
     unique_id: str
     snapshots: tuple[JsonDict, ...]
     policy: JsonDict
     defined: JsonDict | None
+    checkpoints: tuple[JsonDict, ...] = ()
 
 
 class MoverBackup:
@@ -158,7 +160,11 @@ class MoverBackup:
             case "offer":
                 if self._offered is not None and not self._offered.done():
                     offer = Offer(
-                        value["unique_id"], tuple(value["snapshots"] or ()), value["policy"], value["defined"]
+                        value["unique_id"],
+                        tuple(value["snapshots"] or ()),
+                        value["policy"],
+                        value["defined"],
+                        tuple(value.get("checkpoints") or ()),
                     )
                     self._offered.set_result(offer)
             case "progress":

@@ -24,6 +24,7 @@ from core.models.names import (
     BACKUP_TAG,
     BACKUP_UID_TAG,
     BACKUP_VOLUMES_TAG,
+    CHECKPOINT_DEVICE_TAG,
     CLAIM_TAG,
     CLUSTER_TAG,
     SNAPSHOT_REQUESTER_TAG,
@@ -116,6 +117,11 @@ class ListedSnapshot(WireModel):
     def attempt(self) -> str:
         """The number of the attempt that made it, as text; empty if no tag has it."""
         return self._tag(ATTEMPT_TAG)
+
+    @property
+    def is_device_checkpoint(self) -> bool:
+        """Whether it is what a backup by block has saved for another attempt."""
+        return bool(self.incomplete and self._tag(CHECKPOINT_DEVICE_TAG))
 
     @property
     def cluster(self) -> str:

@@ -8,11 +8,11 @@ snapshot/policy/retention_policy.go.
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
@@ -45,6 +45,7 @@ __all__ = [
     "read_checkpoint_interval",
     "read_snapshot",
     "remove_own_incomplete",
+    "remove_source",
     "sort_source",
     "unpin_snapshot",
 ]
@@ -322,6 +323,22 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, w
         own = [one.snapshot_id for one in found if one.began_at(start)]
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", own)
 
+    await _remove_incomplete(remove, within)
+
+
+async def remove_source(kopia: Kopia, target: str, *, within: timedelta) -> None:
+    """Delete all snapshots of a source, which has none but incomplete ones of a failed backup."""
+
+    async def remove() -> None:
+        arguments = ("snapshot", "delete", "--all-snapshots-for-source", target, "--delete")
+        removed = await kopia.call(f"delete incomplete snapshots of {target}", *arguments)
+        if not removed.mentions("no snapshots for source"):
+            removed.check()
+
+    await _remove_incomplete(remove, within)
+
+
+async def _remove_incomplete(remove: Callable[[], Coroutine[Any, Any, None]], within: timedelta) -> None:
     try:
         await run_shielded(remove, name="incomplete", deadline=Deadline.after(SystemClock(), within))
     except TimeoutError:

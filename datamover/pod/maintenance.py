@@ -22,21 +22,23 @@ from core.contract import (
     MaintenanceMode,
     MaintenanceResult,
 )
-from core.errors import AgentError, DataPathError
+from core.errors import AgentError, ContractError, DataPathError
 from core.kube.client import Selection, select_labels
 from core.kube.events import EventRecorder, ObjectRef
-from core.kube.resources import JOBS
+from core.kube.resources import DATA_UPLOADS, JOBS
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.kube.watch import watch_one
 from core.models.base import format_time, parse_time
 from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
+from core.models.phases import FINAL_PHASES
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.units import format_duration
 from core.mover_specs import MaintainRepository
 from core.redact import Redactor
 from datamover.kopia.causes import WRONG_PASSWORD
 from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.location_files import open_output, read_elements
 from datamover.kopia.maintenance import (
     Maintenance,
     MaintenanceError,
@@ -47,7 +49,9 @@ from datamover.kopia.maintenance import (
     is_full_unfinished,
     parse_full_interval,
 )
+from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import Repository, RepositoryStatus
+from datamover.kopia.snapshots import delete_snapshots
 from datamover.kopia.stalls import Watchdog
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
@@ -60,6 +64,9 @@ _logger = logging.getLogger(__name__)
 
 _LABEL_TIMEOUT: Final = timedelta(minutes=10)
 """The leader adds the label within seconds after the pod runs, unless another leader takes over."""
+
+_CHECKPOINT_AGE: Final = timedelta(days=1)
+"""A checkpoint that was saved later may be of a transfer that this cluster does not know."""
 
 _UNAVAILABLE: Final = "Unavailable"
 """`status.phase` of a BackupStorageLocation."""
@@ -261,6 +268,8 @@ class _Run:
     async def _execute(self, result: MaintenanceResult, mode: MaintenanceMode, *, epochs: bool) -> MaintenanceResult:
         """Run maintenance, and return `result` with what came of it."""
         maintenance, clock = self.maintenance, self.context.clock
+        if mode is MaintenanceMode.FULL:
+            await self._remove_checkpoints()
         before = await maintenance.measure_bucket() if mode is MaintenanceMode.FULL else None
         started = clock.monotonic()
         info = await maintenance.run(
@@ -286,6 +295,43 @@ class _Run:
             # The maintenance succeeded all the same.
             _logger.warning("cannot measure %s: %s", self.repository.description, e)
             return result
+
+    async def _remove_checkpoints(self) -> None:
+        """Delete the checkpoints of devices whose backups have ended, so that this run frees what only they need."""
+        repository, context = self.repository, self.context
+        attempted = f"{repository.description}: delete checkpoints of devices"
+        try:
+            with open_output(repository.work_dir) as file:
+                arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
+                answer = await repository.call(attempted, *arguments, output_fd=file.fileno())
+                oldest = context.clock.now() - _CHECKPOINT_AGE
+                listed = read_elements(answer.check(), file, ListedSnapshot)
+                found = [one for one in listed if one.is_device_checkpoint and one.end_time < oldest]
+            if not found:
+                return
+            unfinished = await _list_unfinished(context)
+            gone = [one.id for one in found if one.transfer_uid not in unfinished]
+            await delete_snapshots(repository, attempted, gone)
+        except AgentError as e:
+            _logger.warning("checkpoints of devices are kept until the next full maintenance: %s", e)
+        else:
+            _logger.info("deleted %d checkpoints of devices whose backups have ended", len(gone))
+
+
+async def _list_unfinished(context: PodContext) -> set[str]:
+    """Return the UIDs of the DataUploads that have no final phase.
+
+    Raises:
+        AgentError: not all of them are known.
+    """
+    found: set[str] = set()
+    async for page in context.patient_client.pages(Selection(DATA_UPLOADS, context.namespace)):
+        if page.malformed:
+            raise ContractError(f"a DataUpload in namespace {context.namespace} is malformed")
+        found |= {
+            raw["metadata"]["uid"] for raw in page.items if (raw.get("status") or {}).get("phase") not in FINAL_PHASES
+        }
+    return found
 
 
 def _span_of(job: Job, now: datetime) -> Span:

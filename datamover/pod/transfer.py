@@ -122,13 +122,13 @@ class PodTransfer:
         return termination.exit_code
 
     def _read_grace(self) -> timedelta:
-        """Return how long kopia may save a checkpoint after a signal; zero unless files are backed up.
+        """Return how long kopia may save a checkpoint after a signal; zero unless it saves some.
 
         Raises:
             ConfigError: the environment has an invalid duration.
         """
-        files = self._options.mode is VolumeMode.FILESYSTEM
-        if not files or TRANSFER_KINDS[self._options.kind_flag].verb is not MoverVerb.BACKUP:
+        saves = self._options.mode is VolumeMode.FILESYSTEM or self._options.tracked is not None
+        if not saves or TRANSFER_KINDS[self._options.kind_flag].verb is not MoverVerb.BACKUP:
             return timedelta()
         return read_checkpoint_grace(self._context.environment)
 

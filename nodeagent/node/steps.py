@@ -46,6 +46,7 @@ from nodeagent.node.progress import ProgressFollower
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.outcome import Outcome
 from nodeagent.transfers.status import Change, EventLog, StatusWriter, record_end
 from nodeagent.transfers.waiting import PendingRecords
 
@@ -251,11 +252,12 @@ _SHOWN_WAIT: Final = timedelta(minutes=5)
 """A shorter wait is not worth a line, and may be a difference between the clocks of API server and agents."""
 
 
-def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool, cause: str = "") -> list[str]:
+def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restores: bool, fell_back: bool) -> list[str]:
     """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to, and why.
 
-    `cause` is empty where an earlier version does not say it.
+    An earlier version does not say why.
     """
+    cause = outcome.fallback_cause if outcome else ""
     created, accepted, started = cr.metadata.creation_timestamp, cr.status.accepted_timestamp, cr.status.start_timestamp
     waits = (("to be admitted", created, accepted), ("for a data mover with a slot", accepted, started))
     lines = [
@@ -271,6 +273,8 @@ def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool, cause:
         lines.append(f"read all of the device, since {cause}; stored the blocks that have changed")
     elif fell_back:
         lines.append(f"fell back to a full {'restore' if restores else 'backup'}{f': {cause}' if cause else ''}")
+    if outcome and outcome.restart_cause:
+        lines.append(f"read the device again from its start: {outcome.restart_cause}")
     return lines
 
 
@@ -331,8 +335,7 @@ class StepBase:
                 status["progress"] = Progress(total_bytes=most, bytes_done=most).to_wire()
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         full = status.get("fallbackFull") is True
-        cause = case.outcome.fallback_cause if case.outcome is not None else ""
-        activities = describe_activities(case.cr, restores=kind.spec.restores, fell_back=full, cause=cause)
+        activities = describe_activities(case.cr, case.outcome, restores=kind.spec.restores, fell_back=full)
         if activities:
             status["activities"] = activities
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}

@@ -71,6 +71,11 @@ class Outcome:
         return (self.result.fallback_cause or "") if isinstance(self.result, BackupResult) else ""
 
     @property
+    def restart_cause(self) -> str:
+        """Why a device was read again from its start, although a checkpoint was saved; or empty."""
+        return (self.result.restart_cause or "") if isinstance(self.result, BackupResult) else ""
+
+    @property
     def annotations(self) -> dict[str, str]:
         """What stays on the custom resource of a completed backup, and has no field in its status."""
         result, found = self.result, dict[str, str]()

@@ -7,7 +7,8 @@ _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
 
 _TESTED_ELSEWHERE: Final = {
-    "datamover/data_path/snapshot_runs.py": "tests/datamover/flows/test_block_mover.py",
+    "datamover/data_path/one_open_runs.py": "tests/datamover/flows/test_block_mover.py",
+    "datamover/data_path/snapshot_runs.py": "tests/datamover/flows/test_filesystem.py",
     "core/clock.py": "tests/core/models/test_units.py",
     "core/kube/types.py": "tests/core/kube/test_resources_forms.py",
     "core/models/base.py": "tests/core/models/test_transfers.py",

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from core.models.names import CHANGES_TAG
-from datamover.data_path.parents import BlockChanges, choose_blocks, decide_parents
+from core.models.names import CHANGES_TAG, CHECKPOINT_DEVICE_TAG, TRANSFER_UID_TAG
+from datamover.data_path.parents import (
+    BlockChanges,
+    CheckpointChoice,
+    build_checkpoint_tags,
+    choose_blocks,
+    choose_checkpoint,
+    decide_parents,
+    describe_device,
+)
 
 _NINE, _TEN, _ELEVEN, _NOON = (f"2026-11-28T{hour}:00:00.123456789Z" for hour in ("09", "10", "11", "12"))
 
@@ -106,3 +114,38 @@ def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base(started
 def test_a_storage_that_says_nothing_is_not_asked(own: BlockChanges | None) -> None:
     found = choose_blocks(_made_from("snap-1", "volume"), own)
     assert (found.query, found.cause, found.expected) == (None, "nothing tells which blocks have changed", False)
+
+
+def test_a_checkpoint_has_no_tag_by_which_velero_knows_a_snapshot() -> None:
+    """Source: Velero main at d2241adba, pkg/uploader/block/snapshot.go (findPreviousSnapshot)."""
+    tags = {
+        "snapshot-requester": "r",
+        "snapshot-uploader": "velero-block",
+        "velero.io/async-operation-id": "o",
+        "a": "1",
+    }
+    device = describe_device(BlockChanges("snapshot", "volume"), 5)
+    assert build_checkpoint_tags(tags, device) == {
+        "tag:a": "1",
+        "tag:nodeagent.io/checkpoint-device": '["volume", "snapshot", 5]',
+    }
+
+
+def _saved(name: str, uid: str, device: str, size: int) -> dict[str, Any]:
+    tags = {f"tag:{TRANSFER_UID_TAG}": uid, f"tag:{CHECKPOINT_DEVICE_TAG}": device}
+    return {"id": name, "tags": tags, "stats": {"totalSize": size}}
+
+
+def test_another_attempt_continues_from_the_longest_checkpoint_of_the_same_device() -> None:
+    saved = [
+        _saved("first", "du", "device", 2),
+        _saved("second", "du", "device", 3),
+        _saved("grown", "du", "larger device", 9),
+        _saved("foreign", "other du", "device", 8),
+    ]
+    own, every = ("first", "second", "grown"), ("first", "second", "grown", "foreign")
+    assert choose_checkpoint(saved, "du", "device", alone=True) == CheckpointChoice("second", own, every)
+    assert choose_checkpoint(saved, "du", "device", alone=False) == CheckpointChoice("second", own, own)
+    other = choose_checkpoint(saved, "du", "other device", alone=False)
+    assert other == CheckpointChoice("", own, own, "it is of another device")
+    assert choose_checkpoint(saved, "third du", "device", alone=False) == CheckpointChoice()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from core.contract import VolumeMode
+from core.contract import TrackedSnapshot, VolumeMode
+from core.models.phases import Attempts
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -39,9 +40,9 @@ class _Bed:
     def put(self, **spec: Any) -> None:
         self.pod.put_transfer("DataUpload", datamover="velero-block", **spec)
 
-    async def run(self) -> int:
+    async def run(self, tracked: TrackedSnapshot | None = None) -> int:
         self.pod.stop = StopSignal()
-        return await self.pod.run("data-upload", self.device, VolumeMode.BLOCK)
+        return await self.pod.run("data-upload", self.device, VolumeMode.BLOCK, tracked=tracked)
 
     def cancel(self) -> None:
         self.put(cancel=True)
@@ -96,4 +97,28 @@ async def test_a_cancel_in_mid_transfer_leaves_nothing_complete(bed: _Bed, end: 
     assert await bed.run() == 0, bed.pod.message
     assert [one["id"] for one in bed.kopia.snapshots()] == [before[0]["id"], bed.pod.result["snapshotID"]]
     assert bed.pod.result["incrementalBytes"] == _DEVICE_MIB * _MIB
+    assert bed.content() == bed.device.read_bytes()
+
+
+async def test_a_drained_backup_goes_on_in_the_next_attempt(bed: _Bed) -> None:
+    """What its checkpoint has is not sent again, although the storage held back its end."""
+    snapshot = TrackedSnapshot("snapshot-1", "volume-1", "du-1")
+    make_large_file(bed.device, 2 * _DEVICE_MIB)
+    bed.put()
+    bed.proxy.hold_bytes = bed.proxy.stored_bytes + 5 * _MIB
+    running = asyncio.create_task(bed.run(snapshot))
+    await bed.pod.wait_for(lambda: bed.proxy.holding)
+    bed.signal()
+    # Its message in case that the pod is killed: kopia gets the signal then.
+    await bed.pod.wait_for(bed.pod.context.termination_file.exists)
+    bed.proxy.hold_bytes = 0
+    assert await running == 14
+    assert "kopia saved a checkpoint" in bed.pod.message
+    (left,) = bed.kopia.snapshots()
+    bed.pod.attempts = Attempts(number=2)
+    bed.put()
+    stored_bytes = bed.proxy.stored_bytes
+    assert await bed.run(snapshot) == 0, bed.pod.message
+    assert bed.proxy.stored_bytes - stored_bytes <= 2 * _DEVICE_MIB * _MIB - left["stats"]["totalSize"] + _MIB
+    assert [one["id"] for one in bed.kopia.snapshots()] == [bed.pod.result["snapshotID"]]
     assert bed.content() == bed.device.read_bytes()

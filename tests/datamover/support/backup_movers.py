@@ -9,8 +9,9 @@ import pytest
 
 from core.contract import BackupMover
 from datamover.data_path import backup
+from datamover.data_path.one_open_runs import open_run
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun, open_run
+from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun
 from datamover.kopia.repository import Repository
 
 _WANTED: Final = BackupMover(os.environ.get("MOVER_TESTS_BACKUP", BackupMover.PLAIN))

@@ -31,6 +31,18 @@ class PlainKopia:
         assert (done.returncode != 0) is fails, done.stderr.decode()
         return done.stdout
 
+    def start(self, *arguments: str, fd: int) -> "subprocess.Popen[bytes]":
+        """Start kopia with a pipe for its input, and a descriptor that it inherits."""
+        flags = ("--disable-file-logging", "--no-progress")
+        return subprocess.Popen(
+            [self._program, *flags, *arguments],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(fd,),
+        )
+
     def connect(self, repository: Path) -> None:
         self.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
 

@@ -1,13 +1,17 @@
 """What a request that the API server rejects means for a transfer, and what is told of one that ends."""
 
 import pytest
+from msgspec import UNSET, UnsetType
 
+from core.contract import BackupResult, VolumePath
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
 from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.phases import Phase
 from core.models.transfers import DataUpload
 from exposer.model import Pending
 from nodeagent.node.steps import classify_rejection, describe_activities
+from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.objects import JsonDict
 
@@ -87,15 +91,19 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
 @pytest.mark.parametrize(
     ("fell_back", "cause", "told"),
     [
-        pytest.param(True, "", "nothing tells which blocks have changed", id="an earlier mover"),
+        pytest.param(True, UNSET, "nothing tells which blocks have changed", id="an earlier mover"),
         pytest.param(True, "what has changed is in doubt: gone", "what has changed is in doubt: gone", id="doubt"),
         pytest.param(False, "what is allocated is in doubt: gone", "what is allocated is in doubt: gone", id="first"),
     ],
 )
-def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str, told: str) -> None:
+def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str | UnsetType, told: str) -> None:
     raw = data_upload()
     raw["spec"]["datamover"] = "velero-block"
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"}})
-    assert describe_activities(cr, restores=False, fell_back=fell_back, cause=cause) == [
-        f"read all of the device, since {told}; stored the blocks that have changed"
+    result = BackupResult(
+        snapshot_id="1", source=VolumePath(by_path="/x"), fallback_cause=cause, restart_cause="it is of another device"
+    )
+    assert describe_activities(cr, Outcome(Phase.COMPLETED, result=result), restores=False, fell_back=fell_back) == [
+        f"read all of the device, since {told}; stored the blocks that have changed",
+        "read the device again from its start: it is of another device",
     ]

@@ -86,8 +86,13 @@ func attachBackup(parser *kingpin.Application) {
 
 // backUp offers what the repository has of the source, and backs it up as is decided.
 func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report) error {
+	found, err := readOffer(ctx, rep, source)
+	if err != nil {
+		return err
+	}
+
 	decided := &decision{}
-	if err := decide(ctx, rep, source, decisions, report, decided); err != nil {
+	if err := decide(found, decisions, report, decided); err != nil {
 		return err
 	}
 
@@ -98,15 +103,8 @@ func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo
 	})
 }
 
-// decide offers what the repository has of the source, and reads what is decided.
-func decide(
-	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report, decided any,
-) error {
-	found, err := readOffer(ctx, rep, source)
-	if err != nil {
-		return err
-	}
-
+// decide offers what the repository has, and reads what is decided.
+func decide(found any, decisions io.Reader, report *report, decided any) error {
 	if err := report.write("offer", found); err != nil {
 		return err
 	}

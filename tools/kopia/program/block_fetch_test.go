@@ -162,7 +162,8 @@ func TestOddDecisionIsAnErrorOrTheDevice(t *testing.T) {
 	content := random.bytes(blockSize + 512)
 	first := b.writeDevice(content, blockDecision{})
 	there := bytes.Repeat([]byte{0xff}, 2*blockSize)
-	valid := fmt.Sprintf(`{"parent":"%v","tags":{"a":"1"},"pins":["p"],"parallel":2}`, first.Snapshot.ID)
+	valid := fmt.Sprintf(`{"parent":"%v","tags":{"a":"1"},"pins":["p"],"parallel":2,"checkpoint":`+
+		`{"path":"saved","seconds":1,"resume":"%v","replaces":["0"]}}`, first.Snapshot.ID, first.Snapshot.ID)
 
 	for _, text := range damage(random, valid, 30) {
 		var out bytes.Buffer
@@ -212,7 +213,7 @@ func damage(random seeded, valid string, count int) []string {
 func (b *bench) saveSnapshot(root object.ID) manifest.ID {
 	b.Helper()
 
-	made := buildManifest(blockSource, root, 3*blockSize, &blockDecision{})
+	made := buildManifest(blockSource, root, 3*blockSize, nil, nil)
 
 	must(b.T, repo.WriteSession(context.Background(), b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		id, err := snapshot.SaveSnapshot(ctx, w, made)

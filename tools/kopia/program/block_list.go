@@ -122,6 +122,16 @@ func writeRoot(ctx context.Context, w repo.RepositoryWriter, name string, conten
 	return snapshotfs.WriteDirManifest(ctx, w, rootDescription, directory, metadataCompressor)
 }
 
+// writeFile writes the list, and a directory whose only file has the blocks.
+func (l blockList) writeFile(ctx context.Context, w repo.RepositoryWriter, name, description string) (object.ID, error) {
+	content, err := l.write(ctx, w, description)
+	if err != nil {
+		return object.EmptyID, err
+	}
+
+	return writeRoot(ctx, w, name, content, l.size())
+}
+
 // loadBlocks returns the list of the device whose directory is root.
 func loadBlocks(ctx context.Context, rep repo.Repository, root object.ID) (list blockList, err error) {
 	defer recovered(&err)

@@ -20,6 +20,7 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/upload"
 )
 
 // Source: Velero main at d2241adba, pkg/uploader/block/uploader.go, snapshot.go.
@@ -46,19 +47,33 @@ type blockDecision struct {
 	// Changes says which blocks are to be read; without it all of them are. The others are those of the parent if it has
 	// a base, which is the snapshot that the parent was made from, and otherwise zeros.
 	Changes *changeQuery `json:"changes"`
+	// Checkpoint of nil: none is saved.
+	Checkpoint *checkpointDecision `json:"checkpoint"`
+}
+
+// blockOffer is what the repository has of a device, and the checkpoints of its backups.
+type blockOffer struct {
+	*offer
+
+	Checkpoints []*snapshot.Manifest `json:"checkpoints"`
 }
 
 // blockResult is the snapshot. ChangedBytes are of blocks that the parent does not have there, ParentFault is why it was not
-// compared with, ChangesFault is why all blocks were read although changes were asked for.
+// compared with, ChangesFault is why all blocks were read although changes were asked for, CheckpointFault is why nothing
+// was taken from the checkpoint.
 type blockResult struct {
 	Snapshot     *snapshot.Manifest `json:"snapshot"`
 	ChangedBytes int64              `json:"changed_bytes"`
 	ReadBytes    int64              `json:"read_bytes"`
 	ParentFault  string             `json:"parent_fault"`
 	ChangesFault string             `json:"changes_fault"`
+	// ResumedBytes were taken from a checkpoint.
+	ResumedBytes    int64  `json:"resumed_bytes"`
+	CheckpointFault string `json:"checkpoint_fault"`
 }
 
-// attachBlockWrite adds the subcommand block-write, whose dialogue is that of mover-backup.
+// attachBlockWrite adds the subcommand block-write, whose dialogue is that of mover-backup. SIGTERM ends the backup with a
+// checkpoint, if some are saved.
 func attachBlockWrite(parser *kingpin.Application) {
 	command := parser.Command("block-write", "Back up a device as standard input decides (for the data mover)").Hidden()
 	source := command.Flag("source", "Source, as user@host:path").Required().String()
@@ -86,8 +101,18 @@ func deviceFlags(command *kingpin.CmdClause) (*int, *int64) {
 func backUpDevice(
 	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, from *device, decisions io.Reader, report *report,
 ) error {
+	found, err := readOffer(ctx, rep, source)
+	if err != nil {
+		return err
+	}
+
+	checkpoints, err := findCheckpoints(ctx, rep, source)
+	if err != nil {
+		return err
+	}
+
 	decided := &blockDecision{}
-	if err := decide(ctx, rep, source, decisions, report, decided); err != nil {
+	if err := decide(&blockOffer{found, checkpoints}, decisions, report, decided); err != nil {
 		return err
 	}
 
@@ -101,34 +126,70 @@ func backUpDevice(
 			return errors.Wrap(err, "upload error")
 		}
 
-		if _, err := snapshot.SaveSnapshot(ctx, w, made.Snapshot); err != nil {
-			return errors.Wrap(err, "cannot save manifest")
-		}
-
-		if err := w.Flush(ctx); err != nil {
-			return errors.Wrap(err, "flush error")
-		}
-
 		report.stop()
 
 		return report.write("result", made)
 	})
 }
 
-// writeDevice writes all blocks, and returns the manifest, which is not saved yet.
+// writeDevice writes all blocks and the snapshot, or with a checkpoint as result those before a signal.
 func writeDevice(
 	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, from *device, decided *blockDecision, report *report,
 ) (*blockResult, error) {
-	made, start := &blockResult{}, w.Time()
-	name := objectName(source.Path)
+	made := &blockResult{}
+
+	writer, err := newBlockWriter(ctx, w, source, from, decided, report, made)
+	if err != nil {
+		return nil, err
+	}
+
+	if writer.checkpoint != nil {
+		// Once all blocks are read, a signal does not keep the snapshot from being written.
+		defer cancelOnSignal(func() { writer.checkpoint.stopped.Store(true) })()
+	}
+
+	if complete, err := writer.writeAll(ctx, decided); err != nil {
+		return nil, err
+	} else if !complete {
+		made.Snapshot = writer.checkpoint.saved
+
+		return made, nil
+	}
+
+	list := writer.list
+
+	root, err := list.writeFile(ctx, w, writer.name, writer.description)
+	if err != nil {
+		return nil, err
+	}
+
+	made.ChangedBytes, made.ReadBytes = min(writer.changed.Load()*blockSize, from.size), from.readBytes.Load()
+	made.Snapshot = buildManifest(source, root, list.size(), decided.Tags, decided.Pins)
+	made.Snapshot.StartTime, made.Snapshot.EndTime = fs.UTCTimestampFromTime(writer.start), fs.UTCTimestampFromTime(w.Time())
+	made.Snapshot.Tags[sourceSizeTag] = strconv.FormatInt(from.size, 10)
+
+	return made, writer.saveSnapshot(ctx, made.Snapshot)
+}
+
+// newBlockWriter finds out what need not be read; what is doubtful about that is in the result.
+func newBlockWriter(
+	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, from *device, decided *blockDecision, report *report,
+	made *blockResult,
+) (*blockWriter, error) {
+	hasher, err := newBlockHasher(w)
+	if err != nil {
+		return nil, err
+	}
+
+	name, start := objectName(source.Path), w.Time()
 	writer := &blockWriter{
-		w: w, from: from, report: report, list: newBlockList(blocks(from.size)),
-		description: "BDEV:" + name + "-" + start.Format(startFormat),
+		w: w, hasher: hasher, from: from, report: report, list: newBlockList(blocks(from.size)), name: name, start: start,
+		description: "BDEV:" + name + "-" + start.Format(startFormat), parentID: decided.Parent,
 	}
 	writer.zero = sync.OnceValues(func() (object.ID, error) { return writeBlock(ctx, w, zeroBlock, writer.description) })
 
 	if decided.Parent != "" {
-		parent, err := loadParent(ctx, w, decided.Parent)
+		_, parent, err := loadDevice(ctx, w, decided.Parent)
 		if err != nil {
 			made.ParentFault = err.Error()
 		}
@@ -140,33 +201,73 @@ func writeDevice(
 		made.ChangesFault = err.Error()
 	}
 
-	if err := inParallel(ctx, len(writer.list), decided.Parallel, writer.writeOne); err != nil {
-		return nil, err
+	if decided.Checkpoint == nil {
+		return writer, nil
 	}
 
-	content, err := writer.list.write(ctx, w, writer.description)
-	if err != nil {
-		return nil, err
+	if id := decided.Checkpoint.Resume; id != "" {
+		if err := writer.resume(ctx, id); err != nil {
+			made.CheckpointFault = err.Error()
+		}
 	}
 
-	size := writer.list.size()
-
-	root, err := writeRoot(ctx, w, name, content, size)
-	if err != nil {
-		return nil, err
+	made.ResumedBytes = min(int64(writer.resumed)*blockSize, from.size)
+	writer.checkpoint = &checkpointer{
+		writer: writer, decided: decided.Checkpoint, of: source, end: writer.resumed, beyond: map[int]struct{}{},
 	}
 
-	made.ChangedBytes, made.ReadBytes = min(writer.changed.Load()*blockSize, from.size), from.readBytes.Load()
-	made.Snapshot = buildManifest(source, root, size, decided)
-	made.Snapshot.StartTime, made.Snapshot.EndTime = fs.UTCTimestampFromTime(start), fs.UTCTimestampFromTime(w.Time())
-	made.Snapshot.Tags[sourceSizeTag] = strconv.FormatInt(from.size, 10)
+	return writer, nil
+}
 
-	return made, nil
+// writeAll writes all blocks, and returns false if a signal ended that: then there is a checkpoint.
+func (b *blockWriter) writeAll(ctx context.Context, decided *blockDecision) (bool, error) {
+	if b.checkpoint == nil {
+		return true, inParallel(ctx, len(b.list), decided.Parallel, b.writeOne)
+	}
+
+	ticks, stop := decided.Checkpoint.interval()
+	defer stop()
+
+	end := b.checkpoint.saveEach(ctx, ticks)
+	err := inParallel(ctx, len(b.list), decided.Parallel, b.writeOne)
+
+	end()
+
+	if err != nil || b.checkpoint.done() == len(b.list) {
+		return true, err
+	}
+
+	if err := b.checkpoint.save(ctx, upload.IncompleteReasonCanceled); err != nil {
+		return false, err
+	}
+
+	if b.checkpoint.saved == nil {
+		return false, errors.New("canceled before the first block was read")
+	}
+
+	return false, nil
+}
+
+// saveSnapshot writes the manifest, and deletes all checkpoints by the same write.
+func (b *blockWriter) saveSnapshot(ctx context.Context, made *snapshot.Manifest) error {
+	if _, err := snapshot.SaveSnapshot(ctx, b.w, made); err != nil {
+		return errors.Wrap(err, "cannot save manifest")
+	}
+
+	if b.checkpoint != nil {
+		if err := b.checkpoint.discard(ctx); err != nil {
+			return err
+		}
+	}
+
+	return errors.Wrap(b.w.Flush(ctx), "flush error")
 }
 
 // buildManifest returns the manifest as Velero writes it.
 // Source: Velero main at d2241adba, pkg/repository/udmrepo/kopialib/lib_repo.go (SaveSnapshot).
-func buildManifest(source snapshot.SourceInfo, root object.ID, size int64, decided *blockDecision) *snapshot.Manifest {
+func buildManifest(
+	source snapshot.SourceInfo, root object.ID, size int64, tags map[string]string, pins []string,
+) *snapshot.Manifest {
 	made := &snapshot.Manifest{
 		Source:      source,
 		Description: blockDescription,
@@ -179,10 +280,10 @@ func buildManifest(source snapshot.SourceInfo, root object.ID, size int64, decid
 			DirSummary:  &fs.DirectorySummary{TotalFileSize: size},
 		},
 		Tags: map[string]string{},
-		Pins: decided.Pins,
+		Pins: pins,
 	}
 
-	for key, value := range decided.Tags {
+	for key, value := range tags {
 		made.Tags[key] = value
 	}
 
@@ -195,26 +296,33 @@ func objectName(path string) string {
 	return strings.Trim(strings.NewReplacer("/", "-", "\\", "-").Replace(path), "-")
 }
 
-func loadParent(ctx context.Context, rep repo.Repository, id manifest.ID) (blockList, error) {
+// loadDevice returns a snapshot of a device, and its blocks.
+func loadDevice(ctx context.Context, rep repo.Repository, id manifest.ID) (*snapshot.Manifest, blockList, error) {
 	found, err := snapshot.LoadSnapshot(ctx, rep, id)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 
 	if found.RootEntry == nil {
-		return nil, errors.New("it has no directory")
+		return nil, nil, errors.New("it has no directory")
 	}
 
-	return loadBlocks(ctx, rep, found.RootEntry.ObjectID)
+	list, err := loadBlocks(ctx, rep, found.RootEntry.ObjectID)
+
+	return found, list, err
 }
 
 // blockWriter writes the blocks of a device, and counts those that its parent does not have.
 type blockWriter struct {
 	w           repo.RepositoryWriter
+	hasher      *blockHasher
 	from        *device
 	report      *report
 	list        blockList
+	parentID    manifest.ID
 	parent      blockList
+	name        string
+	start       time.Time
 	description string
 	zero        func() (object.ID, error)
 	changed     atomic.Int64
@@ -222,6 +330,10 @@ type blockWriter struct {
 	// marked are the blocks to read; nil: all of them. based: the others are those of the parent, not zeros.
 	marked *markedBlocks
 	based  bool
+
+	// resumed is how many blocks, from the first one, are in the list already; checkpoint of nil: none is saved.
+	resumed    int
+	checkpoint *checkpointer
 }
 
 // ask finds out which blocks are to be read; after an error all of them are.
@@ -247,8 +359,23 @@ func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
 		marked.from(len(b.parent) - 1)
 	}
 
-	if err := b.checkSome(ctx, marked); err != nil {
+	expected := func(at int) (object.ID, bool, error) {
+		if marked.set[at] {
+			return object.EmptyID, false, nil
+		}
+
+		id, err := b.unread(at)
+
+		return id, true, err
+	}
+
+	differs, err := b.checkSome(ctx, len(b.list), expected)
+	if err != nil {
 		return err
+	}
+
+	if differs >= 0 {
+		return errors.Errorf("it does not name the bytes at %v, which have changed", int64(differs)*blockSize)
 	}
 
 	b.marked = marked
@@ -256,34 +383,35 @@ func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
 	return nil
 }
 
-// checkSome reads some blocks that need not be read: a driver that misses changes is likely to miss one of these. A file
-// system in use changes the first one.
-func (b *blockWriter) checkSome(ctx context.Context, marked *markedBlocks) error {
+// checkSome reads some of so many blocks that need not be read, and returns the first one that is not as expected, or -1: a
+// driver that misses changes, or another device, is likely to differ in one of these. A file system in use changes the first
+// block.
+func (b *blockWriter) checkSome(ctx context.Context, count int, expected func(at int) (object.ID, bool, error)) (int, error) {
 	buffer, at := make([]byte, blockSize), 0
 
 	for checked, tried := 0, 0; checked < checkedBlocks && tried < 16*checkedBlocks; tried++ {
-		if !marked.set[at] {
-			expected, err := b.unread(at)
-			if err != nil {
-				return err
-			}
+		want, unread, err := expected(at)
+		if err != nil {
+			return 0, err
+		}
 
+		if unread {
 			found, _, err := b.store(ctx, at, buffer)
 			if err != nil {
-				return err
+				return 0, err
 			}
 
-			if found != expected {
-				return errors.Errorf("it does not name the bytes at %v, which have changed", int64(at)*blockSize)
+			if found != want {
+				return at, nil
 			}
 
 			checked++
 		}
 
-		at = rand.IntN(len(marked.set)) //nolint:gosec // no secret
+		at = rand.IntN(count) //nolint:gosec // no secret
 	}
 
-	return nil
+	return -1, nil
 }
 
 // unread returns the object of a block that is not read.
@@ -296,15 +424,22 @@ func (b *blockWriter) unread(at int) (object.ID, error) {
 }
 
 func (b *blockWriter) writeOne(ctx context.Context, at int, buffer []byte) error {
+	if b.checkpoint != nil && b.checkpoint.stopped.Load() {
+		return nil
+	}
+
 	var (
 		id     object.ID
 		hashed bool
 		err    error
 	)
 
-	if b.marked == nil || b.marked.set[at] {
+	switch {
+	case at < b.resumed:
+		// The list is being read for a checkpoint.
+	case b.marked == nil || b.marked.set[at]:
 		id, hashed, err = b.store(ctx, at, buffer)
-	} else {
+	default:
 		id, err = b.unread(at)
 	}
 
@@ -318,14 +453,29 @@ func (b *blockWriter) writeOne(ctx context.Context, at int, buffer []byte) error
 		b.report.CachedFile("", blockSize)
 	}
 
-	b.list[at].Object = id
+	if at >= b.resumed {
+		b.list[at].Object = id
+	}
 
-	// Beyond the end of the parent there was nothing.
-	if at < len(b.parent) && b.parent[at].Object != id || at >= len(b.parent) && hashed {
+	if b.hasChanged(at, hashed) {
 		b.changed.Add(1)
 	}
 
+	if b.checkpoint != nil && at >= b.resumed {
+		b.checkpoint.finish(at)
+	}
+
 	return nil
+}
+
+// hasChanged returns whether the parent does not have the block there. Beyond its end there was nothing.
+func (b *blockWriter) hasChanged(at int, hashed bool) bool {
+	id := b.list[at].Object
+	if at < len(b.parent) {
+		return b.parent[at].Object != id
+	}
+
+	return hashed || at < b.resumed && !b.hasher.matches(zeroBlock, id)
 }
 
 // store reads a block, and returns its object, and whether that is not one of zeros.

@@ -1,0 +1,300 @@
+"""The runs of kopia that open the repository once: of files, and of devices by block.
+
+Knows what each decides once it has seen what the repository has of the source. Does not know what makes a snapshot
+complete (`datamover.data_path.backup`).
+Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from core.contract import BackupMover
+from core.models.base import JsonDict
+from core.models.names import (
+    CHANGES_TAG,
+)
+from datamover.data_path.attempts import (
+    Inheritance,
+    build_inheritance,
+    sort_checkpoints,
+)
+from datamover.data_path.parents import (
+    BlockChoice,
+    CheckpointChoice,
+    build_block_tags,
+    build_checkpoint_tags,
+    checkpoint_path,
+    choose_blocks,
+    choose_checkpoint,
+    decide_parents,
+    describe_device,
+)
+from datamover.data_path.run import DataPath
+from datamover.data_path.snapshot_runs import (
+    BackupParameters,
+    PlainRun,
+    SnapshotRun,
+    find_parent_fault,
+    remove_checkpoints,
+)
+from datamover.kinds import AUTO_PARENT, NO_PARENT
+from datamover.kopia.backup_process import MoverBackup, device_flags, keep_checkpoint
+from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.policy import decide_policy
+from datamover.kopia.private_run import VolumeAccess
+from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import (
+    PIN,
+    parse_snapshot,
+    remove_source,
+    sort_source,
+)
+
+__all__ = ["open_run"]
+
+_COPIED: Final = (
+    "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
+)
+
+
+@asynccontextmanager
+async def open_run(
+    repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
+) -> AsyncIterator[SnapshotRun]:
+    """Yield the run that the parameters ask for; what is left of it ends with the block.
+
+    Args:
+        repository: where the snapshot goes.
+        parameters: what is backed up.
+        data_path: measures and guards the run.
+        device: its descriptor and its size in bytes; None: the volume has files.
+    """
+    run: _OneOpenRun
+    if device is not None and parameters.by_block:
+        run = _BlockRun(repository, parameters, data_path, device)
+    elif parameters.mover is BackupMover.PLAIN or device is not None or parameters.rules:
+        yield PlainRun(repository, parameters, data_path, device[0] if device else None)
+        return
+    else:
+        run = _OneOpenRun(repository, parameters, data_path)
+    try:
+        yield run
+    finally:
+        await run.end()
+
+
+class _OneOpenRun:
+    """One kopia, which opens the repository once, and reads all files that were changed since the parent."""
+
+    def __init__(self, repository: Repository, parameters: BackupParameters, data_path: DataPath) -> None:
+        self._repository = repository
+        self._parameters = parameters
+        self._data_path = data_path
+        self._kopia = self._build()
+        self._parents: list[JsonDict] = []
+        self._deleted: tuple[str, ...] = ()
+
+    def _build(self) -> MoverBackup:
+        parameters = self._parameters
+        stop = parameters.stop
+        files = KopiaFiles(
+            volume=VolumeAccess(parameters.volume, in_use=parameters.in_use),
+            terminate=stop.terminate if stop else None,
+        )
+        return self._backup(files, "mover-backup")
+
+    def _backup(self, files: KopiaFiles, *command: str) -> MoverBackup:
+        return MoverBackup(
+            self._repository.kopia,
+            self._parameters.target,
+            f"back up {self._parameters.volume}",
+            files=files,
+            listener=self._data_path,
+            meter=self._data_path.meter,
+            command=command,
+        )
+
+    @property
+    def note(self) -> str:
+        return _COPIED if self._kopia.result.get("copied") else ""
+
+    @property
+    def changed_bytes(self) -> int | None:
+        return None
+
+    @property
+    def fell_back(self) -> bool:
+        return False
+
+    @property
+    def cause(self) -> str:
+        return ""
+
+    @property
+    def restart_cause(self) -> str:
+        return ""
+
+    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
+        if due:
+            await remove_checkpoints(self._repository, self._parameters, self._data_path, within)
+
+    async def end(self) -> None:
+        """Kill kopia if it still runs."""
+        await self._kopia.end()
+
+    async def prepare(self) -> Inheritance:
+        await self._repository.open(partial(self._repository.start, self._data_path.meter, self._kopia.open))
+        offer, parameters = self._kopia.offer, self._parameters
+        self._repository.check_id(offer.unique_id)
+        found = sort_source(offer.snapshots, parameters.earlier_uid)
+        checkpoints = await sort_checkpoints(found, parameters.target, parameters.attempt)
+        self._deleted = checkpoints.others
+        self._parents = decide_parents(offer.snapshots, checkpoints.own, in_use=parameters.in_use)
+        return build_inheritance(found, checkpoints)
+
+    async def check_parent(self) -> str:
+        return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
+
+    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
+        decision = self._decide(interval, read_all=read_all)
+        work = partial(self._kopia.carry_out, decision)
+        stop = self._parameters.stop
+        attempted = f"back up {self._parameters.volume}"
+        if stop is None:
+            return await self._data_path.guard(attempted, work)
+        with stop.saving():
+            answer = await self._data_path.guard(attempted, work)
+        if stop.signaled:
+            await keep_checkpoint(self._repository.kopia, answer, stop)
+        return answer
+
+    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
+        parameters, offer = self._parameters, self._kopia.offer
+        return {
+            "path": str(parameters.volume),
+            "parents": self._parents,
+            "delete": self._deleted,
+            "policy": decide_policy(offer.defined, offer.policy, parameters.policy),
+            "tags": parameters.all_tags,
+            "pins": [PIN],
+            "parallel": parameters.parallel,
+            "read_all": read_all,
+            "checkpoint_seconds": interval.total_seconds(),
+            "changes_tag": CHANGES_TAG,
+            "may_be_copy": not parameters.in_use,
+        }
+
+
+class _BlockRun(_OneOpenRun):
+    """One kopia, which reads what has changed on the device, as far as known, and stores what the repository lacks.
+
+    A snapshot is saved only once it is complete. Until then, checkpoints are saved for another attempt if the device is
+    known as one that does not change: the storage's snapshot of a transfer.
+    """
+
+    def __init__(
+        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int]
+    ) -> None:
+        self._device = device
+        changes = parameters.changes
+        self._described = describe_device(changes, device[1]) if changes else ""
+        super().__init__(repository, parameters, data_path)
+        self._parent = ""
+        self._choice = BlockChoice()
+        self._checkpoint = CheckpointChoice()
+
+    def _build(self) -> MoverBackup:
+        fd, size_bytes = self._device
+        stop = self._parameters.stop
+        files = KopiaFiles(inherited_fd=fd, terminate=stop.terminate if stop else None)
+        return self._backup(files, "block-write", *device_flags(fd, size_bytes))
+
+    async def prepare(self) -> Inheritance:
+        found = await super().prepare()
+        if (attempt := self._parameters.attempt) and (saved := self._kopia.offer.checkpoints):
+            choice = choose_checkpoint(saved, attempt.uid, self._described, alone=False)
+            if len(choice.own) < len(saved) and await attempt.is_alone():
+                choice = choose_checkpoint(saved, attempt.uid, self._described, alone=True)
+            self._checkpoint = choice
+        return found
+
+    @property
+    def note(self) -> str:
+        fault = self._kopia.result.get("parent_fault", "")
+        return f"not compared with snapshot {self._parent}: {fault}" if fault else ""
+
+    @property
+    def changed_bytes(self) -> int | None:
+        return int(self._kopia.result["changed_bytes"])
+
+    @property
+    def fell_back(self) -> bool:
+        return bool(self._parent and self.cause)
+
+    @property
+    def cause(self) -> str:
+        if fault := self._kopia.result.get("changes_fault", ""):
+            return f"{self._choice.described} in doubt: {fault}"
+        return self._choice.cause if self._parent else ""
+
+    @property
+    def restart_cause(self) -> str:
+        fault = self._kopia.result.get("checkpoint_fault") or self._checkpoint.fault
+        return f"the checkpoint of an earlier attempt is not used: {fault}" if fault else ""
+
+    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
+        if (attempt := self._parameters.attempt) and (due or self._checkpoint.own):
+            target = f"{IDENTITY}:{checkpoint_path(attempt.uid)}"
+            await remove_source(self._repository.kopia, target, within=within)
+
+    async def check_parent(self) -> str:
+        offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
+        if wanted == NO_PARENT:
+            return ""
+        if wanted == AUTO_PARENT:
+            latest = sort_source(offer.snapshots, uid).latest
+            self._parent = latest.snapshot_id if latest else ""
+            return ""
+        if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
+            self._parent = wanted
+            return ""
+        source = self._parameters.source
+        return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
+
+    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
+        answer = await super().back_up(interval, read_all=read_all)
+        if self.cause and self._choice.expected:
+            await self._data_path.warn(f"read all of the device: {self.cause}")
+        if self.restart_cause:
+            await self._data_path.warn(f"read the device again from its start: {self.restart_cause}")
+        return answer
+
+    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - the parent tells
+        changes, parameters = self._parameters.changes, self._parameters
+        if parameters.parent != NO_PARENT:
+            parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
+            self._choice = choose_blocks(parent, changes)
+        return {
+            "parent": self._parent,
+            "tags": build_block_tags(parameters.all_tags, changes),
+            "pins": [PIN],
+            "parallel": parameters.parallel,
+            "changes": self._choice.query,
+            "checkpoint": self._decide_checkpoint(interval),
+        }
+
+    def _decide_checkpoint(self, interval: timedelta) -> JsonDict | None:
+        attempt = self._parameters.attempt
+        if attempt is None or not self._described:
+            return None
+        return {
+            "path": checkpoint_path(attempt.uid),
+            "tags": build_checkpoint_tags(self._parameters.all_tags, self._described),
+            "seconds": interval.total_seconds(),
+            "resume": self._checkpoint.resume,
+            "replaces": self._checkpoint.replaced,
+        }

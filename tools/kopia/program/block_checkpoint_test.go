@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/upload"
+)
+
+const checkpoints = "checkpoints"
+
+// interrupt backs up some blocks of a device with that content, in an odd order, and then does something.
+func (b *bench) interrupt(content []byte, count int, decided blockDecision, then func(context.Context, *blockWriter)) {
+	b.Helper()
+
+	from, _ := b.device(content)
+	report := newReport(io.Discard, io.Discard)
+
+	defer report.stop()
+
+	if decided.Checkpoint == nil {
+		decided.Checkpoint = &checkpointDecision{Path: checkpoints, Tags: map[string]string{"tag:a": "1"}, Seconds: 600}
+	}
+
+	must(b.T, repo.WriteSession(context.Background(), b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		writer, err := newBlockWriter(ctx, w, blockSource, from, &decided, report, &blockResult{})
+		must(b.T, err)
+
+		buffer := make([]byte, blockSize)
+		for at := range count {
+			must(b.T, writer.writeOne(ctx, at^1, buffer))
+		}
+
+		then(ctx, writer)
+
+		return nil
+	}))
+	must(b.T, b.rep.Refresh(context.Background()))
+}
+
+// saveSome leaves a checkpoint of an even number of blocks.
+func (b *bench) saveSome(content []byte, count int, decided blockDecision) (id manifest.ID) {
+	b.Helper()
+	b.interrupt(content, count, decided, func(ctx context.Context, writer *blockWriter) {
+		must(b.T, writer.checkpoint.save(ctx, upload.IncompleteReasonCheckpoint))
+		id = writer.checkpoint.saved.ID
+	})
+
+	return id
+}
+
+func (b *bench) saved() []*snapshot.Manifest {
+	b.Helper()
+
+	found, err := findCheckpoints(context.Background(), b.rep, blockSource)
+	must(b.T, err)
+
+	return found
+}
+
+func resumed(id manifest.ID, others ...manifest.ID) *checkpointDecision {
+	return &checkpointDecision{Path: checkpoints, Seconds: 600, Resume: id, Replaces: append(others, id)}
+}
+
+func TestAnotherAttemptReadsTheRest(t *testing.T) {
+	b, random, from := newBench(t), newSeeded(), newStorage(t)
+	old := append(random.bytes(30*blockSize), make([]byte, 10*blockSize)...)
+	content := append(bytes.Clone(old), random.bytes(512)...)
+	copy(content[5*blockSize:], random.bytes(15*blockSize))
+
+	first := b.writeDevice(old, blockDecision{})
+	from.says(variableLength, len(content), extent{5 * blockSize, 15 * blockSize})
+
+	for rule, decided := range map[string]blockDecision{
+		"all":               {},
+		"all, with parent":  {Parent: first.Snapshot.ID},
+		"allocated":         {Changes: from.query("")},
+		"changed since the": {Parent: first.Snapshot.ID, Changes: from.query("before")},
+	} {
+		if rule == "allocated" {
+			from.says(variableLength, len(content), extent{0, 30 * blockSize})
+		} else {
+			from.says(variableLength, len(content), extent{5 * blockSize, 15 * blockSize})
+		}
+
+		whole := b.writeDevice(content, decided)
+		id := b.saveSome(content, 34, decided)
+		// What maintenance runs finds all that the checkpoint refers to.
+		list, err := loadBlocks(context.Background(), b.rep, b.saved()[0].RootObjectID())
+		must(t, err)
+		must(t, list.verify(context.Background(), b.rep))
+
+		decided.Checkpoint = resumed(id)
+		made := b.writeDevice(content, decided)
+
+		if made.CheckpointFault != "" || made.ChangesFault != "" || made.ResumedBytes != 34*blockSize ||
+			made.ChangedBytes != whole.ChangedBytes || made.ReadBytes > (7+2*checkedBlocks)*blockSize {
+			t.Errorf("%v: %+v, after %+v", rule, made, whole)
+		}
+
+		restored, _, err := b.readDevice(made, len(content), random.bytes(len(content)), false)
+		if err != nil || !bytes.Equal(restored, content) {
+			t.Errorf("%v: the restored device differs: %v", rule, err)
+		}
+
+		if len(b.saved()) != 0 {
+			t.Errorf("%v: checkpoints are left", rule)
+		}
+	}
+}
+
+// TestCheckpointInDoubtIsNotUsed has checkpoints that are damaged, or of something else: all is read then.
+func TestCheckpointInDoubtIsNotUsed(t *testing.T) {
+	b, random := newBench(t), newSeeded()
+	content := random.bytes(4*blockSize + 512)
+	other := random.bytes(len(content))
+	first := b.writeDevice(content, blockDecision{})
+	all := map[string]string{ruleTag: "all"}
+
+	save := func(root object.ID, tags map[string]string) manifest.ID {
+		made, id := buildManifest(blockSource, root, 3*blockSize, tags, nil), manifest.ID("")
+		made.Source.Path = checkpoints
+
+		must(t, repo.WriteSession(context.Background(), b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+			id, err = snapshot.SaveSnapshot(ctx, w, made)
+
+			return err
+		}))
+		must(t, b.rep.Refresh(context.Background()))
+
+		return id
+	}
+	missing := `{"entries":[{"l":1048576,"o":"0123456789abcdef0123456789abcdef"},{"s":1048576,"l":1048576,"o":"0123456789abcdef0123456789abcdef"},` +
+		`{"s":2097152,"l":1048576,"o":"0123456789abcdef0123456789abcdef"}]}`
+
+	for want, id := range map[string]manifest.ID{
+		"not found":                       "0123456789abcdef0123456789abcdef",
+		"its blocks were read otherwise":  first.Snapshot.ID,
+		"more than the device":            save(b.writeDevice(random.bytes(9*blockSize), blockDecision{}).Snapshot.RootObjectID(), all),
+		"the device has other bytes at 0": b.saveSome(other, 4, blockDecision{}),
+		"block 0: ":                       save(b.writeList(missing), all),
+		"read the list of blocks":         save(b.writeList(missing[:100]), all),
+		"entry 1 of the list of blocks":   save(b.writeList(strings.Replace(missing, "1048576,\"l\"", "1048577,\"l\"", 1)), all),
+	} {
+		made := b.writeDevice(content, blockDecision{Checkpoint: resumed(id)})
+		if !strings.Contains(made.CheckpointFault, want) || made.ResumedBytes != 0 || made.ReadBytes < int64(len(content)) {
+			t.Errorf("%+v, not %q", made, want)
+		}
+
+		restored, _, err := b.readDevice(made, len(content), other, false)
+		if err != nil || !bytes.Equal(restored, content) {
+			t.Errorf("the restored device differs when %v: %v", want, err)
+		}
+	}
+}
+
+// TestOneCheckpointIsThereAtATime has ticks, a signal, and another attempt: each replaces what was saved before.
+func TestOneCheckpointIsThereAtATime(t *testing.T) {
+	b, random := newBench(t), newSeeded()
+	content, ticks := random.bytes(8*blockSize), make(chan time.Time)
+
+	b.interrupt(content, 4, blockDecision{}, func(ctx context.Context, writer *blockWriter) {
+		// The second tick comes once the first one has been dealt with.
+		end := writer.checkpoint.saveEach(ctx, ticks)
+		ticks <- time.Time{}
+		ticks <- time.Time{}
+		end()
+
+		if writer.checkpoint.saved == nil {
+			t.Fatal("no checkpoint was saved")
+		}
+	})
+
+	first := b.saved()
+	if len(first) != 1 || first[0].Stats.TotalFileSize != 4*blockSize || first[0].IncompleteReason != "checkpoint" ||
+		first[0].Tags["tag:a"] != "1" || first[0].Pins != nil || first[0].Source.Path != checkpoints {
+		t.Fatalf("the checkpoints are %+v", first)
+	}
+
+	b.interrupt(content, 6, blockDecision{Checkpoint: resumed(first[0].ID)}, func(ctx context.Context, writer *blockWriter) {
+		writer.checkpoint.stopped.Store(true)
+
+		if complete, err := writer.writeAll(ctx, &blockDecision{Checkpoint: writer.checkpoint.decided, Parallel: 2}); complete || err != nil {
+			t.Errorf("the backup was not ended: %v", err)
+		}
+	})
+
+	second := b.saved()
+	if len(second) != 1 || second[0].Stats.TotalFileSize != 6*blockSize || second[0].IncompleteReason != "canceled" {
+		t.Fatalf("the checkpoints are %+v", second)
+	}
+
+	if parent := b.latest(); parent != nil {
+		t.Errorf("Velero takes %+v for a parent", parent)
+	}
+}
