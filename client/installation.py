@@ -102,7 +102,7 @@ def serve_words(daemonset: DaemonSet) -> list[str]:
     raise ConfigError("its first container does not start an agent")
 
 
-async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str:
+async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str | None:
     """Return why a `what` (backup, restore) is refused beside a Velero server, or if there may be one; else empty."""
     advice = f"--ignore-velero-server creates the {what} nevertheless"
     try:
@@ -112,7 +112,7 @@ async def explain_velero_server(client: KubeClient, namespace: str, what: str, b
     except KubeError as e:
         return f"cannot find out whether a Velero server is in namespace {namespace}: {e}: {advice}"
     if not found:
-        return ""
+        return None
     return f"a Velero server is in namespace {namespace}: ask it (velero {what} create), {benefit}; {advice}"
 
 

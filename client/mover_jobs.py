@@ -183,7 +183,7 @@ async def plan_job(
     settings = await read_settings(client, namespace)
     config = await read_config(client, namespace, settings.config_map_name)
     defaults = build_defaults(settings, await read_template(client, namespace))
-    expose = build_expose_settings(defaults, config.config, priority_class="", cache_limit_mib=0)
+    expose = build_expose_settings(defaults, config.config, priority_class=None, cache_limit_mib=0)
     configured = await MaintenanceConfig(client, namespace, settings.maintenance_config_map).settings_for(subject.key)
     job = configured.job
     if job.resources is None:

@@ -151,10 +151,10 @@ class RepositoryReader:
             **asdict(RepositorySummary.of(repository, record, following)),
             created_here=repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) == "true",
             location_phase=(location.status.phase or "Available") if location is not None else "",
-            location_message=location.status.message if location is not None else "",
+            location_message=(location and location.status.message) or "",
             next_quick=record.next_quick,
             next_full=record.next_full,
-            full_interval_seconds=record.full_interval_seconds,
+            full_interval_seconds=record.full_interval_seconds or 0.0,
             last_mode=str(record.mode) if record.at else "",
             last_result=await self._try("the result of the last Job", self._read_result(jobs), None),
             peak_quick_bytes=record.peak_quick_bytes,
@@ -255,7 +255,7 @@ class RepositoryReader:
             pod=pod["metadata"]["name"],
             phase=(pod.get("status") or {}).get("phase", ""),
             node=(pod.get("spec") or {}).get("nodeName", ""),
-            pending=_pending(pod),
+            pending=_pending(pod) or "",
         )
 
 
@@ -291,13 +291,13 @@ def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings
     return {"memory_request": request, "memory_limit": limit, "memory_too_small": too_small}
 
 
-def _pending(pod: Pod) -> str:
-    """Return why the pod has not started; empty: it has."""
+def _pending(pod: Pod) -> str | None:
+    """Return why the pod has not started; None: it has."""
     try:
         pending = diagnose_pod(pod)
     except AgentError as e:
         return str(e)
-    return pending.message if pending is not None else ""
+    return pending.message if pending is not None else None
 
 
 _ORDER: Final = (SnapshotVerdict.UNREFERENCED, SnapshotVerdict.INCOMPLETE, SnapshotVerdict.UNKNOWN)
@@ -333,5 +333,7 @@ def _read(name: str, answer: JobAnswer) -> SnapshotList:
     totals = parse_result(SnapshotReport, answer.message)
     found = answer.find(REPORTED_LINE)
     notes = [f"what refers to snapshots could not be read: {totals.unread}"] if totals.unread else []
-    found.sort(key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else len(_ORDER), one.start, one.id))
+    found.sort(
+        key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else len(_ORDER), one.start or "", one.id)
+    )
     return SnapshotList(repository=name, totals=totals, snapshots=found, notes=notes)

@@ -194,7 +194,7 @@ class RepositorySummary(WireModel):
             volume_namespace=spec.volume_namespace,
             location=spec.backup_storage_location,
             phase=str(repository.phase),
-            message=status.message,
+            message=status.message or "",
             created=meta.creation_timestamp,
             last_maintenance=status.last_maintenance_time,
             maintenance_frequency=spec.maintenance_frequency,

@@ -47,9 +47,9 @@ class CheckReport(WireModel):
     snapshot_id: str = ""
 
     @property
-    def error(self) -> str:
-        """The first error; empty: all steps succeeded."""
-        return next((step.error for step in self.steps if step.error), "")
+    def error(self) -> str | None:
+        """The first error; None: all steps succeeded."""
+        return next((step.error for step in self.steps if step.error), None)
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ class _Run:
     async def _wait_account(self) -> None:
         """Return once the namespace has the account without which no pod is created in it."""
 
-        async def find() -> str:
+        async def find() -> str | None:
             found = await self.tools.client.read(kube.SERVICE_ACCOUNTS, self.plan.space, "default")
-            return "" if found is not None else f"ServiceAccount {self.plan.space}/default does not exist yet"
+            return None if found is not None else f"ServiceAccount {self.plan.space}/default does not exist yet"
 
         await self._until(find)
 
@@ -157,11 +157,11 @@ class _Run:
     async def _take_snapshot(self) -> None:
         await self._create(kube.VOLUME_SNAPSHOTS, self.plan.build_snapshot())
 
-        async def find() -> str:
+        async def find() -> str | None:
             found = await self._get(kube.VOLUME_SNAPSHOTS, self.plan.space, self.plan.name)
             status = found.get("status") or {}
             if status.get("readyToUse"):
-                return ""
+                return None
             cause = (status.get("error") or {}).get("message") or "no snapshot controller or driver has reported yet"
             return f"VolumeSnapshot {self.plan.space}/{self.plan.name} is not ready: {cause}"
 
@@ -194,12 +194,12 @@ class _Run:
         """
         status: JsonDict = {}
 
-        async def find() -> str:
+        async def find() -> str | None:
             nonlocal status
             status = (await self._get(resource, self.plan.namespace, self.plan.name)).get("status") or {}
             phase = status.get("phase") or Phase.NEW
             if phase == Phase.COMPLETED:
-                return ""
+                return None
             text = f"{resource.kind} {self.plan.namespace}/{self.plan.name} is {phase}: "
             text += status.get("message") or "no message"
             if phase in FINAL_PHASES:
@@ -217,7 +217,7 @@ class _Run:
         """
         message, causes = "", CauseFinder(self.tools.client, self.tools.clock)
 
-        async def find() -> str:
+        async def find() -> str | None:
             nonlocal message
             pod = await self._get(kube.PODS, self.plan.space, name)
             end = parse_pod_end(pod)
@@ -231,12 +231,12 @@ class _Run:
                 cause = ": ".join(filter(None, (explain_exit(end), " ".join(end.message.split()))))
                 raise VolumeCheckError(f"Pod {self.plan.space}/{name} failed: {cause}")
             message = end.message.strip()
-            return ""
+            return None
 
         await self._until(find)
         return message
 
-    async def _until(self, find: Callable[[], Awaitable[str]]) -> None:
+    async def _until(self, find: Callable[[], Awaitable[str | None]]) -> None:
         """Return once `find` returns nothing; show what it returns.
 
         Raises:

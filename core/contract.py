@@ -16,7 +16,7 @@ from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
 from core.models.backups import Shrinkage
-from core.models.base import Int64, Time, WireModel, cut_texts
+from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
 from core.models.transfer_settings import InPlace, LeftOut
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
@@ -190,13 +190,13 @@ class TrackedSnapshot:
     metadata: SnapshotMetadata | None = None
 
     @property
-    def flags(self) -> dict[str, str]:
-        """The flags of a mover, without `--`."""
+    def flags(self) -> dict[str, str | None]:
+        """The flags of a mover, without `--`; None is left out."""
         return {
             "change-id": self.change_id,
             "volume-id": self.volume_id,
             "snapshot-id": self.snapshot_id,
-            "snapshot-metadata": self.metadata.to_json() if self.metadata else "",
+            "snapshot-metadata": self.metadata.to_json() if self.metadata else None,
         }
 
 
@@ -205,30 +205,29 @@ class MoverArgs:
     """The command line of a transfer's mover pod: `python -m datamover` and then `argv`.
 
     Other pods have one of `core.mover_specs`. `kind_flag` is the flag that names the custom resource: `data-upload`,
-    `data-download`, `pod-volume-backup` or `pod-volume-restore`. Paths are absolute and inside the pod; an empty path
-    is omitted. `cache_limit_mib` is what the cache volume has room for; 0: there is none. `attempt` is the number of
-    the transfer's attempt. `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
-    `compression` is the algorithm of a backup whose custom resource names none; empty: none. With `ignore_files`, files
-    named `.kopiaignore` have an effect on a backup. `exclude` are its exclusions as JSON; empty: it has none.
-    `read_all_files`: it also reads files whose size and time are unchanged since the last one. `mover` is how a backup
-    runs kopia; empty: plain. With `require_attributes`, a restore fails if the target does not take owners, modes and
-    times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one. `tracked` is the
-    snapshot of a backup by block; None: the storage has no handles of it and its volume.
+    `data-download`, `pod-volume-backup` or `pod-volume-restore`. Paths are absolute and inside the pod.
+    `cache_limit_mib` is what the cache volume has room for. `attempt` is the number of the transfer's attempt.
+    `cluster` identifies the cluster in the snapshot of a backup. `compression` is the algorithm of a backup whose
+    custom resource names none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `exclude`
+    are its exclusions as JSON. `read_all_files`: it also reads files whose size and time are unchanged since the last
+    one. `mover` is how a backup runs kopia; None: plain. With `require_attributes`, a restore fails if the target does
+    not take owners, modes and times. `in_place` is how a restore goes into a volume that may have data; None: as into a
+    new one. `tracked` is the snapshot of a backup by block; None: the storage has no handles of it and its volume.
     """
 
     verb: MoverVerb
     kind_flag: str
     resource_name: str
-    volume_path: str = ""
+    volume_path: str | None = None
     volume_mode: VolumeMode = VolumeMode.FILESYSTEM
-    cache_volume_path: str = ""
-    cache_limit_mib: int = 0
+    cache_volume_path: str | None = None
+    cache_limit_mib: int | None = None
     attempt: int = 1
-    cluster: str = ""
-    compression: str = ""
-    mover: str = ""
+    cluster: str | None = None
+    compression: str | None = None
+    mover: str | None = None
     ignore_files: bool = False
-    exclude: str = ""
+    exclude: str | None = None
     read_all_files: bool = False
     require_attributes: bool = False
     in_place: InPlace | None = None
@@ -243,10 +242,10 @@ class MoverArgs:
         flags = {
             self.kind_flag: self.resource_name,
             "volume-path": self.volume_path,
-            "volume-mode": str(self.volume_mode) if self.volume_path else "",
+            "volume-mode": self.volume_mode if self.volume_path else None,
             "cache-volume-path": self.cache_volume_path,
-            "cache-limit-mib": str(self.cache_limit_mib) if self.cache_limit_mib else "",
-            "attempt": str(self.attempt) if self.attempt > 1 else "",
+            "cache-limit-mib": self.cache_limit_mib,
+            "attempt": self.attempt if self.attempt > 1 else None,
             "cluster": self.cluster,
             "compression": self.compression,
             "mover": self.mover,
@@ -254,7 +253,7 @@ class MoverArgs:
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
-            "restore-type": self.in_place.restore_type if self.in_place else "",
+            "restore-type": self.in_place and self.in_place.restore_type,
             **(self.tracked.flags if self.tracked else {}),
         }
         switches = {
@@ -266,11 +265,11 @@ class MoverArgs:
         }
         return [
             str(self.verb),
-            *(f"--{flag}={value}" for flag, value in flags.items() if value),
+            *(f"--{flag}={value}" for flag, value in flags.items() if value is not None),
             *(f"--{switch}" for switch, on in switches.items() if on),
         ]
 
-    def mount(self, volume_path: str, mode: VolumeMode, cache_path: str) -> Self:
+    def mount(self, volume_path: str | None, mode: VolumeMode, cache_path: str | None) -> Self:
         """Return it with the volumes of its pod."""
         return replace(self, volume_path=volume_path, volume_mode=mode, cache_volume_path=cache_path)
 
@@ -379,7 +378,7 @@ class LocationResult(WireModel):
     needs_pod: bool = False
 
 
-class MaintenanceResult(WireModel, omit_defaults=True):
+class MaintenanceResult(SparseModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
     `reason` says why nothing ran (mode `none`); `held`: because another cluster maintains the repository. `next_quick`
@@ -393,25 +392,26 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     """
 
     mode: MaintenanceMode
-    reason: str = ""
+    reason: str | None = None
     held: bool = False
-    repository_id: str = field(name="repositoryID", default="")
+    repository_id: str | None = field(name="repositoryID", default=None)
     seconds: float = 0.0
     contents: Int64 | None = None
     index_blobs: Int64 | None = None
     freed_bytes: Int64 | None = None
     peak_bytes: Int64 = 0
-    full_interval_seconds: float = 0.0
+    full_interval_seconds: float | None = None
     interval_differs: bool = False
     incomplete_full: bool = False
     next_quick: Time | None = None
     next_full: Time | None = None
     foreign_at: Time | None = None
     report: SnapshotReport | None = None
-    report_error: str = ""
+    report_error: str | None = None
 
     def __post_init__(self) -> None:
         """Cut the texts, so that the termination message has room for them."""
+        super().__post_init__()
         cut_texts(self, reason=_REASON_BYTES, report_error=_ERROR_BYTES)
 
 

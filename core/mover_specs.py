@@ -65,7 +65,7 @@ class _Flags(WireModel, rename="kebab", forbid_unknown_fields=True):
         """
         return [str(self.verb), *_format_flags(msgspec.to_builtins(self))]
 
-    def mount(self, volume_path: str, mode: VolumeMode, cache_path: str) -> Self:  # noqa: ARG002 - only transfers have a cache volume
+    def mount(self, volume_path: str | None, mode: VolumeMode, cache_path: str | None) -> Self:  # noqa: ARG002 - only transfers have a cache volume
         """Return it with the volume of its pod."""
         return msgspec.structs.replace(self, volume_path=volume_path, volume_mode=mode) if volume_path else self
 
@@ -196,7 +196,7 @@ class ListFiles(FilesSpec):
     verb: ClassVar[MoverVerb] = MoverVerb.LIST_FILES
 
     limit: Annotated[int, Meta(ge=1)] = 5000
-    after: str = ""
+    after: str | None = None
 
 
 class SendFiles(FilesSpec):

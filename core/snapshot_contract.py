@@ -13,7 +13,7 @@ from msgspec import field
 from msgspec.structs import force_setattr
 
 from core.models.backups import SavedClaim
-from core.models.base import Int64, Time, WireModel, cut_texts
+from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
 from core.models.job_output import OutputLine
 from core.models.names import BLOCK_DATA_MOVER
 
@@ -69,11 +69,11 @@ class SnapshotTotal(WireModel, omit_defaults=True):
     bytes: Int64 = 0
 
 
-class SnapshotReport(WireModel, omit_defaults=True):
+class SnapshotReport(SparseModel, omit_defaults=True):
     """The termination message of `report-snapshots` that succeeded: the kopia snapshots of one repository by verdict.
 
     `bucket_read`: Velero's files in the bucket were read; they are not if no verdict depends on them. `unread` is why
-    they, or the Backups of the cluster, could not be read; empty: they could, or no verdict depends on them.
+    they, or the Backups of the cluster, could not be read; None: they could, or no verdict depends on them.
     """
 
     referenced: SnapshotTotal = field(default_factory=SnapshotTotal)
@@ -81,59 +81,60 @@ class SnapshotReport(WireModel, omit_defaults=True):
     incomplete: SnapshotTotal = field(default_factory=SnapshotTotal)
     unknown: SnapshotTotal = field(default_factory=SnapshotTotal)
     bucket_read: bool = False
-    unread: str = ""
+    unread: str | None = None
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""
+        super().__post_init__()
         cut_texts(self, unread=_UNREAD_BYTES)
 
 
-class ReportedSnapshot(WireModel, omit_defaults=True):
+class ReportedSnapshot(SparseModel, omit_defaults=True):
     """A kopia snapshot that is not referenced; `bytes` is the size of its files, `start` when its backup began.
 
-    `command` is kopia's, which would delete it; empty unless it is unreferenced. A tenant chooses parts of `source`.
+    `command` is kopia's, which would delete it; None unless it is unreferenced. A tenant chooses parts of `source`.
     """
 
     id: str
     verdict: SnapshotVerdict
     reason: str
-    source: str = ""
-    start: str = ""
+    source: str | None = None
+    start: str | None = None
     bytes: Int64 = 0
-    command: str = ""
+    command: str | None = None
 
 
 REPORTED_LINE: Final = OutputLine("nodeagent.io/reported-snapshot", ReportedSnapshot)
 
 
-class StoredSnapshot(WireModel, omit_defaults=True):
+class StoredSnapshot(SparseModel, omit_defaults=True):
     """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
 
     `volume_namespace` is its repository's, `bytes` the size of its files, `start` when its backup began.
     `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
-    backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
-    by the source, where `described` is false and the claim has its names only. `backup_uid` is a Velero Backup's.
-    Any writer to the bucket chooses all of it.
+    backup create`, which has `backup_volumes`. `claim` is the PVC: as it was if a tag has it, else by the source, where
+    `described` is false and the claim has its names only. `backup_uid` is a Velero Backup's. Any writer to the bucket
+    chooses all of it.
     """
 
     id: str
     volume_namespace: str
-    source: str = ""
-    requester: str = ""
-    start: str = ""
+    source: str | None = None
+    requester: str | None = None
+    start: str | None = None
     bytes: Int64 = 0
-    cluster: str = ""
-    backup: str = ""
-    backup_volumes: Int64 = 0
-    backup_uid: str = field(default="", name="backupUID")
-    transfer_uid: str = field(default="", name="transferUID")
+    cluster: str | None = None
+    backup: str | None = None
+    backup_volumes: Int64 | None = None
+    backup_uid: str | None = field(default=None, name="backupUID")
+    transfer_uid: str | None = field(default=None, name="transferUID")
     claim: SavedClaim | None = None
     described: bool = False
 
     @property
     def by_block(self) -> bool:
         """Whether its source is a device, in the format of BLOCK_DATA_MOVER."""
-        return self.source.split("/")[1:2] == [BLOCK_DATA_MOVER]
+        return self.source is not None and self.source.split("/")[1:2] == [BLOCK_DATA_MOVER]
 
 
 class UnreadRepository(WireModel):
@@ -214,16 +215,16 @@ class CopyToCheck:
         return cls(namespace, snapshot_id)
 
 
-class CheckedCopy(WireModel, omit_defaults=True):
-    """A copy that was looked at: `fault` is why it is not known that it can be restored; empty: its root was read."""
+class CheckedCopy(SparseModel, omit_defaults=True):
+    """A copy that was looked at: `fault` is why it is not known that it can be restored; None: its root was read."""
 
     volume_namespace: str
     snapshot_id: str = field(name="snapshotID")
-    fault: str = ""
+    fault: str | None = None
 
 
-class DeletedSnapshot(WireModel, omit_defaults=True):
-    """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not, empty: it was.
+class DeletedSnapshot(SparseModel, omit_defaults=True):
+    """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not; None: it was.
 
     `bytes` is the size of its files, `start` when its backup began; what its deletion frees, maintenance does.
     """
@@ -232,9 +233,9 @@ class DeletedSnapshot(WireModel, omit_defaults=True):
     volume_namespace: str
     backup: str
     transfer_uid: str = field(name="transferUID")
-    start: str = ""
+    start: str | None = None
     bytes: Int64 = 0
-    kept: str = ""
+    kept: str | None = None
 
 
 class SnapshotDeletion(WireModel, omit_defaults=True):
@@ -260,7 +261,7 @@ SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
 """What is executed in the pod to read what it sends: the stream on standard output, SentFiles on standard error."""
 
 
-_MODE: Final = re.compile(r"[0-7]{0,7}")
+_MODE: Final = re.compile(r"[0-7]{1,7}")
 
 
 class FileType(StrEnum):
@@ -272,7 +273,7 @@ class FileType(StrEnum):
     OTHER = "other"
 
 
-class FileEntry(WireModel, omit_defaults=True):
+class FileEntry(SparseModel, omit_defaults=True):
     """An entry of a directory in a snapshot; all of it was chosen by those who wrote to the volume.
 
     `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are of all below it.
@@ -280,16 +281,17 @@ class FileEntry(WireModel, omit_defaults=True):
 
     name: str
     type: FileType
-    mode: str = ""
+    mode: str | None = None
     user_id: Int64 = 0
     group_id: Int64 = 0
     size_bytes: Int64 = 0
     files: Int64 = 0
-    modified: str = ""
+    modified: str | None = None
 
     def __post_init__(self) -> None:
-        """Read a mode that is none as empty."""
-        force_setattr(self, "mode", check_mode(self.mode))
+        """Read a mode that is none as absent."""
+        super().__post_init__()
+        force_setattr(self, "mode", self.mode and check_mode(self.mode))
 
 
 ENTRY_LINE: Final = OutputLine("nodeagent.io/file-entry", FileEntry)
@@ -313,17 +315,17 @@ class FileListing(WireModel, omit_defaults=True):
         cut_texts(self, note=_MESSAGE_BYTES)
 
 
-class SentFiles(WireModel, omit_defaults=True):
-    """How `send-files` ended: how many bytes it sent, the first line included, and why not all; empty: all.
+class SentFiles(SparseModel, omit_defaults=True):
+    """How `send-files` ended: how many bytes it sent, the first line included, and why not all; None: all.
 
-    `note` is what a reader should know about the files, or empty.
+    `note` is what a reader should know about the files, or None.
     """
 
     bytes: Int64 = 0
-    error: str = ""
-    note: str = ""
+    error: str | None = None
+    note: str | None = None
 
 
-def check_mode(mode: str) -> str:
-    """Return the permissions of an entry if they are an octal number of at most seven digits, else nothing."""
-    return mode if _MODE.fullmatch(mode) else ""
+def check_mode(mode: str) -> str | None:
+    """Return the permissions of an entry if they are an octal number of at most seven digits, else None."""
+    return mode if _MODE.fullmatch(mode) else None

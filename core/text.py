@@ -45,12 +45,12 @@ def format_age(age: timedelta) -> str:
     return f"{seconds}s"
 
 
-def ask(meant: str) -> str:
-    """Return the hint that `meant` may be meant; empty if it is empty."""
-    return f"did you mean {meant}?" if meant else ""
+def ask(meant: str | None) -> str | None:
+    """Return the hint that `meant` may be meant; or None if nothing is."""
+    return f"did you mean {meant}?" if meant else None
 
 
-def guess(name: str, candidates: Iterable[str]) -> str:
+def guess(name: str, candidates: Iterable[str]) -> str | None:
     """Return the hint which of the candidates may be meant by `name`."""
     return ask(close_name(name, candidates))
 
@@ -61,8 +61,8 @@ def hinted(text: str, name: str, candidates: Iterable[str]) -> str:
     return f"{text} ({hint})" if hint else text
 
 
-def close_name(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate whose spelling is close to `name`; empty if there is none."""
+def close_name(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate whose spelling is close to `name`; None if there is none."""
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[close[0]] if close else ""
+    return by_lower[close[0]] if close else None

@@ -43,7 +43,7 @@ class LogOptions:
 class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
-    `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
+    `cluster` identifies a backup's cluster. `compression` is for one that names none itself.
     `mover` is how a backup runs kopia.
     `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
     into a volume that may have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the
@@ -56,7 +56,7 @@ class PodOptions:
     mode: VolumeMode
     resource_timeout: timedelta
     attempt: int = 1
-    cluster: str = ""
+    cluster: str | None = None
     compression: Compression = Compression.NONE
     ignore_files: bool = False
     exclude: Exclusions = field(default_factory=Exclusions)
@@ -65,8 +65,8 @@ class PodOptions:
     require_attributes: bool = False
     in_place: InPlace | None = None
     tracked: TrackedSnapshot | None = None
-    cache_volume: str = ""
-    cache_limit_mib: int = 0
+    cache_volume: str | None = None
+    cache_limit_mib: int | None = None
     termination_file: Path
     log: LogOptions
 
@@ -158,10 +158,10 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         mode=parsed.volume_mode,
         # Velero's agents write 0s where the custom resource has no timeout.
         resource_timeout=parsed.resource_timeout or DEFAULT_RESOURCE_TIMEOUT,
-        cache_volume=parsed.cache_volume_path,
-        cache_limit_mib=parsed.cache_limit_mib,
+        cache_volume=parsed.cache_volume_path or None,
+        cache_limit_mib=parsed.cache_limit_mib or None,
         attempt=parsed.attempt,
-        cluster=getattr(parsed, "cluster", ""),
+        cluster=getattr(parsed, "cluster", None) or None,
         compression=getattr(parsed, "compression", Compression.NONE),
         ignore_files=getattr(parsed, "ignore_files", False),
         exclude=getattr(parsed, "exclude", Exclusions()),

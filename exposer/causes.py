@@ -256,7 +256,7 @@ class CauseFinder:
         Until that attempt ends, the pod's status has the error of the one before.
         """
         cause = find_pod_cause(await self._events_of(pod))
-        return replace(pending, operation="") if cause is not None and cause.reason == _PULLING else None
+        return replace(pending, operation=None) if cause is not None and cause.reason == _PULLING else None
 
     async def _find_claim_cause(self, pod: Pod) -> Pending | None:
         """Return why the first unbound PVC of `pod` is pending; None where all are bound."""

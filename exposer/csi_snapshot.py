@@ -212,11 +212,11 @@ class CSISnapshotExposer:
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         return pending or await delete_with_volume(self._client, claim)
 
-    async def _read_exclusions(self, request: SnapshotRequest) -> str:
-        """Return what the annotation of the source PVC names, if it counts; empty: nothing."""
+    async def _read_exclusions(self, request: SnapshotRequest) -> str | None:
+        """Return what the annotation of the source PVC names, if it counts."""
         namespace = request.source_namespace
         if namespace not in request.settings.exclusions.annotation_namespaces:
-            return ""
+            return None
         return read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim))
 
     async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> VolumeSnapshotContent | Pending:

@@ -378,8 +378,8 @@ class CacheClaims:
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
         return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
 
-    async def _problem_of(self, cache: CacheVolume) -> str:
-        """Return why the class cannot be used for a cache volume; empty where it can."""
+    async def _problem_of(self, cache: CacheVolume) -> str | None:
+        """Return why the class cannot be used for a cache volume; None where it can."""
         if not cache.storage_class:
             return "cachePVC has no storageClass"
         found = await self._client.read(STORAGE_CLASSES, "", cache.storage_class)
@@ -388,4 +388,4 @@ class CacheClaims:
         policy = found.get("reclaimPolicy") or DELETE
         if policy != DELETE:
             return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
-        return ""
+        return None

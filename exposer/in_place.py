@@ -122,11 +122,11 @@ def _refers_to(reference: ObjectReference, namespace: str, name: str) -> bool:
     return (reference.get("namespace"), reference.get("name")) == (namespace, name)
 
 
-async def find_users(reader: Reader, volume: PersistentVolume) -> str:
-    """Return which pods, or else which nodes, use the storage of `volume` through another PersistentVolume."""
+async def find_users(reader: Reader, volume: PersistentVolume) -> str | None:
+    """Return which pods, or else which nodes, use the storage of `volume` through another PersistentVolume, or None."""
     storage, name = _storage_of(volume), volume["metadata"]["name"]
     if storage is None:
-        return ""
+        return None
     listed = await reader.list(Selection(PERSISTENT_VOLUMES))
     others = [one for one in listed if _storage_of(one) == storage and one["metadata"]["name"] != name]
     for other in others:
@@ -139,7 +139,7 @@ async def find_users(reader: Reader, volume: PersistentVolume) -> str:
     return (
         f"PersistentVolume {', '.join(sorted(names))} of the same storage is on node {', '.join(nodes)}"
         if nodes
-        else ""
+        else None
     )
 
 

@@ -106,8 +106,8 @@ def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> No
         found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
 
 
-async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> str:
-    """Take the next step; return what is being deleted, as text, empty where nothing is left.
+async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> str | None:
+    """Take the next step; return what is being deleted, as text; None: nothing is left.
 
     Pods are deleted before the PVCs they use, volumes before the snapshot they were created from.
 
@@ -128,7 +128,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
         pending = await step(client, leaked)
         if pending:
             return pending
-    return ""
+    return None
 
 
 async def _list(client: KubeClient, selection: Selection[ObjectT]) -> list[ObjectT]:
@@ -156,16 +156,16 @@ async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume,
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
-async def _delete_all(client: KubeClient, leaked: LeakedObjects, resource: Resource) -> str:
+async def _delete_all(client: KubeClient, leaked: LeakedObjects, resource: Resource) -> str | None:
     pending = [await delete_object(client, resource, obj) for obj in leaked.of(resource)]
-    return "; ".join(one.message for one in pending if one is not None)
+    return "; ".join(one.message for one in pending if one is not None) or None
 
 
-async def _delete_pods(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_pods(client: KubeClient, leaked: LeakedObjects) -> str | None:
     return await _delete_all(client, leaked, PODS)
 
 
-async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str | None:
     deleting = []
     for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS):
         volume = claim["spec"].get("volumeName", "")
@@ -176,10 +176,10 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
                 await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
         pending = await delete_with_volume(client, claim)
         deleting += [pending.message] if pending else []
-    return "; ".join(deleting)
+    return "; ".join(deleting) or None
 
 
-async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
     """Give existing volumes back to their PVCs, once they are detached: no pod and no PVC of the restore is left."""
     pending = []
     for volume in leaked.taken:
@@ -192,10 +192,10 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
             continue
         with suppress(NotFoundError):
             await give_back(client, volume, namespace=claim[1], name=claim[2])
-    return "; ".join(pending)
+    return "; ".join(pending) or None
 
 
-async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
     for volume in leaked.of(PERSISTENT_VOLUMES):
         await _set_delete_policy(client, volume)
@@ -203,12 +203,12 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
         return "; ".join(f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in volumes)
     contents = leaked.of(VOLUME_SNAPSHOT_CONTENTS)
     if not contents:
-        return ""
-    bound = {claim["spec"].get("volumeName", "") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
-    names = (bound | {_volume_of(content) for content in contents}) - {""}
+        return None
+    bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
+    names = filter(None, bound | {_volume_of(content) for content in contents})
     found = [await client.read(PERSISTENT_VOLUMES, "", name) for name in sorted(names)]
     left = [volume["metadata"]["name"] for volume in found if volume is not None and is_provisioned(volume)]
-    return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left)
+    return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left) or None
 
 
 async def _set_delete_policy(client: KubeClient, volume: PersistentVolume) -> None:
@@ -217,24 +217,24 @@ async def _set_delete_policy(client: KubeClient, volume: PersistentVolume) -> No
         await set_reclaim_policy(client, volume, DELETE)
 
 
-async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str | None:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
     return await _delete_all(client, leaked, VOLUME_SNAPSHOTS)
 
 
-async def _delete_copies(client: KubeClient, leaked: LeakedObjects) -> str:
-    return "; ".join(filter(None, [await _delete_all(client, leaked, resource) for resource in _COPIED]))
+async def _delete_copies(client: KubeClient, leaked: LeakedObjects) -> str | None:
+    return "; ".join(filter(None, [await _delete_all(client, leaked, resource) for resource in _COPIED])) or None
 
 
-async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str | None:
     return await _delete_all(client, leaked, VOLUME_SNAPSHOT_CONTENTS)
 
 
-async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> str:
+async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> str | None:
     pending = [await delete_base_snapshot(client, content) for content in leaked.bases]
-    return "; ".join(one.message for one in pending if one is not None)
+    return "; ".join(one.message for one in pending if one is not None) or None
 
 
-def _volume_of(content: VolumeSnapshotContent) -> str:
-    return str((content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, ""))
+def _volume_of(content: VolumeSnapshotContent) -> str | None:
+    return (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) or None

@@ -13,7 +13,7 @@ from core.contract import TrackedSnapshot, VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
-from core.models.base import WireModel
+from core.models.base import SparseModel
 from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
@@ -256,12 +256,12 @@ _CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.s
 """How the keys begin that snapshot controllers and sidecars set on a VolumeSnapshot."""
 
 
-class SnapshotSource(WireModel, omit_defaults=True):
+class SnapshotSource(SparseModel, omit_defaults=True):
     """Identity of the source of a backup snapshot, and the properties of its volume.
 
-    `size` is a quantity. `deletion_policy` is the source content's before its handover; empty
+    `size` is a quantity. `deletion_policy` is the source content's before its handover; None
     where an earlier version recorded the source. `group` is the handle of the group that the
-    snapshot was taken in; empty: alone. `volume_handle` is the storage's of the volume; empty: not known.
+    snapshot was taken in; None: alone. `volume_handle` is the storage's of the volume; None: not known.
     """
 
     snapshot_uid: str
@@ -269,9 +269,9 @@ class SnapshotSource(WireModel, omit_defaults=True):
     content_uid: str
     size: str
     volume_mode: VolumeMode
-    deletion_policy: str = ""
-    group: str = ""
-    volume_handle: str = ""
+    deletion_policy: str | None = None
+    group: str | None = None
+    volume_handle: str | None = None
 
 
 def parse_snapshot_source(
@@ -287,7 +287,7 @@ def parse_snapshot_source(
         deletion_policy=content["spec"]["deletionPolicy"],
         group=find_group(content),
         # A content that was not taken dynamically does not say of which volume its snapshot is.
-        volume_handle=(content["spec"].get("source") or {}).get("volumeHandle", ""),
+        volume_handle=(content["spec"].get("source") or {}).get("volumeHandle") or None,
     )
 
 
@@ -308,10 +308,10 @@ def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
         raise ContractError(message) from e
 
 
-def snapshot_handle(content: VolumeSnapshotContent) -> str:
-    """Return the storage's handle of the snapshot; empty while it has none."""
+def snapshot_handle(content: VolumeSnapshotContent) -> str | None:
+    """Return the storage's handle of the snapshot; None while it has none."""
     status = content.get("status") or {}
-    return str(status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or "")
+    return status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or None
 
 
 def track_snapshot(
@@ -325,16 +325,16 @@ def track_snapshot(
     annotations = snapshot["metadata"].get("annotations") or {}
     change_id, volume_id = snapshot_handle(content), source.volume_handle
     if any(annotations.get(key) for key in (_VSPHERE_CHANGE, _VSPHERE_SNAPSHOT)):
-        change_id = annotations.get(_VSPHERE_CHANGE, "")
+        change_id = annotations.get(_VSPHERE_CHANGE)
         volume_id, _, snapshot_id = annotations.get(_VSPHERE_SNAPSHOT, "").partition("+")
-        volume_id = volume_id if snapshot_id else ""
+        volume_id = volume_id if snapshot_id else None
     if not (change_id and volume_id):
         return None
     return TrackedSnapshot(change_id, volume_id, snapshot["metadata"]["name"])
 
 
-def find_group(content: VolumeSnapshotContent) -> str:
-    """Return the handle of the group that a `content` is in; empty: none, or that is not known.
+def find_group(content: VolumeSnapshotContent) -> str | None:
+    """Return the handle of the group that a `content` is in; None: none, or that is not known.
 
     A source content has it from the group's own objects, a backup content from its driver, which names the group if
     it deletes its snapshots only together. The sidecar does not ask it to delete one then, and the snapshot controller
@@ -344,7 +344,7 @@ def find_group(content: VolumeSnapshotContent) -> str:
     pkg/common-controller, snapshot_controller.go; Velero main, pkg/backup/actions/csi/pvc_action.go.
     """
     status = content.get("status") or {}
-    return str(status.get("volumeGroupSnapshotHandle") or "") if status.get("readyToUse") else ""
+    return str(status.get("volumeGroupSnapshotHandle") or "") or None if status.get("readyToUse") else None
 
 
 def diagnose_group(content: VolumeSnapshotContent, group: str) -> Pending:
@@ -354,7 +354,7 @@ def diagnose_group(content: VolumeSnapshotContent, group: str) -> Pending:
     return Pending(
         PendingReason.SNAPSHOT_IN_GROUP,
         f"VolumeSnapshot {snapshot['namespace']}/{snapshot['name']} is of the group {group}, whose snapshots driver "
-        f"{spec.get('driver', '')} deletes only together: {snapshot_handle(content)} stays on the storage",
+        f"{spec.get('driver', '')} deletes only together: {snapshot_handle(content) or 'it'} stays on the storage",
         blocked=True,
     )
 

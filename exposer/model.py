@@ -137,14 +137,14 @@ class Pending:
     """Not exposed yet: `reason` in CamelCase, `message` for the custom resource's status.
 
     `blocked` marks a reason that never occurs in a healthy transfer and may need action. `operation`
-    identifies the one operation on the cluster that is pending, which has a timeout; empty where there
+    identifies the one operation on the cluster that is pending, which has a timeout; None where there
     is no single one. `timeout` is the operation's own; None: the one of all operations of the transfer.
     """
 
     reason: str
     message: str
     blocked: bool = False
-    operation: str = ""
+    operation: str | None = None
     timeout: timedelta | None = None
 
 
@@ -240,7 +240,7 @@ class SnapshotRequest:
 class RestoreRequest:
     """Expose a volume in a mover pod, to be bound to the target PVC later.
 
-    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; empty: a new one.
+    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; "": a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
     taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
     `by_block`: a device is written, also for a target with a file system, which `fs_type` names; empty: not known.
@@ -259,7 +259,7 @@ class RestoreRequest:
     volume: str = ""
     base_snapshot: tuple[str, str] | None = None
     requested_at: datetime | None = None
-    restore: str = ""
+    restore: str | None = None
     by_block: bool = False
     fs_type: str = ""
 
@@ -274,11 +274,11 @@ _Request_contra = TypeVar("_Request_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class WorkloadRef:
-    """Reference to a workload pod: by UID, or by name alone where `uid` is empty."""
+    """Reference to a workload pod: by UID, or by name alone where `uid` is None."""
 
     namespace: str
     name: str
-    uid: str
+    uid: str | None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -289,7 +289,7 @@ class WorkloadRef:
         A user may omit the UID when creating a custom resource, because Velero never reads it.
         Source: Velero v1.18, pkg/exposer/pod_volume.go.
         """
-        return self.uid in {"", pod["metadata"]["uid"]}
+        return self.uid in {None, pod["metadata"]["uid"]}
 
 
 @dataclass(frozen=True)
@@ -313,16 +313,16 @@ class PodVolumeRequest:
 class LocatedVolume:
     """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
 
-    `claim` is its PVC, and `storage_class` its PersistentVolume's; empty without one.
+    `claim` is its PVC, and `storage_class` its PersistentVolume's; None without one.
     `excluded` is what the annotation of the PVC names.
     """
 
     node: str
     directory: str
     tolerations: tuple[PodToleration, ...] = ()
-    storage_class: str = ""
-    claim: str = ""
-    excluded: str = ""
+    storage_class: str | None = None
+    claim: str | None = None
+    excluded: str | None = None
 
 
 class Exposer(Protocol[_Request_contra]):

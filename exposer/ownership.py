@@ -331,10 +331,10 @@ def original_policy(volume: PersistentVolume) -> str:
     return recorded or volume["spec"].get("persistentVolumeReclaimPolicy", RETAIN)
 
 
-def without_marks(volume: PersistentVolume, policy: str = "") -> Manifest:
+def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manifest:
     """Return the patch that removes our labels and annotations, and restores the reclaim policy.
 
-    `policy`: the one that is recorded elsewhere; empty: the one that the volume itself records, or has.
+    `policy`: the one that is recorded elsewhere; None: the one that the volume itself records, or has.
     """
     meta = volume["metadata"]
     found = {

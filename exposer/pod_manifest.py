@@ -70,13 +70,13 @@ Source: Velero v1.18, pkg/install/daemonset.go.
 class MoverVolume:
     """The volume of a mover: a `v1.Volume` without its name, and how it is mounted.
 
-    `propagation` is the mount propagation; empty: none.
+    `propagation` is the mount propagation, if it has any.
     """
 
     source: VolumeSource
     mode: VolumeMode = VolumeMode.FILESYSTEM
     read_only: bool = False
-    propagation: str = ""
+    propagation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class OwnVolumes:
     """The volumes of one mover, named after the UID of its custom resource.
 
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
-    empty: the cache is in the scratch volume. `repository` is the shared volume with the repository.
+    None: the cache is in the scratch volume. `repository` is the shared volume with the repository.
     With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is the
     audience of a token of the pod's account; empty: it gets none.
     """
 
     uid: str
     moved: MoverVolume | None = None
-    cache_claim: str = ""
+    cache_claim: str | None = None
     repository: RepositoryMount | None = None
     events: bool = False
     token_audience: str = ""
@@ -101,15 +101,15 @@ class OwnVolumes:
 class PodFiles:
     """Fields of a pod and its container, as JSON dicts, and the paths that they result in.
 
-    A path is empty if there is no such volume; `volume_path` is a directory, or a device.
+    A path is None if there is no such volume; `volume_path` is a directory, or a device.
     """
 
     volumes: list[Volume]
     mounts: list[VolumeMount]
     devices: list[VolumeDevice]
     env: list[EnvVar]
-    volume_path: str
-    cache_path: str
+    volume_path: str | None
+    cache_path: str | None
 
 
 def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAccess) -> PodFiles:
@@ -123,8 +123,8 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     uid, volume, scratch = own.uid, own.moved, _scratch_path(template)
     block = volume is not None and volume.mode is VolumeMode.BLOCK
     # A device node cannot be created in a file system of the node.
-    volume_path = "" if volume is None else f"/{uid}" if block else f"{scratch}/{_VOLUME_NAME}"
-    cache_path = f"{scratch}/{_CACHE_NAME}" if own.cache_claim else ""
+    volume_path = None if volume is None else f"/{uid}" if block else f"{scratch}/{_VOLUME_NAME}"
+    cache_path = f"{scratch}/{_CACHE_NAME}" if own.cache_claim else None
     mounts = _inherited_mounts(template, storage, scratch)
     if own.repository is not None:
         # An own mount of the agent at the same path would be a second one.
@@ -142,7 +142,7 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     volumes: list[Volume] = []
     if volume is not None:
         volumes.append({"name": uid, **volume.source})
-        if not block:
+        if volume_path is not None and not block:
             mounts.append(_mount_volume(uid, volume, volume_path))
     if (shared := own.repository) is not None:
         volumes.append({"name": _REPOSITORY_VOLUME, **_restrict(shared.source, read_only=storage.read_only)})
@@ -150,10 +150,10 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     if own.token_audience:
         volumes.append(_build_token(own.token_audience))
         mounts.append(_mount(_TOKEN_VOLUME, posixpath.dirname(SNAPSHOT_METADATA_TOKEN), read_only=True))
-    if own.cache_claim:
+    if own.cache_claim and cache_path is not None:
         volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
-    devices: list[VolumeDevice] = [{"name": uid, "devicePath": volume_path}] if block else []
+    devices: list[VolumeDevice] = [{"name": uid, "devicePath": volume_path}] if volume_path and block else []
     return PodFiles([*volumes, *inherited], mounts, devices, env, volume_path, cache_path)
 
 
@@ -210,8 +210,8 @@ def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: 
     return mounts
 
 
-def _holds(path: str, directory: str) -> bool:
-    return bool(directory) and PurePosixPath(posixpath.normpath(directory)).is_relative_to(path)
+def _holds(path: str, directory: str | None) -> bool:
+    return directory is not None and PurePosixPath(posixpath.normpath(directory)).is_relative_to(path)
 
 
 def _scratch_path(template: AgentTemplate) -> str:
@@ -263,8 +263,8 @@ class MoverPod:
     """What one mover pod differs in from all others.
 
     `args` lack the paths, and `storage` is what the pod needs to reach the bucket.
-    `label` is the label that names its custom resource, `group` Velero's spread key; empty: none.
-    `node` is the node that the pod is bound to without the scheduler; empty: the scheduler places it.
+    `label` is the label that names its custom resource, `group` Velero's spread key.
+    `node` is the node that the pod is bound to without the scheduler; None: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
     the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
     the pod's by a mount option. `token_audience` is the audience of its token; empty: it gets none.
@@ -275,11 +275,11 @@ class MoverPod:
     args: MoverArgs | MoverSpec
     storage: StorageAccess
     volume: MoverVolume | None = None
-    cache_claim: str = ""
-    label: str = ""
-    group: str = ""
+    cache_claim: str | None = None
+    label: str | None = None
+    group: str | None = None
     placement: Placement = field(default_factory=Placement)
-    node: str = ""
+    node: str | None = None
     tolerations: tuple[PodToleration, ...] = ()
     privileged: bool | None = None
     no_relabeling: bool = False

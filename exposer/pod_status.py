@@ -76,13 +76,13 @@ class PodEnd:
 
     `exit_code` is None where no container terminated; `message` is the termination message, or the
     pod's own where there is none; `reason` is, for example, `OOMKilled` or `Evicted`. `memory_limit`
-    is the container's, a quantity; empty where it has none, or the pod was being deleted.
+    is the container's, a quantity; None where it has none, or the pod was being deleted.
     """
 
     exit_code: int | None
     message: str
     reason: str
-    memory_limit: str = ""
+    memory_limit: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -137,7 +137,7 @@ def parse_pod_end(pod: Pod) -> PodEnd | None:
             return PodEnd(0, terminated.get("message", ""), terminated.get("reason", ""))
         message = "; ".join(part for part in (pod_message, terminated.get("message", "")) if part)
         deleting = (pod.get("metadata") or {}).get("deletionTimestamp")
-        limit = "" if deleting else memory_limit(pod)
+        limit = None if deleting else memory_limit(pod)
         return PodEnd(exit_code, message, pod_reason or terminated.get("reason", ""), limit)
     if status.get("phase") in {"Failed", "Succeeded"}:
         # No status of its container: rejected by the kubelet, or evicted before its container started.
@@ -156,11 +156,12 @@ def attempt_of(pod: Object) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def memory_limit(pod: Pod) -> str:
-    """Return the memory limit of the mover's container, a quantity; empty where it has none."""
+def memory_limit(pod: Pod) -> str | None:
+    """Return the memory limit of the mover's container, a quantity; None where it has none."""
     container = _mover_of(pod, (pod.get("spec") or {}).get("containers") or [])
     resources = (container.get("resources") or {}) if container else {}
-    return str((resources.get("limits") or {}).get("memory", ""))
+    limit = (resources.get("limits") or {}).get("memory")
+    return None if limit is None else str(limit)
 
 
 def mover_status(pod: Pod) -> ContainerStatus | None:

@@ -45,7 +45,7 @@ __all__ = ["PodVolumeExposer"]
 class PodVolumeExposer:
     """The exposer of PodVolumeBackups and PodVolumeRestores."""
 
-    def __init__(self, client: KubeClient, causes: CauseFinder, *, node: str = "") -> None:
+    def __init__(self, client: KubeClient, causes: CauseFinder, *, node: str | None = None) -> None:
         """Expose volumes of pods; look up the directories of those on `node`, where this process runs."""
         self._client = client
         self._node = node
@@ -84,17 +84,17 @@ class PodVolumeExposer:
             node=node,
             directory=build_volume_directory(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
-            storage_class=pv["spec"].get("storageClassName", "") if pv else "",
+            storage_class=pv["spec"].get("storageClassName") or None if pv else None,
             claim=claim_of(pod, volume),
             excluded=read_exclusions(claim),
         )
 
-    async def read_node(self, request: PodVolumeRequest) -> str:
-        """Return the node of the workload pod; empty where it has none, or no longer exists."""
+    async def read_node(self, request: PodVolumeRequest) -> str | None:
+        """Return the node of the workload pod; None where it has none, or no longer exists."""
         pod = await _read_workload(request, self._client)
         if pod is None or not request.workload.matches(pod):
-            return ""
-        return str(pod["spec"].get("nodeName", ""))
+            return None
+        return pod["spec"].get("nodeName") or None
 
     async def confirm(self, request: PodVolumeRequest) -> None:
         """Check that the workload pod still has the volume.
@@ -133,7 +133,7 @@ class PodVolumeExposer:
         if use := await self._find_use(request, claim_of(pod, find_volume(ref, pod, request.volume))):
             raise ExposeError(use)
 
-    async def _find_use(self, request: PodVolumeRequest, claim: str) -> str | None:
+    async def _find_use(self, request: PodVolumeRequest, claim: str | None) -> str | None:
         """Return what uses the volume beside the workload pod, if a restore in place needs it alone.
 
         A pod that waits for data of the same Velero restore does not: it writes nothing. Every other one does,
@@ -146,7 +146,7 @@ class PodVolumeExposer:
         ref = request.workload
         listed = {pod["metadata"]["name"]: pod for pod in await self._client.list(Selection(PODS, ref.namespace))}
         workload = listed.pop(ref.name, None)
-        restore = read_restore_of(workload) if workload is not None else ""
+        restore = read_restore_of(workload) if workload is not None else None
         others = [pod for pod in listed.values() if not waits_for_restore(pod, restore)]
         place = f"PersistentVolumeClaim {ref.namespace}/{claim}"
         if users := describe_users(others, claim):
@@ -196,10 +196,11 @@ class PodVolumeExposer:
         return await run.ensure(PODS, build_pod_volume_pod(request, found, storage=storage, cache=cache))
 
     def _find_directory(self, request: PodVolumeRequest, located: LocatedVolume) -> str:
-        if located.node != self._node:
+        host_pods = request.settings.template.host_pods
+        if located.node != self._node or host_pods is None:
             return located.directory
         what = f"volume {request.volume} of workload pod {request.workload}"
-        return find_volume_directory(request.settings.template.host_pods, located.directory, what=what)
+        return find_volume_directory(host_pods, located.directory, what=what)
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return the workload pod that the mover's directory belongs to, for a request without a UID.
@@ -214,8 +215,8 @@ class PodVolumeExposer:
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
             )
         mounted = [v.get("hostPath") or {} for v in mover["spec"].get("volumes") or [] if v["name"] == owner.uid]
-        uid = pod_of_directory(mounted[0].get("path", "")) if mounted else ""
-        if not uid:
+        uid = pod_of_directory(mounted[0].get("path", "")) if mounted else None
+        if uid is None:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
         return replace(ref, uid=uid)

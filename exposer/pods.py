@@ -70,7 +70,7 @@ def build_backup_pod(
     placement: Placement,
     *,
     storage: StorageAccess,
-    excluded: str = "",
+    excluded: str | None = None,
     tracked: TrackedSnapshot | None = None,
     service: MetadataServiceSpec | None = None,
 ) -> Manifest:
@@ -133,7 +133,7 @@ def build_restore_pod(
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
-        cache_claim=cache_claim_name(owner) if cache else "",
+        cache_claim=cache_claim_name(owner) if cache else None,
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
@@ -174,7 +174,7 @@ def build_pod_volume_pod(
             read_only=backup,
             propagation="HostToContainer",
         ),
-        cache_claim=cache_claim_name(owner) if cache else "",
+        cache_claim=cache_claim_name(owner) if cache else None,
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
         node=located.node,
         tolerations=located.tolerations,
@@ -208,7 +208,7 @@ def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: Sto
 
 
 def _choose_for_backup(
-    args: MoverArgs, settings: ExposeSettings, *, namespace: str, storage_class: str, excluded: str
+    args: MoverArgs, settings: ExposeSettings, *, namespace: str, storage_class: str | None, excluded: str | None
 ) -> MoverArgs:
     """Return `args` with what the settings choose for backups of volumes of this namespace and class.
 
@@ -218,8 +218,8 @@ def _choose_for_backup(
     return replace(
         args,
         # Each data mover knows what an absent flag means.
-        compression="" if compression is Compression.NONE else str(compression),
-        mover="" if mover is BackupMover.PLAIN else str(mover),
+        compression=None if compression is Compression.NONE else str(compression),
+        mover=None if mover is BackupMover.PLAIN else str(mover),
         ignore_files=namespace in settings.ignore_files_namespaces,
         exclude=settings.exclusions.exclude(namespace, storage_class, excluded),
         read_all_files=namespace in settings.read_all_files_namespaces,
@@ -234,9 +234,9 @@ def _build_args(
         verb=verb,
         kind_flag=kind_flag,
         resource_name=owner.name,
-        cache_limit_mib=cache.limit_mib if cache else 0,
+        cache_limit_mib=cache.limit_mib if cache else None,
         attempt=owner.attempt,
-        cluster=options.cluster if verb is MoverVerb.BACKUP else "",
+        cluster=options.cluster if verb is MoverVerb.BACKUP else None,
         require_attributes=options.require_attributes and verb is MoverVerb.RESTORE,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
@@ -297,7 +297,7 @@ class JobSettings:
 
     resources: ResourceRequirements | None = None
     alternatives: Alternatives = ()
-    priority_class_name: str = ""
+    priority_class_name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     active_deadline: timedelta = timedelta(hours=6)

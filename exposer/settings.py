@@ -67,10 +67,10 @@ The last four name who manages the tenant's object, which is not true of a copy.
 """
 
 
-def read_exclusions(claim: Object | None) -> str:
+def read_exclusions(claim: Object | None) -> str | None:
     """Return what a tenant wants to leave out of the backups of a PVC, which counts only where that is allowed."""
     annotations = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
-    return annotations.get(EXCLUSIONS_ANNOTATION, "")
+    return annotations.get(EXCLUSIONS_ANNOTATION)
 
 
 def copy_annotations(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
@@ -103,14 +103,14 @@ _LARGEST_GROWTH = 4
 class PodSettings:
     """Settings of every mover pod.
 
-    `service_account` is the movers' own; empty: they inherit it from the node agent's pods.
+    `service_account` is the movers' own; None: they inherit it from the node agent's pods.
     `labels` and `annotations` replace the inherited ones; None or an empty dict keeps them.
     `tolerations` are added to the inherited ones; `inherit_tolerations` inherits all tolerations of
     the node agent's pods. `privileged_fs_backup` makes the movers of pod volumes privileged.
     """
 
-    service_account: str = ""
-    priority_class_name: str = ""
+    service_account: str | None = None
+    priority_class_name: str | None = None
     resources: ResourceRequirements = field(default_factory=ResourceRequirements)
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -124,12 +124,12 @@ class StorageAccess:
     """What a mover pod inherits in order to reach the bucket; by default nothing.
 
     `inherits_credentials` is whether its location has no credentials of its own. `directory` is an
-    absolute path in the pod that holds the repository; empty: a bucket does. With `read_only` the
+    absolute path in the pod that holds the repository; None: a bucket does. With `read_only` the
     pod cannot write to that directory.
     """
 
     inherits_credentials: bool = False
-    directory: str = ""
+    directory: str | None = None
     read_only: bool = False
 
 
@@ -140,36 +140,36 @@ class RepositoryMount:
     mount_path: str
     source: VolumeSource
 
-    def holds(self, directory: str) -> bool:
+    def holds(self, directory: str | None) -> bool:
         """Return whether `directory`, an absolute path, is in the volume."""
-        return bool(directory) and PurePosixPath(posixpath.normpath(directory)).is_relative_to(self.mount_path)
+        return directory is not None and PurePosixPath(posixpath.normpath(directory)).is_relative_to(self.mount_path)
 
 
 @dataclass(frozen=True)
 class MoverOptions:
     """Arguments of a mover that do not depend on its volume or custom resource.
 
-    `cluster` identifies the cluster in snapshots; empty: it is not known. `require_attributes`: a restore fails if its
+    `cluster` identifies the cluster in snapshots; None: it is not known. `require_attributes`: a restore fails if its
     target does not take owners, modes and times.
     """
 
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
-    cluster: str = ""
+    cluster: str | None = None
     require_attributes: bool = False
 
 
 @dataclass(frozen=True)
 class BackupPVCSettings:
-    """Differences of a backup PVC from its source PVC; empty class: the source's.
+    """Differences of a backup PVC from its source PVC; without a class, it has the source's.
 
     `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`. With `one_pod` a PVC that is not
     read-only may be used by a single pod, so that SELinux labels its volume at the mount. `copies` are the Secrets
     and ConfigMaps of the source's namespace that the driver needs beside the PVC, such as `Secret/token`.
     """
 
-    storage_class: str = ""
+    storage_class: str | None = None
     read_only: bool = False
     one_pod: bool = False
     no_relabeling: bool = False
@@ -205,8 +205,8 @@ class CacheRule:
     limit_mib: int
     threshold_mib: int = 0
 
-    def volume_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown.
+    def volume_for(self, snapshot_bytes: int | None) -> CacheVolume | None:
+        """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown.
 
         Source: Velero v1.18, getCacheVolumeSize in pkg/exposer/cache_volume.go.
         """
@@ -222,9 +222,9 @@ class CompressionRules:
     default: Compression = Compression.NONE
     by_class: Mapping[str, Compression] = field(default_factory=dict)
 
-    def of_class(self, storage_class: str) -> Compression:
-        """Return the algorithm for a source of `storage_class`; empty: it has none."""
-        return self.by_class.get(storage_class, self.default)
+    def of_class(self, storage_class: str | None) -> Compression:
+        """Return the algorithm for a source of `storage_class`; None: it has none."""
+        return self.by_class.get(storage_class, self.default) if storage_class is not None else self.default
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class ExclusionRule:
     namespaces: frozenset[str] = frozenset()
     storage_classes: frozenset[str] = frozenset()
 
-    def fits(self, namespace: str, storage_class: str) -> bool:
+    def fits(self, namespace: str, storage_class: str | None) -> bool:
         """Return whether it is about a volume."""
         classes = not self.storage_classes or storage_class in self.storage_classes
         return classes and (not self.namespaces or namespace in self.namespaces)
@@ -248,8 +248,8 @@ class ExclusionRules:
     rules: tuple[ExclusionRule, ...] = ()
     annotation_namespaces: frozenset[str] = frozenset()
 
-    def exclude(self, namespace: str, storage_class: str, annotation: str = "") -> str:
-        """Return the exclusions of a volume as JSON; empty: there are none.
+    def exclude(self, namespace: str, storage_class: str | None, annotation: str | None = None) -> str | None:
+        """Return the exclusions of a volume as JSON; None: there are none.
 
         Of an annotation, lines that are no patterns have no effect.
         """
@@ -257,7 +257,7 @@ class ExclusionRules:
         if annotation and namespace in self.annotation_namespaces:
             fitting.append(Exclusions(patterns=read_patterns(annotation)))
         found = reduce(or_, fitting, Exclusions())
-        return found.to_json() if found else ""
+        return found.to_json() if found else None
 
 
 @dataclass(frozen=True)
@@ -314,12 +314,12 @@ class ExposeSettings:
         """Return the settings of the backup PVC for a source of `storage_class`."""
         return self.backup_pvcs.get(storage_class) or BackupPVCSettings()
 
-    def cache_for(self, snapshot_bytes: int) -> CacheVolume | None:
-        """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown."""
+    def cache_for(self, snapshot_bytes: int | None) -> CacheVolume | None:
+        """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown."""
         return self.cache.volume_for(snapshot_bytes) if self.cache else None
 
-    def repository_volume(self, directory: str) -> RepositoryMount | None:
-        """Return the shared volume that holds `directory`; None: the directory is empty, or in no such volume."""
+    def repository_volume(self, directory: str | None) -> RepositoryMount | None:
+        """Return the shared volume that holds `directory`; None: it is in no such volume."""
         holding = [volume for volume in self.repository_volumes if volume.holds(directory)]
         return max(holding, key=lambda volume: len(volume.mount_path), default=None)
 

@@ -40,7 +40,7 @@ def access_of(location: BackupStorageLocation) -> StorageAccess:
     spec, in_directory = location.spec, is_in_directory(location)
     return StorageAccess(
         inherits_credentials=spec.credential is None and not in_directory,
-        directory=spec.config.get(_DIRECTORY_KEY, "") if in_directory else "",
+        directory=spec.config.get(_DIRECTORY_KEY) or None if in_directory else None,
         read_only=location.read_only,
     )
 

@@ -57,7 +57,7 @@ class AgentTemplate:
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
     JSON, `kubelet_root` is a path on the node. `tolerations` are always
     inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
-    the kubelet's pods directory; empty: it has none, and pod volumes cannot be exposed. `windows`:
+    the kubelet's pods directory; None: it has none, and pod volumes cannot be exposed. `windows`:
     Velero's DaemonSet for Windows nodes exists, from which nothing is inherited.
     """
 
@@ -72,7 +72,7 @@ class AgentTemplate:
     pod_fields: Manifest = field(default_factory=dict)
     container_fields: Manifest = field(default_factory=dict)
     kubelet_root: str = DEFAULT_KUBELET_ROOT
-    host_pods: str = ""
+    host_pods: str | None = None
     windows: bool = False
 
     @classmethod
@@ -129,14 +129,14 @@ def _pick(fields: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
     return {name: fields[name] for name in names if fields.get(name)}
 
 
-def _host_pods(volumes: list[Volume], mounts: list[VolumeMount]) -> tuple[PurePosixPath, str]:
-    """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; empty: nowhere."""
+def _host_pods(volumes: list[Volume], mounts: list[VolumeMount]) -> tuple[PurePosixPath, str | None]:
+    """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; None: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:
-            mounted = [mount.get("mountPath", "") for mount in mounts if mount["name"] == _HOST_PODS]
-            return _parse_path(path).parent, "".join(mounted[:1])
-    return PurePosixPath(DEFAULT_KUBELET_ROOT), ""
+            mounted = [mount["mountPath"] for mount in mounts if mount["name"] == _HOST_PODS]
+            return _parse_path(path).parent, mounted[0] if mounted else None
+    return PurePosixPath(DEFAULT_KUBELET_ROOT), None
 
 
 def _shows_kubelet(volume: Volume, root: PurePosixPath) -> bool:
@@ -165,13 +165,13 @@ Alternatives = tuple[tuple[NodeRequirement, ...], ...]
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """The nodes for transfers of a storage class; an empty class: for the classes without a rule.
+    """The nodes for transfers of a storage class; without a class: for those without a rule.
 
     `requirements` are entries of a pod's `matchExpressions`; all must match.
     """
 
     requirements: tuple[NodeRequirement, ...] = ()
-    storage_class: str = ""
+    storage_class: str | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PlacementRules:
     rules: tuple[PlacementRule, ...] = ()
     any_of: bool = False
 
-    def choose(self, storage_class: str) -> Alternatives:
+    def choose(self, storage_class: str | None) -> Alternatives:
         """Return the requirements on nodes for volumes of `storage_class`; empty: any node."""
         own = [rule for rule in self.rules if rule.storage_class == storage_class]
         found = own or [rule for rule in self.rules if not rule.storage_class]
@@ -235,11 +235,12 @@ def _requirement(key: str, operator: str, value: str) -> NodeRequirement:
     return {"key": key, "operator": operator, "values": [value]}
 
 
-def describe_nodes(pod: Pod) -> str:
-    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; empty: any Linux node."""
+def describe_nodes(pod: Pod) -> str | None:
+    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; None: any Linux node."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return "; or ".join(filter(None, (_describe_term(term) for term in required.get("nodeSelectorTerms") or [])))
+    terms = [_describe_term(term) for term in required.get("nodeSelectorTerms") or []]
+    return "; or ".join(filter(None, terms)) or None
 
 
 def _describe_term(term: NodeSelectorTerm) -> str:

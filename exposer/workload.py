@@ -145,12 +145,12 @@ def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
     return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} is not running")
 
 
-def describe_restore_wait(pod: Pod) -> str:
-    """Return the state of the init container: running, terminated or not starting; empty for any other."""
+def describe_restore_wait(pod: Pod) -> str | None:
+    """Return the state of the init container: running, terminated or not starting; None for any other."""
     state = _restore_wait_state(pod)
-    if (state.get("waiting") or {}).get("reason", "") in _NOT_STARTING:
+    if (state.get("waiting") or {}).get("reason") in _NOT_STARTING:
         return "not starting"
-    return next((name for name in ("running", "terminated") if name in state), "")
+    return next((name for name in ("running", "terminated") if name in state), None)
 
 
 def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
@@ -161,15 +161,15 @@ def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
     return bool(terminated) and terminated.get("exitCode") == 0
 
 
-def waits_for_restore(pod: Pod, restore: str) -> bool:
+def waits_for_restore(pod: Pod, restore: str | None) -> bool:
     """Return whether `pod` is held until the data of the Velero restore with this UID is there, and writes nothing."""
     return bool(restore) and read_restore_of(pod) == restore and "terminated" not in _restore_wait_state(pod)
 
 
-def read_restore_of(pod: Pod) -> str:
-    """Return the UID of the Velero restore whose data holds the pod, or held it; empty: of none."""
+def read_restore_of(pod: Pod) -> str | None:
+    """Return the UID of the Velero restore whose data holds the pod, or held it."""
     args = [c.get("args") or [""] for c in pod["spec"].get("initContainers") or [] if c["name"] == _RESTORE_WAIT]
-    return args[0][0] if args else ""
+    return args[0][0] or None if args else None
 
 
 def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:
@@ -280,15 +280,15 @@ _PLUGINS: Final = {
 } | dict.fromkeys(_MIGRATED, _CSI)
 
 
-def claim_of(pod: Pod, volume: Volume) -> str:
-    """Return the name of the PVC behind `volume` of `pod`; empty where it has none.
+def claim_of(pod: Pod, volume: Volume) -> str | None:
+    """Return the name of the PVC behind `volume` of `pod`; None where it has none.
 
     Source: Kubernetes v1.34, staging/src/k8s.io/component-helpers/storage/ephemeral.
     """
     if "ephemeral" in volume:
         return f"{pod['metadata']['name']}-{volume['name']}"
     source = volume.get("persistentVolumeClaim")
-    return source["claimName"] if source else ""
+    return source["claimName"] if source else None
 
 
 def build_volume_directory(
@@ -330,16 +330,16 @@ def split_directory(directory: str) -> tuple[str, str, str]:
     return (parts[1], parts[2], parts[3]) if parts else ("", "", "")
 
 
-def pod_of_directory(directory: str) -> str:
-    """Return the UID of the pod in `directory`, a result of `join_directory`; empty if it is none."""
-    return split_directory(directory)[0].rpartition("/")[2]
+def pod_of_directory(directory: str) -> str | None:
+    """Return the UID of the pod in `directory`, a result of `join_directory`; None if it is none."""
+    return split_directory(directory)[0].rpartition("/")[2] or None
 
 
-def _plugin_of(source: Mapping[str, Any]) -> str:
+def _plugin_of(source: Mapping[str, Any]) -> str | None:
     driver = (source.get("flexVolume") or {}).get("driver", "")
     if driver:
         return str(driver).replace("/", "~")
-    return next((plugin for key, plugin in _PLUGINS.items() if source.get(key) is not None), "")
+    return next((plugin for key, plugin in _PLUGINS.items() if source.get(key) is not None), None)
 
 
 EVENTS_VOLUME: Final = "mover-events"
@@ -376,7 +376,7 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     pod_directory, plugin, name = split_directory(directory)
     try:
         list_pods(host_pods)
-        volumes = _list_volumes(Path(host_pods, pod_of_directory(directory), "volumes"))
+        volumes = _list_volumes(Path(host_pods, Path(pod_directory).name, "volumes"))
     except OSError:
         return directory
     matching = [each for each, names in volumes.items() if name in names]
@@ -393,18 +393,20 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     return join_directory(pod_directory, matching[0], name)
 
 
-def find_mover_events(host_pods: str, uid: str) -> Path | None:
+def find_mover_events(host_pods: str | None, uid: str) -> Path | None:
     """Return the directory with the Events of the mover pod `uid`; None if it has none, or one that cannot be read.
 
     Source: Kubernetes v1.34, pkg/volume/emptydir/empty_dir.go (getPath).
     """
+    if host_pods is None:
+        return None
     directory = Path(host_pods, uid, "volumes", "kubernetes.io~empty-dir", EVENTS_VOLUME)
     # SELinux may deny the agent what the mode permits.
-    return directory if host_pods and os.access(directory, os.R_OK | os.X_OK) else None
+    return directory if os.access(directory, os.R_OK | os.X_OK) else None
 
 
-def read_termination_message(host_pods: str, uid: str, container: str) -> str:
-    """Return what a container of the pod `uid` has left as termination message so far; empty if that is nothing.
+def read_termination_message(host_pods: str, uid: str, container: str) -> str | None:
+    """Return what a container of the pod `uid` has left as termination message so far; None if that is nothing.
 
     The kubelet reports the same once it knows that the container has ended, up to a second later. The container can
     write into the file, but not exchange it: the file alone is mounted.
@@ -416,8 +418,8 @@ def read_termination_message(host_pods: str, uid: str, container: str) -> str:
     try:
         messages = [_read_start(directory / name) for name in _list(directory)]
     except OSError:
-        return ""
-    return next(filter(None, messages), "")
+        return None
+    return next(filter(None, messages), None)
 
 
 def _read_start(file: Path) -> str:

@@ -132,12 +132,13 @@ def _run(arguments: argparse.Namespace) -> int:
         path=arguments.file,
         access=ClusterAccess(
             kubeconfig=arguments.kubeconfig or None,
-            kubecontext=arguments.kubecontext,
+            kubecontext=arguments.kubecontext or None,
             namespace=arguments.namespace or os.environ.get("VELERO_NAMESPACE", ""),
         ),
-        config_map_name=arguments.repo_maintenance_job_configmap
-        if arguments.repo_maintenance
-        else arguments.node_agent_configmap,
+        config_map_name=(
+            arguments.repo_maintenance_job_configmap if arguments.repo_maintenance else arguments.node_agent_configmap
+        )
+        or None,
         maintenance=arguments.repo_maintenance,
         strict=arguments.strict,
         offline=arguments.offline,

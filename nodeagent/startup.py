@@ -43,14 +43,14 @@ class AgentSpec:
     """What an agent is built from, read and validated.
 
     `namespace` has the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots;
-    empty: it is not known.
+    None: it is not known.
     """
 
     settings: Settings
     namespace: str
     config: ParsedConfig
     template: AgentTemplate
-    cluster: str = ""
+    cluster: str | None = None
 
     @property
     def expose_defaults(self) -> ExposeSettings:

@@ -132,9 +132,9 @@ def format_keep(policy: KeepPolicy, ttl: timedelta | None) -> str:
     return ",".join(f"{key}={value}" for key, value in words.items())
 
 
-def ttl_of_keep(text: str) -> str:
-    """Return the time to live in BACKUP_KEEP_ANNOTATION, as written; empty: it has none."""
-    return _parse_words(text).get(_TTL, "")
+def ttl_of_keep(text: str) -> str | None:
+    """Return the time to live in BACKUP_KEEP_ANNOTATION, as written; None: it has none."""
+    return _parse_words(text).get(_TTL)
 
 
 def parse_keep(text: str) -> KeepPolicy:
@@ -181,10 +181,10 @@ class Copy:
     """One volume of a backup: its transfer.
 
     `volume` is namespace and name of the PVC. `volume_namespace` is the repository's. A `ttl` of None: it never
-    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
+    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; None:
     it is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
     has begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
-    annotation has it; empty: none.
+    annotation has it.
     """
 
     backup: str
@@ -197,16 +197,16 @@ class Copy:
     phase: Phase
     created: datetime | None
     ended: datetime | None = None
-    snapshot_id: str = ""
+    snapshot_id: str | None = None
     bytes: int = 0
     ttl: timedelta | None = None
-    foreign: str = ""
+    foreign: str | None = None
     deleting: bool = False
     damaged: bool = False
     shrunk: bool = False
     recorded: bool = False
-    schedule: str = ""
-    keep: str = ""
+    schedule: str | None = None
+    keep: str | None = None
 
     @property
     def has_data(self) -> bool:
@@ -263,8 +263,8 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         snapshot_id=status.snapshot_id,
         bytes=status.progress.total_bytes,
         ttl=_read_ttl(meta.annotations),
-        schedule=meta.labels.get(SCHEDULE_LABEL, ""),
-        keep=meta.annotations.get(BACKUP_KEEP_ANNOTATION, ""),
+        schedule=meta.labels.get(SCHEDULE_LABEL) or None,
+        keep=meta.annotations.get(BACKUP_KEEP_ANNOTATION) or None,
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
         damaged=verification is not None and not verification.passed,
@@ -304,7 +304,7 @@ def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
     return ttl if ttl > timedelta() else None
 
 
-def _foreign(meta: ObjectMeta, backup: str) -> str:
+def _foreign(meta: ObjectMeta, backup: str) -> str | None:
     if meta.labels.get(BACKUP_LABEL) != label_value(backup):
         return f"is not of nodeagent backup create alone: its label {BACKUP_LABEL} is of another backup"
     if meta.owner_references:
@@ -312,16 +312,16 @@ def _foreign(meta: ObjectMeta, backup: str) -> str:
         return f"is not of nodeagent backup create alone: {owner.kind} {owner.name} owns it"
     if found := [label for label in _OF_VELERO if label in meta.labels]:
         return f"is not of nodeagent backup create alone: it has Velero's label {found[0]}"
-    return ""
+    return None
 
 
-def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str:
-    """Return why a Job cannot be told which snapshots are the transfer's; empty: it can be."""
+def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str | None:
+    """Return why a Job cannot be told which snapshots are the transfer's; None: it can be."""
     if not OBJECT_NAME.fullmatch(backup):
         return f"names no backup: {backup}"
     if not OBJECT_NAME.fullmatch(transfer.repository_namespace):
         return f"names no namespace of its volume: {transfer.repository_namespace}"
-    return "" if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
+    return None if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
 
 
 CLOCK_TOLERANCE: Final = timedelta(minutes=5)
@@ -346,7 +346,7 @@ def explain_scheduled(
     for schedule, ones in by_schedule.items():
         # A copy that a wrong clock has dated would decide for years.
         newest = max((one for one in ones if not _is_future(one, now)), key=lambda one: one.age_key, default=None)
-        keep = newest.keep if newest else ""
+        keep = newest and newest.keep
         try:
             policy = policies[schedule] if schedule in policies else parse_keep(keep) if keep else None
         except ValueError as e:

@@ -302,7 +302,7 @@ class _CheckRun:
     tools: DeletionTools
     needed: dict[str, Copy]
     found: list[DeletedSnapshot] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str | None] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
     said: dict[str, datetime | None] = field(default_factory=dict)
     at_seconds: float = 0.0
@@ -310,7 +310,7 @@ class _CheckRun:
     async def look(self, plan: DeletionPlan, location: str) -> None:
         """Run the Jobs of one location."""
         run = LocationJobs(replace(self.tools.jobs, on_created=self._note_times), location, plan.cluster)
-        checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id) for uid, one in self.needed.items()}
+        checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id or "") for uid, one in self.needed.items()}
         before = self.said, self.at_seconds
         try:
             await run.run(plan.transfers, checks)

@@ -71,7 +71,7 @@ class LocationJobs:
     cluster: str
     found: list[DeletedSnapshot] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
-    faults: dict[CopyToCheck, str] = field(default_factory=dict)
+    faults: dict[CopyToCheck, str | None] = field(default_factory=dict)
     ended: datetime | None = None
 
     async def run(self, transfers: Iterable[Located], checks: Mapping[str, CopyToCheck] | None) -> None:

@@ -104,13 +104,13 @@ def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, 
         ],
         unfinished=len(plan.unfinished),
         waiting=backlog.copies,
-        waiting_why=backlog.why,
+        waiting_why=backlog.why or "",
         through=backlog.through,
         notes=notes,
     )
 
 
-def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> RetentionReport:
+def build_report(plan: DeletionPlan, at: datetime, schedule: str | None = None) -> RetentionReport:
     """Return the report of a run that carried this plan out, or is about to; `at` is the time now."""
     held = [one for judgment in plan.kept for one in _report_held(judgment, plan.absent)]
     # What a person can do something about must not be cut off by what waits for a location.
@@ -145,7 +145,7 @@ def _report_held(judgment: RetentionDecision, absent: Collection[str]) -> Iterat
             location=copy.location,
             created=copy.created,
             bytes=judgment.bytes,
-            command=hold.command or (f"nodeagent backup delete {judgment.backup}" if lets_go else ""),
+            command=hold.command or (f"nodeagent backup delete {judgment.backup}" if lets_go else None),
         )
 
 

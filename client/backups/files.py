@@ -329,7 +329,7 @@ class _Stream:
             raise FilesError(result.error)
         if result.bytes != self._bytes:
             raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
-        return result.note
+        return result.note or ""
 
     def _refused(self, name: str, why: str) -> None:
         self._copy.events.on_refused(name, why)

@@ -110,12 +110,12 @@ ChosenMethod = SnapshotWay | MountingPod
 class ClusterClasses:
     """The provisioner of each StorageClass, and all VolumeSnapshotClasses as JSON dicts.
 
-    `unread` is why some of them could not be read; empty: all were.
+    `unread` is why some of them could not be read; None: all were.
     """
 
     provisioners: Mapping[str, str]
     snapshot_classes: Sequence[VolumeSnapshotClass]
-    unread: str = ""
+    unread: str | None = None
 
 
 def needs_pods(claim: PersistentVolumeClaim, method: Method, classes: ClusterClasses) -> bool:
@@ -155,12 +155,12 @@ def choose_method(
     raise BackupError(f"{name}: {'; '.join(causes)}")
 
 
-def _unusable(claim: PersistentVolumeClaim) -> str:
-    """Return why no method can back it up; empty: one may."""
+def _unusable(claim: PersistentVolumeClaim) -> str | None:
+    """Return why no method can back it up; None: one may."""
     if claim["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     phase = (claim.get("status") or {}).get("phase", "")
-    return "" if phase == "Bound" else f"it has no volume yet: it is {phase or 'not bound'}"
+    return None if phase == "Bound" else f"it has no volume yet: it is {phase or 'not bound'}"
 
 
 def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) -> SnapshotWay | str:
@@ -185,12 +185,12 @@ def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) ->
     return f"no CSI snapshot: label one VolumeSnapshotClass of driver {driver} {_VELERO_CLASS_LABEL}=true: {names}"
 
 
-def _driver(claim: PersistentVolumeClaim, classes: ClusterClasses) -> str:
+def _driver(claim: PersistentVolumeClaim, classes: ClusterClasses) -> str | None:
     annotations = claim["metadata"].get("annotations") or {}
     for key in _PROVISIONER_ANNOTATIONS:
         if found := annotations.get(key):
             return str(found)
-    return classes.provisioners.get((claim.get("spec") or {}).get("storageClassName") or "", "")
+    return classes.provisioners.get((claim.get("spec") or {}).get("storageClassName") or "")
 
 
 def _find_pod(claim: PersistentVolumeClaim, pods: Sequence[Pod]) -> MountingPod | str:
@@ -229,7 +229,7 @@ _HASH_DIGITS: Final = 8
 class BackupRequest:
     """A backup as the user asked for it; `namespace` has the transfers, a `ttl` of None: it is kept.
 
-    `schedule` is the one that it is a backup of, empty: none; `keep` is its policy, None: it has none.
+    `schedule` is the one that it is a backup of, and `keep` its policy, if there are any.
     With `read_all_files`, files are also read whose size and
     time are unchanged since the last backup.
     """
@@ -240,7 +240,7 @@ class BackupRequest:
     ttl: timedelta | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    schedule: str = ""
+    schedule: str | None = None
     keep: KeepPolicy | None = None
     read_all_files: bool = False
 

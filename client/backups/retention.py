@@ -123,13 +123,13 @@ class Check:
     """What the check Jobs of a run found.
 
     `wanted` are the UIDs of the transfers whose snapshots were looked for, `found` of those that have one. `faults`
-    has, by the UIDs of copies that justify deletions, why they are not known to be restorable; empty: their snapshot is
+    has, by the UIDs of copies that justify deletions, why they are not known to be restorable; None: their snapshot is
     listed, and its root directory was read. `refused` has why nothing can be deleted in some places.
     """
 
     wanted: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
-    faults: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str | None] = field(default_factory=dict)
     refused: Mapping[Place, str] = field(default_factory=dict)
 
     def refusal(self, location: str, volume_namespace: str) -> str | None:
@@ -425,7 +425,7 @@ class Backlog(NamedTuple):
 
     backups: int = 0
     copies: int = 0
-    why: str = ""
+    why: str | None = None
     through: datetime | None = None
 
 

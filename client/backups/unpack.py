@@ -161,8 +161,8 @@ class Unpacker:
         self.refused += 1
         self.on_refused(name, why)
 
-    def _find_fault(self, member: tarfile.TarInfo, name: str, place: Path) -> str:
-        """Return why the entry is refused; empty: it is not."""
+    def _find_fault(self, member: tarfile.TarInfo, name: str, place: Path) -> str | None:
+        """Return why the entry is refused; None: it is not."""
         # kopia writes Go's modes, whose bits of types are not in the filter's range.
         member.mode &= 0o777
         parts = name.split("/")
@@ -183,7 +183,7 @@ class Unpacker:
             return _explain(e)
         return self._find_obstacle(parts) or self._find_conflict(member, place)
 
-    def _find_obstacle(self, parts: Sequence[str]) -> str:
+    def _find_obstacle(self, parts: Sequence[str]) -> str | None:
         try:
             for depth in range(1, len(parts)):
                 if stat.S_ISLNK(self.target.folder.joinpath(*parts[:depth]).lstat().st_mode):
@@ -193,20 +193,20 @@ class Unpacker:
             return _NO_DIRECTORY
         except OSError as e:
             return f"{_NO_DIRECTORY}: {e.strerror}"
-        return ""
+        return None
 
-    def _find_conflict(self, member: tarfile.TarInfo, place: Path) -> str:
+    def _find_conflict(self, member: tarfile.TarInfo, place: Path) -> str | None:
         try:
             mode = place.lstat().st_mode
         except FileNotFoundError:
-            return "" if place.parent.is_dir() else _NO_DIRECTORY
+            return None if place.parent.is_dir() else _NO_DIRECTORY
         except OSError as e:
             return e.strerror or _NO_NAME
         if member.isdir():
-            return "" if stat.S_ISDIR(mode) else "a file of that name exists"
+            return None if stat.S_ISDIR(mode) else "a file of that name exists"
         if stat.S_ISDIR(mode):
             return "a directory of that name exists"
-        return "" if self.overwrite else "it exists: --overwrite replaces it"
+        return None if self.overwrite else "it exists: --overwrite replaces it"
 
     def _replace(self, place: Path, make: Callable[[Path], None]) -> None:
         """Make a file or link under another name, and give it its own when it is complete."""

@@ -173,7 +173,8 @@ def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
     for kept in deletion.kept:
         printer.note(f"backup {kept.name} is expired, and kept: {kept.reasons[0]}")
     if deletion.waiting:
-        printer.note(f"{deletion.waiting} expired copies wait for later runs: {deletion.waiting_why}")
+        why = f": {deletion.waiting_why}" if deletion.waiting_why else ""
+        printer.note(f"{deletion.waiting} expired copies wait for later runs{why}")
     for note in deletion.notes:
         printer.note(note)
 

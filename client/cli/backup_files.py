@@ -167,7 +167,7 @@ def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
         stat.filemode(_TYPE_BITS.get(one.type, 0) | permissions),
         f"{one.user_id}:{one.group_id}",
         format_bytes(one.size_bytes),
-        one.modified[:19].replace("T", " ") or "-",
+        one.modified[:19].replace("T", " ") if one.modified else "-",
         *((str(one.files) if directory else "-",) if wide else ()),
         f"{one.name}/" if directory and one.name else one.name,
     ]

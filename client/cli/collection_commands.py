@@ -378,8 +378,8 @@ def _row(one: StoredSnapshot, now: datetime) -> list[Cell]:
     return [
         one.backup or (f"Velero's {one.backup_uid}" if one.backup_uid else _NONE),
         f"{claim.namespace}/{claim.name}" if claim else _NONE,
-        (claim.storage_class if claim else "") or _NONE,
-        (claim.size if claim else "") or _NONE,
+        (claim and claim.storage_class) or _NONE,
+        (claim and claim.size) or _NONE,
         format_bytes(one.bytes),
         format_age(now - parse_time(one.start)) if one.start else _NONE,
         one.id,
@@ -395,5 +395,5 @@ def _wide_cells(one: StoredSnapshot) -> list[Cell]:
         method if one.requester in SNAPSHOT_REQUESTERS else one.requester or _NONE,
         one.start or _NONE,
         one.cluster or _NONE,
-        one.source,
+        one.source or "",
     ]

@@ -119,7 +119,7 @@ def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
     ]
     _table(printer, "History", ("TIME", "AGE", "WHAT", "MESSAGE"), history)
     ends: list[list[Cell]] = [
-        [format_time(end.at), end.cause, end.node or "-", "yes" if end.terminated else "no", end.message]
+        [format_time(end.at), end.cause, end.node or "-", "yes" if end.terminated else "no", end.message or ""]
         for end in one.interruptions
     ]
     _table(printer, "Interruptions", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)

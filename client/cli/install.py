@@ -133,7 +133,7 @@ def build_options(given: _Given, namespace: str) -> InstallOptions:
         image=given["image"] or DEFAULT_IMAGE,
         image_pull_policy=given["image_pull_policy"],
         pull_secrets=tuple(name for names in given["image_pull_secret"] for name in names),
-        service_account=given["service_account_name"] or "",
+        service_account=given["service_account_name"] or None,
         mover_service_account=_mover_account(given),
         service_account_annotations=_merge(given["sa_annotations"]),
         agent=_build_agent(given),
@@ -142,7 +142,7 @@ def build_options(given: _Given, namespace: str) -> InstallOptions:
         location=location,
         configuration=given["node_agent_config"],
         openshift=given["openshift"],
-        monitoring_namespace=given["monitoring_namespace"] or "",
+        monitoring_namespace=given["monitoring_namespace"] or None,
         priority_classes=given["priority_classes"],
         volume_secrets=given["volume_secrets"],
         restore_tests=given["restore_tests"],
@@ -177,14 +177,14 @@ def _build_agent(given: _Given) -> AgentOptions:
             "--use-node-agent-windows is not supported any more: there is no agent for Windows nodes, and volumes of "
             "Windows are left to Velero's (see docs/install.md#windows-nodes)"
         )
-    priority_class = given["node_agent_priority_class_name"] or ""
+    priority_class = given["node_agent_priority_class_name"] or None
     if priority_class and given["priority_classes"]:
         raise ConfigError("--node-agent-priority-class-name and --priority-classes exclude each other")
-    config_map = "" if given["node_agent_config"] is None else CONFIG_MAP
+    config_map = None if given["node_agent_config"] is None else CONFIG_MAP
     return AgentOptions(
         config_map=given["node_agent_configmap"] or config_map,
-        repository_config_map=given["backup_repository_configmap"] or "",
-        maintenance_config_map=given["repo_maintenance_job_configmap"] or "",
+        repository_config_map=given["backup_repository_configmap"] or None,
+        maintenance_config_map=given["repo_maintenance_job_configmap"] or None,
         priority_class=priority_class,
         kubelet_root=given["kubelet_root_dir"],
         host_path=not given["node_agent_disable_host_path"],
@@ -194,19 +194,19 @@ def _build_agent(given: _Given) -> AgentOptions:
         pod_annotations=_merge(given["pod_annotations"]),
         node_selector=_merge(given["node_selector"]),
         tolerations=tuple(one for several in given["toleration"] for one in several),
-        features=given["features"] or "",
+        features=given["features"] or None,
         extra_args=_build_args(given),
     )
 
 
-def _mover_account(given: _Given) -> str:
-    """Return the account of data movers; empty: one is created.
+def _mover_account(given: _Given) -> str | None:
+    """Return the account of data movers; None: one is created.
 
     Without credentials in a file, an account that is named has them, by a cloud identity, and as in Velero
     it is the movers', too.
     """
     account = given["mover_service_account_name"] or (given["no_secret"] and given["service_account_name"])
-    return account or ""
+    return account or None
 
 
 def _build_resources(given: _Given) -> ContainerResources:
@@ -244,7 +244,7 @@ def _build_args(given: _Given) -> tuple[str, ...]:
 
 def _build_proxy(given: _Given) -> ProxyOptions:
     proxy = ProxyOptions(
-        http=given["http_proxy"] or "", https=given["https_proxy"] or "", no_proxy=given["no_proxy"] or ""
+        http=given["http_proxy"] or None, https=given["https_proxy"] or None, no_proxy=given["no_proxy"] or None
     )
     if proxy.no_proxy and not (proxy.http or proxy.https):
         raise ConfigError("--no-proxy needs --http-proxy or --https-proxy: otherwise there is no proxy")
@@ -274,9 +274,9 @@ def _build_location(given: _Given) -> LocationOptions | None:
     return LocationOptions(
         provider=provider,
         bucket=given["bucket"],
-        prefix=given["prefix"] or "",
+        prefix=given["prefix"] or None,
         config=config,
-        ca_certificate=certificates.content if certificates is not None else "",
+        ca_certificate=certificates.content if certificates is not None else None,
     )
 
 

@@ -153,7 +153,7 @@ def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str
     @functools.wraps(function)
     def run(*args: Any, of_agents: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
         return function(
-            *args, access=ClusterAccess(kubeconfig or None, kubecontext, of_agents or DEFAULT_NAMESPACE), **more
+            *args, access=ClusterAccess(kubeconfig or None, kubecontext or None, of_agents or DEFAULT_NAMESPACE), **more
         )
 
     for option in (
@@ -170,7 +170,8 @@ def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str
 def access_of(context: click.Context) -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
     given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
-    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or DEFAULT_NAMESPACE)
+    namespace = given["of_agents"] or DEFAULT_NAMESPACE
+    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"] or None, namespace)
 
 
 def complete_names(

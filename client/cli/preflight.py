@@ -102,8 +102,8 @@ async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, t
         raise VolumeCheckError(f"preflight failed at {failed}: {report.error}")
 
 
-async def _describe_dropped(client: KubeClient) -> str:
-    """Return which fields the definitions drop; empty: none."""
+async def _describe_dropped(client: KubeClient) -> str | None:
+    """Return which fields the definitions drop; None: none."""
     try:
         return judge_definitions(await read_definitions(client)).message
     except AgentError as e:

@@ -293,7 +293,7 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
     if entry.start_timestamp is not None and entry.complete_timestamp is not None:
         took = format_age(entry.complete_timestamp - entry.start_timestamp)
     result = str(entry.result or _NONE)
-    return [Styled(result, BAD) if failed else result, _moment(entry.start_timestamp, now), took, entry.message]
+    return [Styled(result, BAD) if failed else result, _moment(entry.start_timestamp, now), took, entry.message or ""]
 
 
 def _moment(moment: datetime | None, now: datetime) -> str:

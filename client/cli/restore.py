@@ -142,7 +142,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         namespaces=_parse_mappings("--namespace-mappings", given["namespace_mappings"]),
         classes=_parse_mappings("--storage-class-mappings", given["storage_class_mappings"]),
         size=_parse_size(given["size"]),
-        storage_class=given["storage_class"],
+        storage_class=given["storage_class"] or None,
         in_place=in_place.how if in_place else None,
     )
     if not OBJECT_NAME.fullmatch(request.name):
@@ -205,14 +205,14 @@ def _parse_mappings(flag: str, text: str) -> dict[str, str]:
     return pairs
 
 
-def _parse_size(text: str) -> str:
+def _parse_size(text: str) -> str | None:
     try:
         usable = not text or parse_quantity(text) > 0
     except ValueError:
         usable = False
     if not usable:
         raise ConfigError(f'--size: "{text}" is not allowed: expected such as 10Gi')
-    return text
+    return text or None
 
 
 async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> None:

@@ -153,7 +153,7 @@ def _print_reports(printer: Printer, wish: InPlaceWish, reports: Sequence[Volume
             f"{one.namespace}/{one.claim}",
             one.volume,
             format_bytes(one.total_bytes) if one.total_bytes else "",
-            one.snapshot,
+            one.snapshot or "",
         ]
         for one in reports
     ]

@@ -32,10 +32,10 @@ def run_words(words: Sequence[str]) -> int:
 
 async def _run(request: ScheduleRequest, access: ClusterAccess) -> None:
     async with connect(access) as cluster:
-        await run_schedule(build_tools(cluster, print_line, os.environ.get(JOB_VARIABLE, "")), request)
+        await run_schedule(build_tools(cluster, print_line, os.environ.get(JOB_VARIABLE) or None), request)
 
 
-def build_tools(cluster: Connection, say: Callable[[str], None], job: str = "") -> ScheduleTools:
+def build_tools(cluster: Connection, say: Callable[[str], None], job: str | None = None) -> ScheduleTools:
     """Return what a run works with in this cluster; `say` gets each line of it."""
     jobs = build_job_tools(cluster, say, say)
     deletion = DeletionTools(jobs, lambda: cluster.time.date, in_pod=bool(job))
@@ -54,7 +54,8 @@ def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
         say(f"{more} more expired backups are kept")
     if report.waiting:
         through = f", until {format_time(report.through)}" if report.through is not None else ""
-        say(f"{report.waiting} expired copies wait for later runs{through}: {report.waiting_why}")
+        why = f": {report.waiting_why}" if report.waiting_why else ""
+        say(f"{report.waiting} expired copies wait for later runs{through}{why}")
 
 
 class _Changes:

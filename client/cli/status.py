@@ -237,7 +237,7 @@ def _print_retention(section: _Section, report: RetentionReport, now: datetime) 
             _ago(one.created, now).removesuffix(" ago"),
             format_bytes(one.bytes),
             section.message(one.reason),
-            one.command,
+            one.command or "",
         ]
         for one in report.held
     ]

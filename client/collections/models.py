@@ -224,15 +224,15 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         kind=transfer.kind_name,
         transfer=transfer.name,
         phase=transfer.phase,
-        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason,
-        message=status.message,
+        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason or "",
+        message=status.message or "",
         attempt=transfer.attempts.number,
-        node=status.node,
+        node=status.node or "",
         location=transfer.spec.backup_storage_location,
         bytes_done=status.progress.bytes_done,
         total_bytes=status.progress.total_bytes,
         incremental_bytes=status.incremental_bytes,
-        snapshot_id=status.snapshot_id,
+        snapshot_id=status.snapshot_id or "",
         created=transfer.metadata.creation_timestamp,
         started=status.start_timestamp,
         completed=status.completion_timestamp,
@@ -264,10 +264,10 @@ def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
         snapshot_id=transfer.spec.snapshot_id,
         location=transfer.spec.backup_storage_location,
         phase=transfer.phase,
-        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason,
-        message=status.message,
+        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason or "",
+        message=status.message or "",
         attempt=transfer.attempts.number,
-        node=status.node,
+        node=status.node or "",
         bytes_done=status.progress.bytes_done,
         total_bytes=status.progress.total_bytes,
         created=transfer.metadata.creation_timestamp,
@@ -324,11 +324,11 @@ def _count_completed(group: Backup | Restore) -> str:
     return f"{completed}/{len(group.volumes) + group.missing}"
 
 
-def explain_end(group: Backup | Restore) -> str:
-    """Return which volume of one that has ended did not complete, and why; empty: all did."""
+def explain_end(group: Backup | Restore) -> str | None:
+    """Return which volume of one that has ended did not complete, and why; None: all did."""
     lost = [one for one in group.volumes if one.phase is not Phase.COMPLETED]
     more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
     if lost:
         first = lost[0]
         return f"PVC {first.namespace}/{first.claim} is {first.phase}: {first.message or 'no message'}{more}"
-    return f"{group.missing} of {group.expected} volumes have no transfer: it was deleted" if group.missing else ""
+    return f"{group.missing} of {group.expected} volumes have no transfer: it was deleted" if group.missing else None

@@ -59,8 +59,8 @@ async def sort_definitions(client: KubeClient, definitions: Sequence[Manifest]) 
     return Definitions(tuple(applied), kept)
 
 
-def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str:
-    """Return why the definition that exists stays as it is; empty: ours is applied."""
+def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str | None:
+    """Return why the definition that exists stays as it is; None: ours is applied."""
     lacking = find_lacking(ours, found)
     what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
     if release := helm_release(found):
@@ -70,7 +70,7 @@ def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str:
     # An older command would remove them, with their values, for the installations of all namespaces.
     if newer := find_lacking(found, ours):
         return f"is newer, and stays as it is: it also has {', '.join(newer)}; {what}"
-    return ""
+    return None
 
 
 def find_lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -122,8 +122,8 @@ async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequen
             raise DefinitionError(f"CustomResourceDefinition {name} is not served: {cause}")
 
 
-async def _explain_unserved(client: KubeClient, definition: Manifest) -> str:
-    """Return why the API server does not serve the definition yet; empty: it does."""
+async def _explain_unserved(client: KubeClient, definition: Manifest) -> str | None:
+    """Return why the API server does not serve the definition yet; None: it does."""
     found = await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
     if found is None:
         return "it does not exist"
@@ -133,7 +133,7 @@ async def _explain_unserved(client: KubeClient, definition: Manifest) -> str:
         if condition.get("status") != "True":
             return f"it is not {kind}: {condition.get('message') or 'no reason yet'}"
     # Established a moment before the objects are: Kubernetes v1.34, apiextensions-apiserver, customresource_handler.go.
-    return "" if await _is_served(client, definition) else "its objects are not served yet"
+    return None if await _is_served(client, definition) else "its objects are not served yet"
 
 
 async def _is_served(client: KubeClient, definition: Manifest) -> bool:

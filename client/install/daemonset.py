@@ -80,7 +80,7 @@ def _build_pod(options: InstallOptions) -> Manifest:
     if agent.node_selector:
         pod["nodeSelector"] = dict(agent.node_selector)
     if priority_class := agent.priority_class or (
-        options.cluster_name("node-agent") if options.priority_classes else ""
+        options.cluster_name("node-agent") if options.priority_classes else None
     ):
         pod["priorityClassName"] = priority_class
     if options.pull_secrets:
@@ -146,12 +146,13 @@ def _build_args(options: InstallOptions) -> list[str]:
 def _build_env(options: InstallOptions) -> list[Manifest]:
     fields = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
     proxy = options.proxy
+    not_proxied = ",".join(filter(None, (_API_SERVER, proxy.no_proxy))).rstrip(",")
     values = {
         "VELERO_SCRATCH_DIR": "/scratch",
         **dict.fromkeys(_CREDENTIALS_VARIABLES, _CREDENTIALS_FILE),
         "HTTP_PROXY": proxy.http,
         "HTTPS_PROXY": proxy.https,
-        "NO_PROXY": f"{_API_SERVER},{proxy.no_proxy}".rstrip(",") if proxy.http or proxy.https else "",
+        "NO_PROXY": not_proxied if proxy.http or proxy.https else None,
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

@@ -166,7 +166,7 @@ def build_location(options: InstallOptions, location: LocationOptions) -> Manife
 
 def build_config_map(options: InstallOptions, document: JsonDict) -> Manifest:
     """Return the ConfigMap with the agents' configuration: one key, whose value is a JSON document."""
-    name = options.config_map
+    name = options.config_map or CONFIG_MAP
     config_map = build_object("v1", "ConfigMap", name, options.namespace)
     return {**config_map, "data": {f"{name}.json": json.dumps(document, indent=2) + "\n"}}
 

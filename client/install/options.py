@@ -71,30 +71,30 @@ class ContainerResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyOptions:
-    """Proxies of agents and data movers, as the environment variables have them; empty: none.
+    """Proxies of agents and data movers, as the environment variables have them.
 
     `no_proxy` need not have the API server, which is always reached without a proxy.
     """
 
-    http: str = ""
-    https: str = ""
-    no_proxy: str = ""
+    http: str | None = None
+    https: str | None = None
+    no_proxy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocationOptions:
-    """The default BackupStorageLocation; `ca_certificate` is a bundle in PEM, empty: the image's own."""
+    """The default BackupStorageLocation; `ca_certificate` is a bundle in PEM; None: the image's own."""
 
     provider: str
     bucket: str
-    prefix: str = ""
+    prefix: str | None = None
     config: Mapping[str, str] = field(default_factory=dict)
-    ca_certificate: str = ""
+    ca_certificate: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What the DaemonSet has; an empty text leaves its field or flag out.
+    """What the DaemonSet has; None leaves its field or flag out.
 
     Attributes:
         config_map: the ConfigMap with the configuration.
@@ -107,10 +107,10 @@ class AgentOptions:
         extra_args: more flags of `nodeagent serve`.
     """
 
-    config_map: str = ""
-    repository_config_map: str = ""
-    maintenance_config_map: str = ""
-    priority_class: str = ""
+    config_map: str | None = None
+    repository_config_map: str | None = None
+    maintenance_config_map: str | None = None
+    priority_class: str | None = None
     kubelet_root: str = "/var/lib/kubelet"
     host_path: bool = True
     privileged: bool = False
@@ -119,7 +119,7 @@ class AgentOptions:
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[PodToleration, ...] = ()
-    features: str = ""
+    features: str | None = None
     extra_args: tuple[str, ...] = ()
 
 
@@ -128,15 +128,15 @@ class InstallOptions:
     """One installation.
 
     Attributes:
-        service_account: an existing account for the agents; empty: one is created.
-        mover_service_account: an existing account for data movers; empty: one is created.
+        service_account: an existing account for the agents; None: one is created.
+        mover_service_account: an existing account for data movers; None: one is created.
         service_account_annotations: of the accounts that are created, such as a cloud identity needs.
         pull_secrets: names of Secrets with credentials of the image's registry.
         credentials: content of the file with credentials of the object storage; None: no Secret is created.
         location: None: no BackupStorageLocation is created.
         configuration: a document for `config_map`; None: the ConfigMap is the user's.
         openshift: whether SecurityContextConstraints are created.
-        monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; empty: no NetworkPolicy.
+        monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; None: no NetworkPolicy.
         priority_classes: whether PriorityClasses are created, and the agents use theirs.
         volume_secrets: whether the agents may copy Secrets and ConfigMaps that drivers of volumes need.
         restore_tests: whether there is the account that the leader's restore tests need.
@@ -146,8 +146,8 @@ class InstallOptions:
     image: str = DEFAULT_IMAGE
     image_pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
-    service_account: str = ""
-    mover_service_account: str = ""
+    service_account: str | None = None
+    mover_service_account: str | None = None
     service_account_annotations: Mapping[str, str] = field(default_factory=dict)
     agent: AgentOptions = AgentOptions()
     proxy: ProxyOptions = ProxyOptions()
@@ -155,7 +155,7 @@ class InstallOptions:
     location: LocationOptions | None = None
     configuration: JsonDict | None = None
     openshift: bool = False
-    monitoring_namespace: str = ""
+    monitoring_namespace: str | None = None
     priority_classes: bool = False
     volume_secrets: bool = False
     restore_tests: bool = False
@@ -171,9 +171,9 @@ class InstallOptions:
         return self.mover_service_account or MOVER_SERVICE_ACCOUNT
 
     @property
-    def config_map(self) -> str:
-        """The ConfigMap with the agents' configuration; empty: none."""
-        return self.agent.config_map or ("" if self.configuration is None else CONFIG_MAP)
+    def config_map(self) -> str | None:
+        """The ConfigMap with the agents' configuration, or None."""
+        return self.agent.config_map or (None if self.configuration is None else CONFIG_MAP)
 
     def cluster_name(self, suffix: str) -> str:
         """Return the name of a cluster-scoped object: the namespace is part of it, so that two can be installed."""

@@ -88,8 +88,8 @@ async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeou
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
 
 
-async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str:
-    """Return what is not as it should be, with its cause; empty: nothing."""
+async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str | None:
+    """Return what is not as it should be, with its cause; None: nothing."""
     for one in applied:
         if one.stored["kind"] == DAEMON_SETS.kind and (missing := await _explain_rollout(tools, causes, one.stored)):
             return missing
@@ -100,11 +100,11 @@ async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence
             changed = renewed or one.result is not ApplyResult.UNCHANGED
             if missing := await _explain_location(tools, one.stored, changed=changed):
                 return missing
-    return ""
+    return None
 
 
-async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object) -> str:
-    """Return why the agents of a DaemonSet are not all ready; empty: they are.
+async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object) -> str | None:
+    """Return why the agents of a DaemonSet are not all ready; None: they are.
 
     Raises:
         WaitError: it was deleted, or no node is eligible.
@@ -121,7 +121,7 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object
     ready = status.get("numberAvailable", 0)
     updated = status.get("updatedNumberScheduled", 0)
     if min(ready, updated) >= desired:
-        return ""
+        return None
     cause = await _find_cause(tools, causes, current)
     text = f"{place_of(stored)}: {min(ready, updated)} of {desired} agents are ready"
     return f"{text}: {cause}" if cause else text
@@ -132,8 +132,8 @@ def _desired(daemonset: DaemonSet) -> int:
     return (daemonset.get("status") or {}).get("desiredNumberScheduled", 0)
 
 
-async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSet) -> str:
-    """Return why a pod of the DaemonSet does not exist, start or become ready; empty: no cause yet."""
+async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSet) -> str | None:
+    """Return why a pod of the DaemonSet does not exist, start or become ready; None: no cause yet."""
     meta = daemonset["metadata"]
     pods = await tools.client.list(
         Selection(PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
@@ -143,18 +143,18 @@ async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSe
             return cause
     if len(pods) < _desired(daemonset):
         return await _last_warning(tools, meta)
-    return ""
+    return None
 
 
-async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str:
-    """Return why an agent is not ready; empty: it is, or is starting.
+async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str | None:
+    """Return why an agent is not ready; None: it is, or is starting.
 
     Raises:
         WaitError: it can never start.
     """
     status, meta = pod.get("status") or {}, pod["metadata"]
     if is_ready(pod):
-        return ""
+        return None
     place = f"Pod {meta['namespace']}/{meta['name']}"
     for container in status.get("containerStatuses") or []:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
@@ -169,19 +169,19 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str:
     return pending.message if pending is not None else await _last_warning(tools, meta)
 
 
-async def _last_warning(tools: WaitTools, meta: Metadata) -> str:
-    """Return the last Warning about an object; empty: there is none."""
+async def _last_warning(tools: WaitTools, meta: Metadata) -> str | None:
+    """Return the last Warning about an object; None: there is none."""
     selector = f"involvedObject.uid={meta['uid']}"
     events = await tools.client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
     warnings = [event for event in events if event.get("type") == "Warning"]
     if not warnings:
-        return ""
+        return None
     last = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     return f"{last.get('reason') or 'Unknown'}: {' '.join(str(last.get('message') or '').split())}"
 
 
-async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) -> str:
-    """Return why the location is not reachable; empty: it is, or it is not validated.
+async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) -> str | None:
+    """Return why the location is not reachable; None: it is, or it is not validated.
 
     After a change, only a validation counts that came after it.
     """
@@ -192,13 +192,13 @@ async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) 
     before, current = BackupStorageLocation.parse(stored), BackupStorageLocation.parse(raw)
     frequency = current.spec.validation_frequency
     if frequency is not None and parse_duration(frequency) <= timedelta():
-        return ""
+        return None
     status = current.status
     is_new = status.last_validation_time != before.status.last_validation_time
     if not status.phase or (changed and not is_new):
         return f"{place_of(stored)} is not validated yet"
     if status.phase == _AVAILABLE:
-        return ""
+        return None
     return f"{place_of(stored)} is {status.phase}: {status.message or 'no reason'}"
 
 
@@ -287,19 +287,19 @@ def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
     flags = [
         _ConfigMapFlag(
             "--node-agent-configmap",
-            "" if options.configuration is not None else agent.config_map,
+            (options.configuration is None and agent.config_map) or "",
             _parse_agent,
             "config.json=" + shlex.quote('{"loadConcurrency": {"globalConfig": 1}}'),
         ),
         _ConfigMapFlag(
             "--backup-repository-configmap",
-            agent.repository_config_map,
+            agent.repository_config_map or "",
             _parse_repository,
             "kopia=" + shlex.quote('{"cacheLimitMB": 2048}'),
         ),
         _ConfigMapFlag(
             "--repo-maintenance-job-configmap",
-            agent.maintenance_config_map,
+            agent.maintenance_config_map or "",
             _parse_maintenance,
             "global=" + shlex.quote('{"podResources": {"memoryLimit": "2Gi"}}'),
         ),
@@ -329,7 +329,7 @@ async def check_named(client: KubeClient, options: InstallOptions, on_note: Call
         KubeError: the API server does not answer.
     """
     namespace, agent = options.namespace, options.agent
-    named: list[tuple[str, Resource, str, str]] = [
+    named: list[tuple[str, Resource, str | None, str]] = [
         ("--node-agent-priority-class-name", PRIORITY_CLASSES, agent.priority_class, "--value=50"),
         ("--service-account-name", SERVICE_ACCOUNTS, options.service_account, ""),
         ("--mover-service-account-name", SERVICE_ACCOUNTS, options.mover_service_account, ""),
@@ -411,7 +411,7 @@ async def note_former_agents(client: KubeClient, namespace: str, on_note: Callab
         on_note(f"DaemonSet {namespace}/{AGENT_DAEMONSET_WINDOWS} of an earlier version moves no data: {command}")
 
 
-def _refuse(manifest: Manifest, release: str) -> str:
+def _refuse(manifest: Manifest, release: str | None) -> str:
     """Return why an object of others cannot be merged with ours, and what to do."""
     name, namespace = manifest["metadata"]["name"], manifest["metadata"].get("namespace", "")
     where = f"-n {namespace} " if namespace else ""

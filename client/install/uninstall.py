@@ -80,8 +80,8 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
     ]
 
 
-async def find_class_user(client: KubeClient, namespace: str, name: str) -> str:
-    """Return a Deployment or pod of the namespace that names this PriorityClass, as text; empty: none does.
+async def find_class_user(client: KubeClient, namespace: str, name: str) -> str | None:
+    """Return a Deployment or pod of the namespace that names this PriorityClass, as text; None: none does.
 
     Raises:
         KubeError: the API server rejected a request.
@@ -92,7 +92,7 @@ async def find_class_user(client: KubeClient, namespace: str, name: str) -> str:
     for pod in await client.list(Selection(kube.PODS, namespace)):
         if pod["spec"].get("priorityClassName") == name:
             return _place(kube.PODS, pod)
-    return ""
+    return None
 
 
 async def find_dependents(client: KubeClient, namespace: str) -> Dependents:

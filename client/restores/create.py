@@ -247,15 +247,15 @@ async def _ensure_claim(client: KubeClient, one: PlannedRestore) -> None:
         await _check_target(client, one)
 
 
-async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
-    """Return the UID of the pod that waits for the data; empty: there is none.
+async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str | None:
+    """Return the UID of the pod that waits for the data; None: there is none.
 
     Raises:
         RestoreError: another pod has its name, or waits for another snapshot.
     """
     manifest = one.build_pod()
     if manifest is None:
-        return ""
+        return None
     try:
         pod = await client.create(PODS, manifest)
     except AlreadyExistsError:

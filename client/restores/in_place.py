@@ -227,9 +227,9 @@ class InPlaceRestore:
     snapshot: Manifest | None
 
     @property
-    def snapshot_name(self) -> str:
-        """The name of the snapshot; empty: there is none."""
-        return self.snapshot["metadata"]["name"] if self.snapshot else ""
+    def snapshot_name(self) -> str | None:
+        """The name of the snapshot; None: there is none."""
+        return self.snapshot["metadata"]["name"] if self.snapshot else None
 
 
 async def plan_in_place(

@@ -27,7 +27,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSource
-from core.models.base import Int64, WireModel
+from core.models.base import Int64, SparseModel, WireModel
 from core.models.names import EXCLUDE_LABEL, RESTORE_PLAN_LABEL, label_value
 from core.models.storage import RepositoryKey
 from core.models.transfer_settings import PLAN_LINE, InPlacePlan
@@ -50,17 +50,17 @@ _REMOVAL_TIMEOUT: Final = timedelta(minutes=5)
 _POLL_SECONDS: Final = 1.0
 
 
-class VolumeReport(WireModel, omit_defaults=True):
+class VolumeReport(SparseModel, omit_defaults=True):
     """What a restore would do with one volume, the PersistentVolume `volume` of a PVC.
 
-    `snapshot` is the VolumeSnapshot for the way back; empty: none. `total_bytes` is the size of the backup; 0: not
+    `snapshot` is the VolumeSnapshot for the way back. `total_bytes` is the size of the backup; 0: not
     known. `device`: all of it is written. `plan` is None if only the total is known.
     """
 
     namespace: str
     claim: str
     volume: str
-    snapshot: str = ""
+    snapshot: str | None = None
     total_bytes: Int64 = 0
     device: bool = False
     plan: InPlacePlan | None = None

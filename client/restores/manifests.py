@@ -40,8 +40,8 @@ class RequestedRestore:
     """A restore as the user asked for it; `namespace` has the transfers.
 
     `size` and `storage_class` are for PVCs that the backup knows by name only, `storage_class` also for those whose
-    class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
-    pod runs in each PVC; empty: none does. `in_place` is how data goes into the volumes that the PVCs have; None: into
+    class was empty; None: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a pod runs
+    in each PVC; None: none does. `in_place` is how data goes into the volumes that the PVCs have; None: into
     new ones. `owners` are the owner references of all objects.
     """
 
@@ -49,9 +49,9 @@ class RequestedRestore:
     namespace: str
     namespaces: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
-    size: str = ""
-    storage_class: str = ""
-    wait_image: str = ""
+    size: str | None = None
+    storage_class: str | None = None
+    wait_image: str | None = None
     in_place: InPlace | None = None
     owners: Sequence[OwnerRef] = ()
 
@@ -60,7 +60,7 @@ class RequestedRestore:
 class PlannedRestore:
     """One volume of a restore. `volumes` is how many the restore has; `existing` is the PersistentVolume of an old PVC.
 
-    Empty: a new PVC is created.
+    "": a new PVC is created.
     """
 
     request: RequestedRestore
@@ -82,10 +82,10 @@ class PlannedRestore:
     @property
     def saved_class(self) -> str | None:
         """The class before it is mapped: the old PVC's or, if it had none to be used again, the given one."""
-        claim, given = self.volume.claim, self.request.storage_class or None
+        claim, given = self.volume.claim, self.request.storage_class
         if not claim.size:
             return given
-        # Empty: no provisioner makes a volume of it.
+        # With "", no provisioner makes a volume of it.
         return claim.storage_class if claim.storage_class != "" else given or claim.storage_class
 
     @property
@@ -94,10 +94,10 @@ class PlannedRestore:
         return self.request.classes.get(self.saved_class or "", self.saved_class)
 
     @property
-    def size(self) -> str:
-        """The size of the new PVC: the requested one, or the old volume's if it was larger; empty: not known."""
+    def size(self) -> str | None:
+        """The size of the new PVC: the requested one, or the old volume's if it was larger; None: not known."""
         claim = self.volume.claim
-        return max((claim.size, claim.capacity), key=_bytes) if claim.size else self.request.size
+        return max(filter(None, (claim.size, claim.capacity)), key=_bytes) if claim.size else self.request.size
 
     @property
     def by_pod(self) -> bool:
@@ -189,7 +189,7 @@ class PlannedRestore:
         """The UID that the done file is named by: the same each time, so that a repetition waits for the same."""
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self.name}/{self.volume.snapshot_id}"))
 
-    def build_transfer(self, pod_uid: str = "") -> Manifest:
+    def build_transfer(self, pod_uid: str | None = None) -> Manifest:
         """Return the transfer; that into a pod needs the UID of its pod."""
         volume, kind = self.volume, self.resource
         meta = self._meta({RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
@@ -202,7 +202,7 @@ class PlannedRestore:
         if self.by_pod:
             meta["labels"][RESTORE_UID_LABEL] = self._restore_uid
             meta["annotations"][PVC_NAME_ANNOTATION] = self.target.name
-            place = {"kind": "Pod", "namespace": self.target.namespace, "name": self.name, "uid": pod_uid}
+            place = {"kind": "Pod", "namespace": self.target.namespace, "name": self.name, "uid": pod_uid or ""}
             spec |= {"pod": place, "volume": _VOLUME, "repoIdentifier": "", "uploaderType": "kopia"}
         else:
             target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": self.existing}
@@ -225,4 +225,4 @@ class PlannedRestore:
 
 
 def _bytes(quantity: str) -> int:
-    return int(parse_quantity(quantity)) if quantity else 0
+    return int(parse_quantity(quantity))

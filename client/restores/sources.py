@@ -83,14 +83,19 @@ def _read(location: str, answer: JobAnswer) -> StoredList:
     notes = [f"the repository of namespace {one.volume_namespace}: {one.message}" for one in totals.unread]
     if (more := totals.unread_count - len(totals.unread)) > 0:
         notes.append(f"{more} more repositories could not be listed")
-    found.sort(key=lambda one: one.start, reverse=True)
+    found.sort(key=_start, reverse=True)
     found.sort(key=_group)
     return StoredList(location=location, snapshots=found, notes=notes)
 
 
 def _group(one: StoredSnapshot) -> tuple[str, str, str, str]:
     claim = one.claim
-    return one.cluster, one.backup, claim.namespace if claim else one.volume_namespace, claim.name if claim else ""
+    volume = (claim.namespace, claim.name) if claim else (one.volume_namespace, "")
+    return one.cluster or "", one.backup or "", *volume
+
+
+def _start(one: StoredSnapshot) -> str:
+    return one.start or ""
 
 
 class RestoreError(AgentError):
@@ -107,7 +112,7 @@ class UnsetRestoreError(RestoreError):
 class Source:
     """What is restored: a backup by its name, or one snapshot by its ID; of a backup, these PVCs or all of a namespace.
 
-    `cluster` is the UID of the namespace `kube-system` of the cluster that made the backup; empty: of any. Without
+    `cluster` is the UID of the namespace `kube-system` of the cluster that made the backup; "": of any. Without
     `namespace` and `claims`, all PVCs are.
     """
 
@@ -196,16 +201,18 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     found = [one for one in stored.snapshots if _matches(one, source)]
     place = f"BackupStorageLocation {stored.location}"
     if not found:
-        known = {one.id if source.snapshot else one.backup for one in stored.snapshots} - {""}
-        raise RestoreError(hinted(f"there is no {source} in {place}", source.snapshot or source.backup, known))
-    clusters = sorted({one.cluster for one in found})
+        known = {one.id if source.snapshot else one.backup for one in stored.snapshots}
+        raise RestoreError(
+            hinted(f"there is no {source} in {place}", source.snapshot or source.backup, filter(None, known))
+        )
+    clusters = sorted({one.cluster or "" for one in found})
     if len(clusters) > 1:
         text = ", ".join(one or "none" for one in clusters)
         raise RestoreError(f"{source} in {place} is of several clusters: choose one by --cluster: {text}")
     newest: dict[ClaimName, StoredSnapshot] = {}
     by_claim = {}
     # The newest one counts: another attempt may have made one too.
-    for one in sorted(found, key=lambda one: one.start):
+    for one in sorted(found, key=_start):
         claim = _claim_of(one, place)
         volume = SavedVolume(one.id, one.volume_namespace, stored.location, claim, one.bytes, one.by_block)
         before = newest.get(volume.name)
@@ -215,7 +222,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
         newest[volume.name], by_claim[volume.name] = one, volume
     if not source.snapshot:
         _check_counts(list(newest.values()), source, place)
-    missing = max(one.backup_volumes for one in found) - len(by_claim)
+    missing = max(one.backup_volumes or 0 for one in found) - len(by_claim)
     if missing > 0 and not (source.claims or source.namespace or source.snapshot):
         raise RestoreError(f"{source}: {missing} of its volumes are not in {place}: name the others by --pvc, or -n")
     return [by_claim[name] for name in _choose(by_claim, source)]
@@ -229,7 +236,7 @@ def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
     if one.claim is None or one.claim.namespace != one.volume_namespace:
         raise RestoreError(
             f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its repository: "
-            f"its source is {one.source}: name the others by --pvc, or -n"
+            f"its source is {one.source or 'unknown'}: name the others by --pvc, or -n"
         )
     return one.claim
 
@@ -244,7 +251,7 @@ def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -
     if len(by_count) > 1:
         text = " and ".join(f"{_at(one)} of {count} volumes" for count, one in sorted(by_count.items()))
         raise _several_runs(source, place, f"there are {text}")
-    first, last = (pick(found, key=lambda one: one.start) for pick in (min, max))
+    first, last = (pick(found, key=_start) for pick in (min, max))
     if by_count and len(found) > (count := max(by_count)):
         what = f"{len(found)} PVCs instead of {count} have one, from {_at(first)} to {_at(last)}"
         raise _several_runs(source, place, what)
@@ -256,7 +263,7 @@ def _several_runs(source: Source, place: str, what: str) -> RestoreError:
 
 
 def _at(one: StoredSnapshot) -> str:
-    return f"{one.id} of {one.start}"
+    return f"{one.id} of {one.start or 'an unknown time'}"
 
 
 def _matches(one: StoredSnapshot, source: Source) -> bool:

@@ -204,7 +204,7 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
         labels=parse_pairs("--labels", given.labels),
         annotations=parse_pairs("--annotations", given.annotations),
     )
-    return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
+    return request, ClusterAccess(given.kubeconfig or None, given.kubecontext or None, given.agent_namespace)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,7 +51,7 @@ class ScheduleError(AgentError):
 
 @dataclass(frozen=True)
 class ScheduleTools:
-    """What a run works with; `job` is the name of the Job that it is of, empty: of none.
+    """What a run works with; `job` is the name of the Job that it is of, if it is of one.
 
     `show` gets the progress of the backup, `on_line` what has been done, `on_report` what retention has left.
     """
@@ -60,7 +60,7 @@ class ScheduleTools:
     show: Callable[[list[VolumeProgress]], None]
     on_line: Callable[[str], None]
     on_report: Callable[[RetentionReport], None]
-    job: str = ""
+    job: str | None = None
 
     @property
     def backup(self) -> BackupTools:
@@ -124,7 +124,7 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     Raises:
         AgentError: a run would not begin.
     """
-    run = await _begin(replace(tools, job=""), request)
+    run = await _begin(replace(tools, job=None), request)
     preview = SchedulePreview(await _plan(tools, request, run), run.failures)
     if not request.deletes:
         return preview
@@ -230,7 +230,7 @@ async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleReque
         except AgentError as e:
             failures.append(str(e))
         run.failures += [f"deletion of expired backups: {one}" for one in failures]
-        report = structs.replace(report, failure="; ".join(failures))
+        report = structs.replace(report, failure="; ".join(failures) or None)
         tools.on_report(report)
         await DeletionRecord(jobs.client, jobs.namespace).write_report(report)
 

@@ -125,11 +125,11 @@ class TransferReader:
         events = await self._try("Events", read_events(self._client, self._namespace, raw["metadata"]["uid"]), [])
         pods = await self._try("pods", self._read_pods(raw), [])
         log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
-        schedule = await self._try("its Backup", self._read_schedule(raw), "")
+        schedule = await self._try("its Backup", self._read_schedule(raw), None)
         base = (
-            await self._try("its base snapshot", self._read_base(raw), "")
+            await self._try("its base snapshot", self._read_base(raw), None)
             if record.datamover == BLOCK_DATA_MOVER
-            else ""
+            else None
         )
         try:
             more = _facts(kind.model.parse(raw), events)
@@ -139,8 +139,8 @@ class TransferReader:
             record,
             **more,
             spec=_plain_spec(raw),
-            schedule=schedule,
-            base_snapshot=base,
+            schedule=schedule or "",
+            base_snapshot=base or "",
             outcome=_annotation(raw, OUTCOME_ANNOTATION),
             events=events,
             pods=[_pod_line(pod) for pod in pods],
@@ -164,21 +164,21 @@ class TransferReader:
             self._notes.append(f"{what} could not be read: {e}")
             return otherwise
 
-    async def _read_schedule(self, raw: UncheckedObject) -> str:
+    async def _read_schedule(self, raw: UncheckedObject) -> str | None:
         labels = raw["metadata"].get("labels") or {}
         backup = labels.get(VELERO_BACKUP_LABEL)
         if not backup:
-            return labels.get(SCHEDULE_LABEL, "")
+            return labels.get(SCHEDULE_LABEL)
         owner = await self._client.read(BACKUPS, self._namespace, backup)
-        return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL, "") if owner else ""
+        return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL) if owner else None
 
-    async def _read_base(self, raw: Object) -> str:
-        """Return the handle of the snapshot that is kept of a backup; empty: there is none."""
+    async def _read_base(self, raw: Object) -> str | None:
+        """Return the handle of the snapshot that is kept of a backup; None: there is none."""
         meta = raw["metadata"]
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", meta["name"])
         if content is None or (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL) != meta["uid"]:
-            return ""
-        return (content["spec"].get("source") or {}).get("snapshotHandle", "")
+            return None
+        return (content["spec"].get("source") or {}).get("snapshotHandle")
 
     async def _read_pods(self, raw: Object) -> list[Pod]:
         """Return the pods of the transfer, the newest first."""
@@ -219,7 +219,7 @@ def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
     attempts = cr.attempts
     limits = BandwidthLimits.of(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
     return {
-        "snapshot_id": cr.status.snapshot_id,
+        "snapshot_id": cr.status.snapshot_id or "",
         "retries": attempts.retries,
         "bandwidth": limits or BandwidthLimits(),
         "interruptions": attempts.interruptions,
@@ -234,18 +234,18 @@ def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
     Phases are from the status, attempts from the annotation, pending reasons from Events, which are kept for an hour.
     """
     status, attempts = cr.status, cr.attempts
-    where = f"on node {status.accepted_by_node}" if status.accepted_by_node else ""
-    known: list[tuple[datetime | None, str, str]] = [
-        (cr.metadata.creation_timestamp, "created", ""),
+    where = f"on node {status.accepted_by_node}" if status.accepted_by_node else None
+    known: list[tuple[datetime | None, str, str | None]] = [
+        (cr.metadata.creation_timestamp, "created", None),
         (status.accepted_timestamp, "Accepted", where),
-        (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else ""),
+        (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else None),
         *((one.at, f"attempt interrupted: {one.cause}", one.message) for one in attempts.interruptions),
-        *((start, "snapshot began", "") for start in attempts.starts),
+        *((start, "snapshot began", None) for start in attempts.starts),
         *((event.last_seen, f"Event {event.reason}", event.message) for event in events if event.reason not in _BYTES),
-        (cr.metadata.deletion_timestamp, "deletion requested", ""),
+        (cr.metadata.deletion_timestamp, "deletion requested", None),
         (status.completion_timestamp, str(cr.phase), status.message),
     ]
-    moments = [Moment(at=at, what=what, message=message) for at, what, message in known if at is not None]
+    moments = [Moment(at=at, what=what, message=message or "") for at, what, message in known if at is not None]
     return sorted(moments, key=lambda moment: moment.at)
 
 

@@ -50,11 +50,11 @@ _WINDOW_SECONDS: Final = 30.0
 
 @dataclass
 class _Watched:
-    """One watch, the part that it shows, and why the API server rejects it; empty: it does not."""
+    """One watch, the part that it shows, and why the API server rejects it; None: it does not."""
 
     part: UnreadPart
     informer: Informer[Any]
-    rejected: str = ""
+    rejected: str | None = None
 
     @property
     def settled(self) -> bool:
@@ -62,13 +62,13 @@ class _Watched:
         return self.informer.synced.is_set() or bool(self.rejected)
 
     @property
-    def unread(self) -> str:
-        """Why what it shows is not known; empty: it is."""
+    def unread(self) -> str | None:
+        """Why what it shows is not known; None: it is."""
         if not self.informer.synced.is_set():
             return self.rejected or "it was not listed yet"
         seconds = self.informer.outdated_seconds
         if seconds < _OUTDATED_SECONDS:
-            return ""
+            return None
         return self.rejected or f"no watch for {seconds:.0f} s"
 
     @property

@@ -183,8 +183,8 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         completed=status.completion_timestamp,
         bytes_done=status.progress.bytes_done,
         total_bytes=status.progress.total_bytes,
-        reason="" if phase.final else cr.pending_reason,
-        message=status.message,
+        reason="" if phase.final else cr.pending_reason or "",
+        message=status.message or "",
         number=attempts.number,
         stage=attempts.stage if phase is Phase.IN_PROGRESS else None,
         canceling=cr.cancel_requested and not phase.final,
@@ -194,7 +194,7 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         verification=read_verification(meta.annotations),
         files=parse_count(meta.annotations.get(FILES_ANNOTATION, "")),
         shrunk=read_shrinkage(meta.annotations),
-        claim=cr.source_claim,
+        claim=cr.source_claim or "",
     )
 
 
@@ -304,7 +304,7 @@ def lease_record(raw: LeaseObject | None, changed_at: str = "") -> LeaseRecord:
     return LeaseRecord(holder=spec.holder_identity, expires=expires)
 
 
-def config_record(name: str, raw: ConfigObject | None) -> tuple[ConfigRecord, LoadConcurrency]:
+def config_record(name: str | None, raw: ConfigObject | None) -> tuple[ConfigRecord, LoadConcurrency]:
     """Return the record of the agents' ConfigMap, None if it does not exist, and its `loadConcurrency`."""
     if raw is None:
         absent = ConfigRecord(leave_out_namespaces=())
@@ -317,11 +317,11 @@ def config_record(name: str, raw: ConfigObject | None) -> tuple[ConfigRecord, Lo
         parsed = parse_config_map(raw)
     except ConfigError as e:
         defaults = LoadConcurrency()
-        return ConfigRecord(name=name, errors=(str(e),), slots=defaults.global_config), defaults
+        return ConfigRecord(name=name or "", errors=(str(e),), slots=defaults.global_config), defaults
     concurrency = parsed.config.load_concurrency
     record = ConfigRecord(
-        name=name,
-        hash=parsed.digest,
+        name=name or "",
+        hash=parsed.digest or "",
         errors=tuple(map(str, parsed.errors)),
         warnings=tuple(map(str, parsed.notes)),
         slots=concurrency.global_config,
@@ -356,8 +356,8 @@ def location_record(raw: Mapping[str, Any]) -> LocationRecord:
     status = location.status
     return LocationRecord(
         name=location.name,
-        phase=status.phase,
-        message=status.message,
+        phase=status.phase or "",
+        message=status.message or "",
         validated=status.last_validation_time,
         read_only=location.read_only,
     )
@@ -378,7 +378,7 @@ def repository_record(raw: Mapping[str, Any]) -> RepositoryRecord:
         volume_namespace=spec.volume_namespace,
         location=spec.backup_storage_location,
         phase=str(repository.phase),
-        message=status.message,
+        message=status.message or "",
         maintained=status.last_maintenance_time,
         failed=(last.message or "no message") if failed and last is not None else "",
     )

@@ -233,13 +233,13 @@ async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
     return ended and removed
 
 
-async def _find_volume(tools: JobTools, name: str) -> str:
-    """Return the name of the restored PersistentVolume; empty: there is none, or it is not known."""
+async def _find_volume(tools: JobTools, name: str) -> str | None:
+    """Return the name of the restored PersistentVolume; None: there is none, or it is not known."""
     try:
         claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, tools.namespace, name)
     except KubeError:
-        return ""
-    return str(claim["spec"].get("volumeName") or "") if claim is not None else ""
+        return None
+    return claim["spec"].get("volumeName") or None if claim is not None else None
 
 
 async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Deadline) -> bool:

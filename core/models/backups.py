@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from msgspec import field, structs
 
 from core.errors import ContractError
-from core.models.base import Int64, Time, WireModel, format_time
+from core.models.base import Int64, SparseModel, Time, WireModel, format_time
 from core.models.names import (
     CLAIM_ANNOTATION,
     OBJECT_NAME,
@@ -48,7 +48,7 @@ HeldRule = str
 """Why an expired backup was kept: a value of `client.backups.retention.Rule`."""
 
 
-class HeldBackup(WireModel, omit_defaults=True):
+class HeldBackup(SparseModel, omit_defaults=True):
     """An expired backup that was kept for one volume; `reason` is a sentence, `command` what lets go.
 
     `namespace` and `claim` are the volume, `created` when the backup was made, `bytes` the size of what the backup has.
@@ -62,28 +62,28 @@ class HeldBackup(WireModel, omit_defaults=True):
     location: str
     created: Time | None = None
     bytes: Int64 = 0
-    command: str = ""
+    command: str | None = None
 
 
-class RetentionReport(WireModel, omit_defaults=True):
+class RetentionReport(SparseModel, omit_defaults=True):
     """What one run of retention has left.
 
     `at` is when, by its witnesses of the time. `held` are the first expired backups that a rule keeps which may not end
     by itself, `held_count` how many there are. `waiting` is how many expired copies, of `waiting_backups`, wait for the
     limit of deletions, `waiting_why` why so many, `through` when they will be gone. `failure` is why nothing, or not
-    all, could be judged or deleted; empty: it could. `schedule` is empty for a command.
+    all, could be judged or deleted; None: it could. `schedule` is None for a command.
     """
 
     at: Time
-    schedule: str = ""
+    schedule: str | None = None
     deleted: Int64 = 0
     held: list[HeldBackup] = field(default_factory=list)
     held_count: Int64 = 0
     waiting: Int64 = 0
     waiting_backups: Int64 = 0
-    waiting_why: str = ""
+    waiting_why: str | None = None
     through: Time | None = None
-    failure: str = ""
+    failure: str | None = None
 
     @property
     def backlog(self) -> str | None:
@@ -129,14 +129,14 @@ _LIMIT_BYTES: Final = 16 * 1024
 class SavedClaim(WireModel, omit_defaults=True):
     """The spec of a PVC, its labels, and how large its volume was.
 
-    `size` is the requested quantity, empty: none was requested. `capacity` is the volume's, which may have been
-    larger; empty: not known. `storage_class` of None: the claim named none; empty: one without a provisioner.
+    `size` is the requested quantity; None: none was requested. `capacity` is the volume's, which may have been
+    larger; None: not known. `storage_class` of None: the claim named none; "": one without a provisioner.
     """
 
     namespace: str
     name: str
-    size: str = ""
-    capacity: str = ""
+    size: str | None = None
+    capacity: str | None = None
     storage_class: str | None = None
     access_modes: tuple[str, ...] = ()
     volume_mode: str = "Filesystem"
@@ -207,14 +207,14 @@ _BYTES: Final = 64 * 1024**2
 class SavedSize:
     """What a complete snapshot has: files, None where that is not known, and their bytes.
 
-    `rules` is the digest of its exclusions, empty without any; `left_out` are the files and bytes that these left out,
+    `rules` is the digest of its exclusions, None without any; `left_out` are the files and bytes that these left out,
     None where that is not known.
     """
 
     snapshot_id: str
     files: int | None
     bytes: int
-    rules: str = ""
+    rules: str | None = None
     left_out: tuple[int, int] | None = None
 
     def has_shrunk_from(self, full: "SavedSize") -> bool:
@@ -223,7 +223,7 @@ class SavedSize:
         What exclusions other than in `full` left out counts as if it were there.
         """
         more_files, more_bytes = 0, 0
-        if self.rules not in {"", full.rules}:
+        if self.rules not in {None, full.rules}:
             if self.left_out is None:
                 return False
             more_files, more_bytes = self.left_out
@@ -237,7 +237,7 @@ class SavedSize:
         return files and 10 * self.bytes >= 9 * shrunk.bytes
 
 
-class Shrinkage(WireModel, omit_defaults=True):
+class Shrinkage(SparseModel, omit_defaults=True):
     """What a Shrunk backup has, and what the newest one before it had that is not: the snapshot `full_snapshot`.
 
     `acknowledged` is when it was acknowledged; None: it was not.
@@ -245,7 +245,7 @@ class Shrinkage(WireModel, omit_defaults=True):
 
     bytes: Int64
     full_bytes: Int64
-    full_snapshot: str = ""
+    full_snapshot: str | None = None
     files: Int64 | None = None
     full_files: Int64 | None = None
     acknowledged: Time | None = None

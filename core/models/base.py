@@ -10,6 +10,7 @@ volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
 from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
 import msgspec
@@ -23,6 +24,7 @@ __all__ = [
     "JsonDict",
     "ObjectMeta",
     "OwnerReference",
+    "SparseModel",
     "Time",
     "WireModel",
     "cut_text",
@@ -114,6 +116,24 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
     def to_json(self) -> str:
         """Return the JSON text, without spaces."""
         return msgspec.json.encode(self).decode()
+
+
+class SparseModel(WireModel):
+    """A model with texts that may be absent: an empty one counts as absent, whoever wrote it.
+
+    Go's encoder writes "" for a string that was never set, unless its field has `omitempty`.
+    """
+
+    def __post_init__(self) -> None:
+        """Read an empty text as an absent one."""
+        for name in _optional_texts(type(self)):
+            if getattr(self, name) == "":
+                force_setattr(self, name, None)
+
+
+@lru_cache
+def _optional_texts(model: type[SparseModel]) -> tuple[str, ...]:
+    return tuple(one.name for one in msgspec.structs.fields(model) if one.type == str | None)
 
 
 def cut_texts(result: msgspec.Struct, **most_bytes: int) -> None:

@@ -402,13 +402,13 @@ def is_ours(obj: Mapping[str, Any]) -> bool:
     return PART_OF_LABELS.items() <= (obj["metadata"].get("labels") or {}).items()
 
 
-def helm_release(obj: Mapping[str, Any]) -> str:
-    """Return the release of Helm that the object belongs to; empty: none.
+def helm_release(obj: Mapping[str, Any]) -> str | None:
+    """Return the release of Helm that the object belongs to, or None.
 
     Source: Helm v3, pkg/action/validate.go.
     """
     annotations = obj["metadata"].get("annotations") or {}
-    return str(annotations.get("meta.helm.sh/release-name") or "")
+    return annotations.get("meta.helm.sh/release-name") or None
 
 
 def repo_name_label(name: str) -> str:

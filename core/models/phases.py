@@ -20,7 +20,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from core.errors import AgentError, ContractError
-from core.models.base import Time, WireModel
+from core.models.base import SparseModel, Time, WireModel
 from core.models.names import ATTEMPTS_ANNOTATION
 
 __all__ = [
@@ -151,7 +151,7 @@ class Uptime(WireModel):
     seconds: float
 
 
-class Interruption(WireModel, omit_defaults=True):
+class Interruption(SparseModel, omit_defaults=True):
     """The end of one attempt: when it was noticed, why, and on which node it ran.
 
     `terminated`: the kubelet reported that its container had ended, so nothing of it runs any more. `at` is by the API
@@ -160,8 +160,8 @@ class Interruption(WireModel, omit_defaults=True):
 
     at: Time
     cause: InterruptionCause
-    message: str = ""
-    node: str = ""
+    message: str | None = None
+    node: str | None = None
     terminated: bool = False
     uptime: Uptime | None = None
 
@@ -206,10 +206,10 @@ class Attempts(WireModel, omit_defaults=True):
         """The last interruption; None in the first attempt."""
         return self.interruptions[-1] if self.interruptions else None
 
-    def explain_last(self, why: str = "") -> str:
+    def explain_last(self, why: str | None = None) -> str:
         """Return what interrupted the attempt before; `why` is the message where more of it is known than is kept."""
-        kept = self.last.message if self.last is not None else ""
-        return f"attempt {self.number - 1} was interrupted: {why or kept}"
+        known = why or (self.last and (self.last.message or self.last.cause))
+        return f"attempt {self.number - 1} was interrupted{f': {known}' if known else ''}"
 
     def describe(self) -> list[str]:
         """Return what interrupted the last attempts, the oldest first, and how this one was resumed."""
@@ -225,7 +225,7 @@ class Attempts(WireModel, omit_defaults=True):
 
     def interrupt(self, interruption: Interruption) -> Self:
         """Return the attempts with this one interrupted and the next one waiting."""
-        short = replace(interruption, message=interruption.message[:_MESSAGE_CHARACTERS])
+        short = replace(interruption, message=interruption.message and interruption.message[:_MESSAGE_CHARACTERS])
         uncounted = self.uncounted + (interruption.cause is InterruptionCause.FENCED)
         kept = (*self.interruptions, short)[-_KEPT:]
         return replace(
@@ -246,7 +246,7 @@ class RetryRules:
     """When a transfer of one kind gets another attempt; a `deadline` of None: at any age.
 
     `oom_memory_factor` multiplies the memory limit of the next data mover after one that ran out of memory, up to
-    `oom_memory_limit_max`, a quantity; empty: up to four times the configured limit.
+    `oom_memory_limit_max`, a quantity; None: up to four times the configured limit.
     """
 
     enabled: bool = True
@@ -255,7 +255,7 @@ class RetryRules:
     max_backoff: timedelta = timedelta(minutes=10)
     deadline: timedelta | None = timedelta(hours=4)
     oom_memory_factor: float = 1.5
-    oom_memory_limit_max: str = ""
+    oom_memory_limit_max: str | None = None
 
 
 class Queued(Protocol):

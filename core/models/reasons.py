@@ -110,13 +110,13 @@ Read through 0.1.x, so that an upgrade in mid-transfer changes no decision; to b
 """
 
 
-def parse_reason(annotation: str, message: str) -> str:
-    """Return the pending reason of a transfer, empty where none was reported.
+def parse_reason(annotation: str | None, message: str | None) -> str | None:
+    """Return the pending reason of a transfer, None where none was reported.
 
     Args:
-        annotation: the value of `nodeagent.io/pending-reason`; empty where it is absent.
+        annotation: the value of `nodeagent.io/pending-reason`; None where it is absent.
         message: `status.message`, read only where the annotation is absent.
     """
     if annotation:
         return annotation
-    return next((reason for text, reason in _UNANNOTATED if text.match(message)), "")
+    return next((reason for text, reason in _UNANNOTATED if text.match(message or "")), None)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import field
 
 from core.errors import ConfigError, RepositoryError
-from core.models.base import CustomResource, JsonDict, Time, WireModel
+from core.models.base import CustomResource, JsonDict, SparseModel, Time, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
 __all__ = [
@@ -80,31 +80,31 @@ class SecretKey(WireModel):
     key: str
 
 
-class ObjectStorage(WireModel):
+class ObjectStorage(SparseModel):
     """`spec.objectStorage`: the bucket and its CA. `ca_cert` is base64 of PEM."""
 
     bucket: str
     prefix: str = ""
-    ca_cert: str = ""
+    ca_cert: str | None = None
     ca_cert_ref: SecretKey | None = None
 
 
-class BackupStorageLocationSpec(WireModel):
+class BackupStorageLocationSpec(SparseModel):
     """`spec` of a BackupStorageLocation."""
 
     provider: str
     config: dict[str, str] = field(default_factory=dict)
     credential: SecretKey | None = None
     object_storage: ObjectStorage
-    access_mode: str = ""
+    access_mode: str | None = None
     validation_frequency: str | None = None
 
 
-class BackupStorageLocationStatus(WireModel):
-    """`status` of a BackupStorageLocation; an empty phase counts as available."""
+class BackupStorageLocationStatus(SparseModel):
+    """`status` of a BackupStorageLocation; without a phase it counts as available."""
 
-    phase: str = ""
-    message: str = ""
+    phase: str | None = None
+    message: str | None = None
     last_validation_time: Time | None = None
 
 
@@ -118,7 +118,7 @@ class BackupStorageLocation(CustomResource):
     @property
     def available(self) -> bool:
         """Whether transfers can use the location."""
-        return self.status.phase in {"", "Available"}
+        return self.status.phase in {None, "Available"}
 
     @property
     def read_only(self) -> bool:
@@ -160,12 +160,12 @@ class RepositoryKey(NamedTuple):
         )
 
 
-class BackupRepositorySpec(WireModel):
+class BackupRepositorySpec(SparseModel):
     """`spec` of a BackupRepository."""
 
     volume_namespace: str
     backup_storage_location: str
-    repository_type: str = ""
+    repository_type: str | None = None
     maintenance_frequency: str
     repository_config: dict[str, str] = field(default_factory=dict)
 
@@ -177,20 +177,20 @@ class MaintenanceOutcome(StrEnum):
     FAILED = "Failed"
 
 
-class MaintenanceEntry(WireModel, omit_defaults=True):
+class MaintenanceEntry(SparseModel, omit_defaults=True):
     """One Job of the maintenance history; `start_timestamp` is the Job's creation. A success has no message."""
 
     result: MaintenanceOutcome | None = None
     start_timestamp: Time | None = None
     complete_timestamp: Time | None = None
-    message: str = ""
+    message: str | None = None
 
 
-class BackupRepositoryStatus(WireModel):
+class BackupRepositoryStatus(SparseModel):
     """`status` of a BackupRepository; the history is ordered from oldest to newest."""
 
     phase: RepositoryPhase | None = None
-    message: str = ""
+    message: str | None = None
     last_maintenance_time: Time | None = None
     recent_maintenance: list[MaintenanceEntry] = field(default_factory=list)
 

@@ -135,9 +135,9 @@ class Exclusions(WireModel, omit_defaults=True):
             raise ConfigError(f"invalid exclusions: {e}") from e
 
     @property
-    def digest(self) -> str:
-        """What tells whether two backups left out by the same rules; empty: there are none."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:_DIGEST_DIGITS] if self else ""
+    def digest(self) -> str | None:
+        """What tells whether two backups left out by the same rules; None without any."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:_DIGEST_DIGITS] if self else None
 
     def excludes_name(self, path: str, *, is_dir: bool) -> bool:
         """Return whether a pattern names this entry itself: `path` is relative to the root of the volume.

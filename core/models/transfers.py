@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from msgspec import field
 
 from core.errors import ConfigError
-from core.models.base import CustomResource, Int64, Time, WireModel
+from core.models.base import CustomResource, Int64, SparseModel, Time, WireModel
 from core.models.names import (
     BLOCK_DATA_MOVER,
     BLOCK_PREFERRED_ANNOTATION,
@@ -64,8 +64,8 @@ Source: Velero main at 4a7db86f17d3, config/crd/v2alpha1/bases/velero.io_datadow
 _PREFERRED: Final = "true"
 
 
-def _parse_timeout(text: str) -> timedelta:
-    """Return a Go duration, zero where it is empty; raise ValueError where it is invalid."""
+def _parse_timeout(text: str | None) -> timedelta:
+    """Return a Go duration, zero where there is none; raise ValueError where it is invalid."""
     return parse_duration(text) if text else timedelta()
 
 
@@ -76,24 +76,24 @@ class Progress(WireModel):
     bytes_done: Int64 = 0
 
 
-class TransferStatus(WireModel):
+class TransferStatus(SparseModel):
     """The status fields of all four kinds; the API server prunes those that a kind's CRD lacks."""
 
     phase: Phase | None = None
-    message: str = ""
+    message: str | None = None
     progress: Progress = field(default_factory=Progress)
     accepted_timestamp: Time | None = None
     start_timestamp: Time | None = None
     completion_timestamp: Time | None = None
-    accepted_by_node: str = ""
-    node: str = ""
-    node_os: str = field(default="", name="nodeOS")
-    path: str = ""
-    snapshot_id: str = field(default="", name="snapshotID")
+    accepted_by_node: str | None = None
+    node: str | None = None
+    node_os: str | None = field(default=None, name="nodeOS")
+    path: str | None = None
+    snapshot_id: str | None = field(default=None, name="snapshotID")
     incremental_bytes: Int64 | None = None
 
 
-class TransferSpec(WireModel):
+class TransferSpec(SparseModel):
     """The spec fields of all four kinds."""
 
     backup_storage_location: str
@@ -152,9 +152,9 @@ class Transfer(CustomResource):
         return self.spec.cancel or self.deleting
 
     @property
-    def pending_reason(self) -> str:
-        """The pending reason, which `status.message` describes; empty where none was reported."""
-        return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION, ""), self.status.message)
+    def pending_reason(self) -> str | None:
+        """The pending reason, which `status.message` describes; None where none was reported."""
+        return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION), self.status.message)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -176,9 +176,9 @@ class Transfer(CustomResource):
         return None
 
     @property
-    def required_feature(self) -> str:
-        """What its agent must have announced that it can carry out; empty: every agent can."""
-        return ""
+    def required_feature(self) -> str | None:
+        """What its agent must have announced that it can carry out; None: every agent can."""
+        return None
 
     @property
     def by_block(self) -> bool:
@@ -197,9 +197,9 @@ class Transfer(CustomResource):
         return "" if self.by_block or text == _PREFERRED else text
 
     @property
-    def unfinished(self) -> str:
-        """In what state it leaves its volume if it ends now, as text; empty: in none of its own."""
-        return ""
+    def unfinished(self) -> str | None:
+        """In what state it leaves its volume if it ends now, as text; None: in none of its own."""
+        return None
 
     @property
     def repository_namespace(self) -> str:
@@ -207,9 +207,9 @@ class Transfer(CustomResource):
         raise NotImplementedError
 
     @property
-    def source_claim(self) -> str:
-        """The PVC that is backed up, in the volume namespace; empty for a restore, and where it is not known."""
-        return ""
+    def source_claim(self) -> str | None:
+        """The PVC that is backed up, in the volume namespace; None for a restore, and where it is not known."""
+        return None
 
 
 class CSISnapshotSpec(WireModel):
@@ -225,10 +225,11 @@ class _MoverSpec(TransferSpec):
     datamover: str = ""
     source_namespace: str
     data_mover_config: dict[str, str] = field(default_factory=dict)
-    operation_timeout: str = ""
+    operation_timeout: str | None = None
 
     def __post_init__(self) -> None:
         """Reject an invalid duration; msgspec converts the ValueError to a validation error."""
+        super().__post_init__()
         try:
             _parse_timeout(self.operation_timeout)
         except ValueError as e:
@@ -252,9 +253,9 @@ class _DataMoverTransfer(Transfer):
         return self.spec.datamover == BLOCK_DATA_MOVER
 
     @property
-    def required_feature(self) -> str:
+    def required_feature(self) -> str | None:
         """An earlier agent would fail it, or write another format."""
-        return BLOCK_DATA_MOVER if self.by_block else ""
+        return BLOCK_DATA_MOVER if self.by_block else None
 
     @property
     def operation_timeout(self) -> timedelta | None:
@@ -274,7 +275,7 @@ class DataUploadSpec(_MoverSpec):
     snapshot_type: str
     csi_snapshot: CSISnapshotSpec | None = None
     source_pvc: str = field(name="sourcePVC")
-    parent_snapshot: str = ""
+    parent_snapshot: str | None = None
 
 
 class DataUpload(_DataMoverTransfer):
@@ -284,7 +285,7 @@ class DataUpload(_DataMoverTransfer):
     spec: DataUploadSpec
 
     @property
-    def source_claim(self) -> str:
+    def source_claim(self) -> str | None:
         """`spec.sourcePVC`."""
         return self.spec.source_pvc
 
@@ -294,27 +295,27 @@ class DataUpload(_DataMoverTransfer):
         return self.by_block and self.metadata.annotations.get(BLOCK_PREFERRED_ANNOTATION) == _PREFERRED
 
 
-class TargetVolume(WireModel):
-    """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, empty: a new one.
+class TargetVolume(SparseModel):
+    """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, None: a new one.
 
     `fs_type` is the file system of the source; empty: the server did not know it, or knows no such field.
     """
 
     pvc: str
     namespace: str
-    pv: str = ""
+    pv: str | None = None
     fs_type: str = ""
 
 
-class BaseSnapshotSpec(WireModel):
+class BaseSnapshotSpec(SparseModel):
     """`spec.csiSnapshot` of a DataDownload: what a restore of changed blocks compares the existing volume with.
 
     `clean_up`: the server took it for this restore alone, and leaves its deletion to the data mover.
     Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action_test.go.
     """
 
-    volume_snapshot: str = ""
-    volume_snapshot_namespace: str = ""
+    volume_snapshot: str | None = None
+    volume_snapshot_namespace: str | None = None
     clean_up: bool = False
 
 
@@ -324,7 +325,7 @@ class DataDownloadSpec(_MoverSpec):
     target_volume: TargetVolume
     snapshot_id: str = field(name="snapshotID")
     snapshot_size: Int64 = 0
-    node_os: str = field(default="", name="nodeOS")
+    node_os: str | None = field(default=None, name="nodeOS")
     restore_type: str = ""
     csi_snapshot: BaseSnapshotSpec | None = None
 
@@ -337,37 +338,37 @@ class DataDownload(_DataMoverTransfer):
 
     @property
     def in_place(self) -> InPlace | None:
-        """How it goes into the existing volume `targetVolume.pv`; None where that is empty, whatever the type."""
+        """How it goes into the existing volume `targetVolume.pv`; None without that, whatever the type."""
         if not self.spec.target_volume.pv:
             return None
         return InPlace.of(self.spec.restore_type, self.settings) or InPlace.of(FULL, self.settings)
 
     @property
-    def required_feature(self) -> str:
+    def required_feature(self) -> str | None:
         """An earlier agent would fail it, or restore into a new volume, and report success.
 
         An agent that has the data mover for block devices can do both.
         """
-        return super().required_feature or (RESTORE_IN_PLACE if self.spec.target_volume.pv else "")
+        return super().required_feature or (RESTORE_IN_PLACE if self.spec.target_volume.pv else None)
 
     @property
-    def unfinished(self) -> str:
+    def unfinished(self) -> str | None:
         """An existing volume is given back, which one that never became the restore's may not be."""
         target = self.spec.target_volume
         if not target.pv:
-            return ""
+            return None
         place = f"PVC {target.namespace}/{target.pvc}"
         if self.status.start_timestamp is None:
             return f"PersistentVolume {target.pv} was not changed; if it was released for this, {place} gets it back"
         return f"PersistentVolume {target.pv} may have been restored in part, and is given back to {place}"
 
 
-class PodReference(WireModel):
+class PodReference(SparseModel):
     """`spec.pod`: the workload pod."""
 
     namespace: str = ""
     name: str = ""
-    uid: str = ""
+    uid: str | None = None
 
 
 class _PodVolumeSpec(TransferSpec):
@@ -395,7 +396,7 @@ class PodVolumeBackupSpec(_PodVolumeSpec):
 
     node: str
     tags: dict[str, str] = field(default_factory=dict)
-    parent_snapshot: str = ""
+    parent_snapshot: str | None = None
 
 
 class PodVolumeBackup(_PodVolumeTransfer):
@@ -405,9 +406,9 @@ class PodVolumeBackup(_PodVolumeTransfer):
     spec: PodVolumeBackupSpec
 
     @property
-    def source_claim(self) -> str:
+    def source_claim(self) -> str | None:
         """The PVC of the volume, as the creator of the resource annotated it."""
-        return self.metadata.annotations.get(PVC_NAME_ANNOTATION, "")
+        return self.metadata.annotations.get(PVC_NAME_ANNOTATION) or None
 
     @property
     def repository_namespace(self) -> str:
@@ -436,19 +437,19 @@ class PodVolumeRestore(_PodVolumeTransfer):
         return InPlace.of(self.spec.restore_type, self.settings)
 
     @property
-    def required_feature(self) -> str:
+    def required_feature(self) -> str | None:
         """An earlier agent would keep the extra files, and report success."""
         with suppress(ConfigError):
-            return RESTORE_IN_PLACE if self.in_place is not None and self.in_place.delete_extra_files else ""
-        return ""
+            return RESTORE_IN_PLACE if self.in_place is not None and self.in_place.delete_extra_files else None
+        return None
 
     @property
-    def unfinished(self) -> str:
+    def unfinished(self) -> str | None:
         """The pod that waits for its data does not start."""
         with suppress(ConfigError):
             if self.in_place is not None and self.status.start_timestamp is not None:
                 return f"volume {self.spec.volume} may have been restored in part: restore it again"
-        return ""
+        return None
 
     @property
     def repository_namespace(self) -> str:

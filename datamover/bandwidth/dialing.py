@@ -367,9 +367,9 @@ class RequestHead:
         return self.method == _CONNECT
 
     @property
-    def authorization(self) -> str:
-        """The credentials for the proxy; empty: there are none."""
-        return "".join(self.values(_AUTHORIZATION)[:1])
+    def authorization(self) -> str | None:
+        """The credentials for the proxy; None: there are none."""
+        return next(iter(self.values(_AUTHORIZATION)), None)
 
     @property
     def address(self) -> Address:
@@ -407,7 +407,7 @@ class RequestHead:
             raise BadRequestError("malformed length")
         return int(length)
 
-    def encode(self, *, absolute: bool, authorization: str = "") -> bytes:
+    def encode(self, *, absolute: bool, authorization: str | None = None) -> bytes:
         """Return the head to send on: without what is for this proxy.
 
         Args:

@@ -314,7 +314,7 @@ class BandwidthProxy:
         if head is None:
             return
         expected = basic_credentials(_USER, self._password)
-        if not compare_digest(head.authorization.encode(), expected.encode()):
+        if not compare_digest((head.authorization or "").encode(), expected.encode()):
             await _refuse(client, "407 Proxy Authentication Required", 'Proxy-Authenticate: Basic realm="mover"')
             return
         while head is not None:

@@ -66,9 +66,9 @@ class BackupAttempt:
         return {TRANSFER_UID_TAG: self.uid, ATTEMPT_TAG: str(self.number)}
 
     @property
-    def earlier_uid(self) -> str:
-        """The UID in the tags of snapshots of earlier attempts; empty for the first attempt."""
-        return self.uid if self.number > 1 else ""
+    def earlier_uid(self) -> str | None:
+        """The UID in the tags of snapshots of earlier attempts; None for the first attempt."""
+        return self.uid if self.number > 1 else None
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Inheritance:
 
     latest: Snapshot | None = None
     continued: bool = False
-    warning: str = ""
+    warning: str | None = None
     sizes: tuple[SavedSize, ...] = ()
 
 
@@ -118,7 +118,7 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     Raises:
         KopiaError: they could not be listed.
     """
-    found = await list_source(kopia, target, attempt.earlier_uid if attempt else "")
+    found = await list_source(kopia, target, attempt.earlier_uid if attempt else None)
     sorted_out = await sort_checkpoints(found, target, attempt)
     try:
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", sorted_out.others)
@@ -143,11 +143,11 @@ async def sort_checkpoints(found: SourceSnapshots, target: str, attempt: BackupA
 def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) -> Inheritance:
     """Return what a backup finds of its source once the other incomplete snapshots are deleted."""
     own, others = checkpoints.own, checkpoints.others
-    warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else ""
+    warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else None
     return Inheritance(found.latest, bool(own) or found.repeated, warning, sizes=found.sizes)
 
 
-async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:
+async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str | None:
     """Delete the complete snapshots of the transfer's earlier attempts, which nothing will know of; return a warning.
 
     A later attempt's may be the transfer's result. A mover that completes its snapshot even later leaves it: the
@@ -166,7 +166,7 @@ async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttem
         return f"could not remove the snapshots of overtaken attempts: {e}"
     if others:
         _logger.info("removed %d snapshots of overtaken attempts", len(others))
-    return ""
+    return None
 
 
 def _number(listed: JsonDict) -> int:

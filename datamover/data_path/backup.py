@@ -192,7 +192,7 @@ class _Taken:
     snapshot: Snapshot
     inheritance: Inheritance
     report: NameReport
-    parent_fault: str
+    parent_fault: str | None
     run: SnapshotRun
 
 
@@ -213,9 +213,9 @@ async def _build_result(
     shrunk = None if block else await find_shrinkage(size, taken.inheritance, parameters.attempt)
     if parameters.attempt and parameters.attempt.number > 1:
         await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
-    own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else ""
+    own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else None
     notes = (
-        shrunk.text if shrunk else "",
+        shrunk.text if shrunk else None,
         taken.parent_fault,
         taken.run.note,
         own,
@@ -304,8 +304,8 @@ async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> No
 
 async def _describe_left_out(
     repository: Repository, parameters: BackupParameters, snapshot: Snapshot, report: NameReport
-) -> str:
-    """Return how many entries of the volume policies have left out of the snapshot, and which rules; empty: none.
+) -> str | None:
+    """Return how many entries of the volume policies have left out of the snapshot, and which rules, or None.
 
     kopia does not count what its size limit leaves out, nor other file systems. In a volume that is in use, files that
     came and went meanwhile make the count inexact.
@@ -313,7 +313,7 @@ async def _describe_left_out(
     count = max(0, report.kept - snapshot.entries) if report.complete else 0
     count = count or (0 if parameters.rules else snapshot.excluded)
     if not count:
-        return ""
+        return None
     try:
         rules = describe_exclusions(await read_policy(repository, parameters.target))
     except DataPathError as e:
@@ -323,7 +323,7 @@ async def _describe_left_out(
         return f"left out {about}{count} entries of the volume, by policies of the repository: {', '.join(rules)}"
     if snapshot.excluded:
         return f"left out {count} entries of the volume, by policies of the repository for directories in it"
-    return ""
+    return None
 
 
 @asynccontextmanager

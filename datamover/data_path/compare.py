@@ -234,8 +234,8 @@ class _Comparison:
             at += len(wanted)
             self.byte_count += len(wanted)
 
-    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str:
-        """Return what differs, the content aside; empty: nothing."""
+    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str | None:
+        """Return what differs, the content aside; None: nothing."""
         return _compare_status(entry, status)
 
     def _add(self, path: bytes, fault: str) -> None:
@@ -250,9 +250,9 @@ class _ChangedFiles(_Comparison):
 
     changed: Fingerprints = field(default_factory=Fingerprints)
 
-    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str:
+    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str | None:
         same = stat.S_ISREG(status.st_mode) and status.st_size == entry.size
-        return "" if same or not entry.isreg() else "it has another size"
+        return None if same or not entry.isreg() else "it has another size"
 
     def _add(self, path: bytes, fault: str) -> None:  # noqa: ARG002 - the signature of what it overrides
         self.changed.add_text(path)
@@ -279,8 +279,8 @@ def _build_root(snapshot: Snapshot) -> tarfile.TarInfo | None:
     return found
 
 
-def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str:
-    """Return what differs between the snapshot's entry and the file; empty: nothing."""
+def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str | None:
+    """Return what differs between the snapshot's entry and the file; None: nothing."""
     kinds = ((entry.isdir(), stat.S_ISDIR), (entry.issym(), stat.S_ISLNK), (entry.isreg(), stat.S_ISREG))
     if not any(wanted and is_kind(status.st_mode) for wanted, is_kind in kinds):
         return "it is of another type"
@@ -294,4 +294,4 @@ def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str:
     # Of a directory kopia keeps the latest time of what is in it.
     if not entry.isdir() and abs(status.st_mtime_ns - int(entry.mtime) * _NANOSECONDS) > _NANOSECONDS:
         return f"its time is {status.st_mtime:.0f} instead of {entry.mtime:.0f} (seconds since 1970)"
-    return ""
+    return None

@@ -100,30 +100,30 @@ class NameReport:
     placeholders: list[str] = field(default_factory=list)
 
     @property
-    def warning(self) -> str:
-        """A warning about changed names, or an empty string."""
+    def warning(self) -> str | None:
+        """A warning about changed names, or None."""
         if not self.mangled:
-            return ""
+            return None
         return (
             f"{self.mangled} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
             f"for example in {', '.join(self.examples)}"
         )
 
     @property
-    def times_note(self) -> str:
-        """What the user should know about the times of files, or an empty string."""
+    def times_note(self) -> str | None:
+        """What the user should know about the times of files, or None."""
         if not self.far_times:
-            return ""
+            return None
         return (
             f"{self.far_times} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: "
             f"a restore sets wrong ones, for example of {', '.join(self.far)}"
         )
 
     @property
-    def kinds_note(self) -> str:
-        """What the user should know about entries that kopia leaves out, or an empty string."""
+    def kinds_note(self) -> str | None:
+        """What the user should know about entries that kopia leaves out, or None."""
         if not self.left_out:
-            return ""
+            return None
         return (
             f"left out {self.left_out} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, which "
             f"kopia cannot keep, for example {', '.join(self.out)}"
@@ -237,7 +237,7 @@ class _Filter:
         self._exclude = exclude
         self._report = report
         self._device = root.stat().st_dev
-        report.excluded = LeftOut(rules=exclude.digest)
+        report.excluded = LeftOut(rules=exclude.digest or "")
 
     def keep(self, directory: bytes, entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
         """Yield the entries of a directory that are not left out."""

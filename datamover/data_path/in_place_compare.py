@@ -44,8 +44,8 @@ _Delete = Callable[[str, int, bytes], bool]
 is its path. A plan deletes nothing."""
 
 
-def find_unexplained(snapshot: Snapshot) -> str:
-    """Return why extra files may be what the backup left out by rules that the snapshot does not name; empty: none is.
+def find_unexplained(snapshot: Snapshot) -> str | None:
+    """Return why extra files may be what the backup left out by rules that the snapshot does not name; None: none is.
 
     kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted.
     """
@@ -54,7 +54,7 @@ def find_unexplained(snapshot: Snapshot) -> str:
     # else, and two may be.
     own = 1 if STAGE_PATTERN in patterns else 0
     if snapshot.excluded <= own or patterns - {STAGE_PATTERN}:
-        return ""
+        return None
     return (
         f"snapshot {snapshot.snapshot_id} lacks {snapshot.excluded} files and directories that its backup left out by "
         f"policies of the repository, .kopiaignore files or CACHEDIR.TAG, and they would be deleted. Nothing was "

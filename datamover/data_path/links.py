@@ -248,8 +248,8 @@ def _depth(directory: bytes) -> int:
     return directory.count(b"/") + 1 if directory else 0
 
 
-def _directory_object(entry: JsonDict) -> str:
-    return entry["obj"] if entry.get("type") == EntryType.DIRECTORY else ""
+def _directory_object(entry: JsonDict) -> str | None:
+    return entry["obj"] if entry.get("type") == EntryType.DIRECTORY else None
 
 
 async def _read_directories(

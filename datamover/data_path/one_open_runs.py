@@ -119,8 +119,8 @@ class _OneOpenRun:
         )
 
     @property
-    def note(self) -> str:
-        return _COPIED if self._kopia.result.get("copied") else ""
+    def note(self) -> str | None:
+        return _COPIED if self._kopia.result.get("copied") else None
 
     @property
     def changed_bytes(self) -> int | None:
@@ -156,7 +156,7 @@ class _OneOpenRun:
         self._parents = decide_parents(offer.snapshots, checkpoints.own, in_use=parameters.in_use)
         return build_inheritance(found, checkpoints)
 
-    async def check_parent(self) -> str:
+    async def check_parent(self) -> str | None:
         return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
@@ -223,9 +223,9 @@ class _BlockRun(_OneOpenRun):
         return found
 
     @property
-    def note(self) -> str:
-        fault = self._kopia.result.get("parent_fault", "")
-        return f"not compared with snapshot {self._parent}: {fault}" if fault else ""
+    def note(self) -> str | None:
+        fault = self._kopia.result.get("parent_fault")
+        return f"not compared with snapshot {self._parent}: {fault}" if fault else None
 
     @property
     def changed_bytes(self) -> int | None:
@@ -251,17 +251,17 @@ class _BlockRun(_OneOpenRun):
             target = f"{IDENTITY}:{checkpoint_path(attempt.uid)}"
             await remove_source(self._repository.kopia, target, within=within)
 
-    async def check_parent(self) -> str:
+    async def check_parent(self) -> str | None:
         offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
         if wanted == NO_PARENT:
-            return ""
+            return None
         if wanted == AUTO_PARENT:
             latest = sort_source(offer.snapshots, uid).latest
             self._parent = latest.snapshot_id if latest else ""
-            return ""
+            return None
         if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
             self._parent = wanted
-            return ""
+            return None
         source = self._parameters.source
         return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
 

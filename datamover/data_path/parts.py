@@ -69,12 +69,12 @@ class Part:
     entry: str = field(default="", compare=False, repr=False)
 
     @property
-    def placeholder(self) -> str:
-        """The path of its placeholder; empty if it has none: one kopia restores it alone."""
+    def placeholder(self) -> str | None:
+        """The path of its placeholder; None if it has none: one kopia restores it alone."""
         path = f"{self.path}{PLACEHOLDER}"
         encoded = path.encode()
         fits = len(encoded) <= _PATH_BYTES and len(encoded.rpartition(b"/")[2]) <= _NAME_BYTES
-        return path if fits and self.path and self.entry else ""
+        return path if fits and self.path and self.entry else None
 
     @property
     def name(self) -> str:
@@ -171,7 +171,7 @@ class Placeholders:
     @property
     def paths(self) -> list[str]:
         """Their absolute paths."""
-        return [str(self._target / part.placeholder) for part in self._run]
+        return [str(self._target / placeholder) for part in self._run if (placeholder := part.placeholder) is not None]
 
     def make(self, stop: ShouldStop) -> None:
         """Make them, until `stop` returns True.
@@ -229,8 +229,9 @@ class Placeholders:
 
     def _places(self) -> Iterator[tuple[bytes, bytes, Part]]:
         for part in self._run:
-            directory, _, name = part.placeholder.encode().rpartition(b"/")
-            yield directory, name, part
+            if (placeholder := part.placeholder) is not None:
+                directory, _, name = placeholder.encode().rpartition(b"/")
+                yield directory, name, part
 
 
 async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:

@@ -66,7 +66,7 @@ class Refused:
     counts: dict[str, int] = field(default_factory=dict)
     missing_names: list[str] = field(default_factory=list)
     unset_names: list[str] = field(default_factory=list)
-    hint: str = ""
+    hint: str | None = None
     unplaced: Fingerprints = field(default_factory=Fingerprints, repr=False, compare=False)
 
     def add_unplaced(self, path: bytes, instead: str) -> None:
@@ -101,16 +101,16 @@ class Refused:
         if self.missing or (error and self.uncompared):
             missing = ": ".join(filter(None, (f"{self.missing} missing", "; ".join(self.missing_names))))
             cause = f" (kopia's first error: {cut_text(error, 500)})" if error else ""
-            also = f". Also, {cut_text(self.unset_text, 1000)}" if self.unset else ""
+            also = f". Also, {cut_text(unset, 1000)}" if (unset := self.unset_text) else ""
             hint = f". {self.hint}" if self.hint else ""
             text = f"{cut_text(missing, 2000)}{cause}{also}{hint}"
             raise IncompleteRestoreError(f"{attempted}: the target refused entries, all others are restored: {text}")
 
     @property
-    def unset_text(self) -> str:
-        """What is not set, for a message; empty: all is."""
+    def unset_text(self) -> str | None:
+        """What is not set, for a message; None: all is."""
         if not self.unset:
-            return ""
+            return None
         counts = [f"the {what} of {count}" for what, count in self.counts.items()]
         kinds = [f"did not take {', '.join(counts)} of the entries"] if counts else []
         if self.uncompared:
@@ -118,7 +118,7 @@ class Refused:
         return f"the target {', and '.join(kinds)}: {'; '.join(self.unset_names)}"
 
 
-def keep_name(names: list[str], path: bytes, instead: str = "") -> None:
+def keep_name(names: list[str], path: bytes, instead: str | None = None) -> None:
     """Add a path for a message to `names`, cut, and what is there instead, unless there are ten."""
     if len(names) < _SHOWN:
         shown, half = show_path(path) or "/", _SHOWN_CHARACTERS // 2
@@ -270,8 +270,8 @@ class _Comparison:
         else:
             self._compare_attributes(fd, name, path, wanted=Attributes.of(entry), more=other)
 
-    def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str:
-        """Return why an entry is not restored; empty: it is, its attributes aside."""
+    def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str | None:
+        """Return why an entry is not restored; None: it is, its attributes aside."""
         if not is_name(name):
             return "no file can have this name"
         try:
@@ -285,7 +285,7 @@ class _Comparison:
             return "something else is there"
         if kind == EntryType.FILE and status.st_size != (size := int(entry.get("size", 0))):
             return f"{status.st_size} of {size} bytes"
-        return ""
+        return None
 
     def _compare_attributes(
         self, fd: int, name: str, path: bytes, *, wanted: Attributes, more: Mapping[str, str] | None = None

@@ -115,7 +115,7 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
-    note, unset, wrote = "", 0, _everything(snapshot, parameters)
+    note, unset, wrote = None, 0, _everything(snapshot, parameters)
     if parameters.done:
         _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
     elif snapshot.by_block:

@@ -108,13 +108,14 @@ class BackupParameters:
     @property
     def all_tags(self) -> dict[str, str]:
         """The tags of the snapshot, of the attempt and of the exclusions."""
-        rules = {EXCLUDE_TAG: self.rules.to_json(), EXCLUDE_DIGEST_TAG: self.rules.digest} if self.rules else {}
+        digest = self.rules.digest
+        rules = {EXCLUDE_TAG: self.rules.to_json(), EXCLUDE_DIGEST_TAG: digest} if digest is not None else {}
         return {**self.tags, **(self.attempt.tags if self.attempt else {}), **rules}
 
     @property
-    def earlier_uid(self) -> str:
-        """The UID in the tags of snapshots of earlier attempts; empty: there is none."""
-        return self.attempt.earlier_uid if self.attempt else ""
+    def earlier_uid(self) -> str | None:
+        """The UID in the tags of snapshots of earlier attempts; None: there is none."""
+        return self.attempt.earlier_uid if self.attempt else None
 
 
 class SnapshotRun(Protocol):
@@ -128,8 +129,8 @@ class SnapshotRun(Protocol):
         """
         ...
 
-    async def check_parent(self) -> str:
-        """Return why everything is read although a snapshot was named as parent; empty if it is the one to be used."""
+    async def check_parent(self) -> str | None:
+        """Return why everything is read although a snapshot was named as parent; None if it is the one to be used."""
         ...
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
@@ -142,8 +143,8 @@ class SnapshotRun(Protocol):
         ...
 
     @property
-    def note(self) -> str:
-        """What the result says about it, or empty."""
+    def note(self) -> str | None:
+        """What the result says about it, or None."""
         ...
 
     @property
@@ -174,7 +175,7 @@ class SnapshotRun(Protocol):
 class PlainRun:
     """kopia's own commands: each opens the repository."""
 
-    note = ""
+    note = None
     changed_bytes = None
     fell_back = False
     cause = ""
@@ -203,7 +204,7 @@ class PlainRun:
         await ensure_policy(self._repository, target, self._parameters.policy)
         return found
 
-    async def check_parent(self) -> str:
+    async def check_parent(self) -> str | None:
         """As the protocol says: kopia takes the last complete snapshot."""
         return await find_parent_fault(self._repository, self._parameters, None)
 
@@ -264,22 +265,22 @@ def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read
     ]
 
 
-async def find_parent_fault(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str:
-    """Return why everything is read although a snapshot was named as parent; empty if it is the one to be used.
+async def find_parent_fault(kopia: KopiaCaller, parameters: BackupParameters, offer: Offer | None) -> str | None:
+    """Return why everything is read although a snapshot was named as parent; None if it is the one to be used.
 
     kopia always takes the last complete snapshot of the source, and has no flag for another one. If that is of an
     earlier attempt of the transfer, the one before was its parent.
     """
     wanted = parameters.parent
     if wanted in {AUTO_PARENT, NO_PARENT}:
-        return ""
+        return None
     try:
         found, latest = await _find_parent(kopia, parameters, offer)
     except KopiaError as e:
         cause = str(e)
     else:
         if latest is not None and latest.snapshot_id == wanted:
-            return ""
+            return None
         cause = found.fault or (
             f"it is of the source {found.source}"
             if found.source != parameters.source

@@ -117,18 +117,18 @@ _INDEX_BLOBS: Final = re.compile(r"found too many index blobs \((\d+)\)")
 """Source: kopia 0.23.1, loadPackIndexesLocked in repo/content/committed_read_manager.go."""
 
 
-def find_cause(lines: Iterable[str], volume: str = "") -> str:
-    """Return the cause that `lines` of kopia's output show, or an empty string; `volume` is the path that it walks."""
+def find_cause(lines: Iterable[str], volume: str | None = None) -> str | None:
+    """Return the cause that `lines` of kopia's output show, or None; `volume` is the path that it walks."""
     text = _QUOTED.sub('""', "\n".join(lines).lower())
     if volume:
         text = re.sub(_IN_VOLUME % re.escape(volume.lower()), "<volume>", text)
-    return next((cause for pattern, cause in _CAUSES if re.search(pattern, text)), "")
+    return next((cause for pattern, cause in _CAUSES if re.search(pattern, text)), None)
 
 
-def find_outage(lines: Iterable[str], volume: str = "") -> str:
-    """Return the cause that `lines` of kopia's output show if it may pass by itself, or an empty string."""
+def find_outage(lines: Iterable[str], volume: str | None = None) -> str | None:
+    """Return the cause that `lines` of kopia's output show if it may pass by itself, or None."""
     cause = find_cause(lines, volume)
-    return cause if cause in _OUTAGES else ""
+    return cause if cause in _OUTAGES else None
 
 
 def count_index_blobs(lines: Iterable[str]) -> int:
@@ -137,8 +137,8 @@ def count_index_blobs(lines: Iterable[str]) -> int:
     return int(found[1]) if found else 0
 
 
-def find_maintenance_cause(lines: Iterable[str]) -> str:
-    """Return the cause that `lines` of kopia's output show for a failed maintenance, or an empty string."""
+def find_maintenance_cause(lines: Iterable[str]) -> str | None:
+    """Return the cause that `lines` of kopia's output show for a failed maintenance, or None."""
     text = "\n".join(lines)
     if found := _SKEW.search(text):
         return f"{MaintenanceCause.CLOCK_SKEW}: the clocks of node and storage differ by {found['skew']}"
@@ -148,4 +148,4 @@ def find_maintenance_cause(lines: Iterable[str]) -> str:
     if missing := list(dict.fromkeys([*_MISSING_PACK.findall(text), *_MISSING_BLOB.findall(text)])):
         return f"{MaintenanceCause.BLOB_NOT_FOUND}: {some_of(missing, _SHOWN_BLOBS)}"
     cause = find_cause(text.splitlines())
-    return f"{cause}: {text.splitlines()[-1]}" if cause else ""
+    return f"{cause}: {text.splitlines()[-1]}" if cause else None

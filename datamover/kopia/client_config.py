@@ -44,9 +44,9 @@ class CacheLimit:
 
     total_mib: int = _DEFAULT_CACHE_MIB
 
-    def at_most(self, room_mib: int) -> "CacheLimit":
-        """Return the limit of a cache on a volume with room for so much; 0: the volume sets none."""
-        return CacheLimit(room_mib) if 0 < room_mib < self.total_mib else self
+    def at_most(self, room_mib: int | None) -> "CacheLimit":
+        """Return the limit of a cache on a volume with room for so much; None: the volume sets none."""
+        return CacheLimit(room_mib) if room_mib is not None and room_mib < self.total_mib else self
 
     @property
     def _parts(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from msgspec import field
 from core.clock import Clock
 from core.contract import MaintenanceCause, MaintenanceMode
 from core.errors import ContractError, DataPathError
-from core.models.base import Int64, Time, WireModel, format_time
+from core.models.base import Int64, SparseModel, Time, WireModel, format_time
 from core.models.storage import FULL_INTERVAL_KEY, FULL_INTERVAL_SECONDS
 from datamover.kopia.causes import find_maintenance_cause
 from datamover.kopia.creation import OWN_MAINTENANCE
@@ -83,12 +83,12 @@ class _Cycle(WireModel):
         return timedelta(microseconds=self.interval // _MICROSECOND_NANOSECONDS)
 
 
-class _TaskRun(WireModel):
+class _TaskRun(SparseModel):
     """One run of a task, which is recorded when it ends."""
 
     start: Time
     success: bool = False
-    error: str = ""
+    error: str | None = None
 
 
 class _Schedule(WireModel):
@@ -99,10 +99,10 @@ class _Schedule(WireModel):
     runs: dict[str, tuple[_TaskRun, ...]] = field(default_factory=dict)
 
 
-class MaintenanceInfo(WireModel):
+class MaintenanceInfo(SparseModel):
     """The answer of `maintenance info --json`."""
 
-    owner: str = ""
+    owner: str | None = None
     quick: _Cycle = field(default_factory=_Cycle)
     full: _Cycle = field(default_factory=_Cycle)
     schedule: _Schedule = field(default_factory=_Schedule)
@@ -198,14 +198,14 @@ def _last_quick_task(*, epochs: bool) -> str:
     return _ADVANCE_EPOCH if epochs else _CLEANUP_LOGS
 
 
-def find_missing_evidence(info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, *, epochs: bool) -> str:
-    """Return what the schedule lacks for a success of a run that began then; empty: nothing."""
+def find_missing_evidence(info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, *, epochs: bool) -> str | None:
+    """Return what the schedule lacks for a success of a run that began then; None: nothing."""
     if errors := info.errors_since(began):
         return "; ".join(errors)
     full = mode is MaintenanceMode.FULL
     wanted = (_SNAPSHOT_GC, _CLEANUP_LOGS) if full else (_last_quick_task(epochs=epochs),)
     missing = [task for task in wanted if not info.succeeded_since(task, began)]
-    return f"kopia exited with code 0, without a success of {', '.join(missing)}" if missing else ""
+    return f"kopia exited with code 0, without a success of {', '.join(missing)}" if missing else None
 
 
 def parse_full_interval(config: Mapping[str, str]) -> timedelta | None:

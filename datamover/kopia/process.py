@@ -138,7 +138,7 @@ class KopiaAnswer:
 
     `lines` are the last lines of its standard error, redacted. `counters` are its metrics at its
     exit, in Prometheus text format: empty if it was killed, or moved no data. `out_of_memory`:
-    the kernel killed it for lack of memory. `volume` is the path that it walked, or empty.
+    the kernel killed it for lack of memory. `volume` is the path that it walked, if it walked one.
     """
 
     attempted: str
@@ -147,7 +147,7 @@ class KopiaAnswer:
     lines: list[str] = field(default_factory=list)
     counters: str = field(default="", repr=False)
     out_of_memory: bool = False
-    volume: str = ""
+    volume: str | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -181,14 +181,14 @@ class KopiaAnswer:
         """Return whether one of the last lines contains `text`, in any case."""
         return any(text.lower() in line.lower() for line in self.lines)
 
-    def error(self, cause: str = "") -> KopiaError:
+    def error(self, cause: str | None = None) -> KopiaError:
         """Return the error for this call: one line with the cause, then kopia's last lines.
 
         Another attempt may succeed after a KopiaCrashError, or a StorageOutageError, which is a KopiaError here.
         """
         kind, found = KopiaError, find_cause(self.lines, self.volume)
         if self.crashed:
-            kind, found = KopiaCrashError, ""
+            kind, found = KopiaCrashError, None
         elif not self.succeeded and find_outage(self.lines, self.volume):
             kind = _KopiaOutageError
         return kind("\n".join([f"{self.attempted}: {cause or found or self.exit_status}", *self.shown_lines]))

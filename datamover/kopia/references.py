@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from msgspec import field
 
 from core.models.backups import SavedClaim
-from core.models.base import Int64, Time, WireModel
+from core.models.base import Int64, SparseModel, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     ATTEMPT_TAG,
@@ -66,14 +66,14 @@ class _Root(WireModel):
     summ: _Summary = field(default_factory=_Summary)
 
 
-class ListedSnapshot(WireModel):
-    """One snapshot of `kopia snapshot list --json`; `incomplete` is why it is, or empty."""
+class ListedSnapshot(SparseModel):
+    """One snapshot of `kopia snapshot list --json`; `incomplete` is why it is, or None."""
 
     id: str
     source: _Source = field(default_factory=_Source)
     start_time: Time
     end_time: Time
-    incomplete: str = ""
+    incomplete: str | None = None
     root_entry: _Root = field(default_factory=_Root)
     tags: dict[str, str] = field(default_factory=dict)
     pins: list[str] = field(default_factory=list)
@@ -96,26 +96,26 @@ class ListedSnapshot(WireModel):
         return root.obj if root.type == "d" and root.obj.isalnum() else None
 
     @property
-    def backup_uid(self) -> str:
-        """The UID of its backup; empty if no tag has it."""
+    def backup_uid(self) -> str | None:
+        """The UID of its backup; None if no tag has it."""
         if uid := self._tag(BACKUP_UID_TAG):
             return uid
-        found = _UPLOAD.match(self._tag(ASYNC_OPERATION_ID_LABEL))
-        return found[1] if found else ""
+        found = _UPLOAD.match(self._tag(ASYNC_OPERATION_ID_LABEL) or "")
+        return found[1] if found else None
 
     @property
-    def requester(self) -> str:
-        """What made it; empty if no tag says so."""
+    def requester(self) -> str | None:
+        """What made it; None if no tag says so."""
         return self._tag(SNAPSHOT_REQUESTER_TAG)
 
     @property
-    def transfer_uid(self) -> str:
-        """The UID of the transfer that it was made for; empty if no tag has it."""
+    def transfer_uid(self) -> str | None:
+        """The UID of the transfer that it was made for; None if no tag has it."""
         return self._tag(TRANSFER_UID_TAG)
 
     @property
-    def attempt(self) -> str:
-        """The number of the attempt that made it, as text; empty if no tag has it."""
+    def attempt(self) -> str | None:
+        """The number of the attempt that made it, as text; None if no tag has it."""
         return self._tag(ATTEMPT_TAG)
 
     @property
@@ -124,27 +124,27 @@ class ListedSnapshot(WireModel):
         return bool(self.incomplete and self._tag(CHECKPOINT_DEVICE_TAG))
 
     @property
-    def cluster(self) -> str:
-        """The identity of the cluster that made it; empty if no tag has it."""
+    def cluster(self) -> str | None:
+        """The identity of the cluster that made it; None if no tag has it."""
         return self._tag(CLUSTER_TAG)
 
     @property
-    def backup_name(self) -> str:
-        """The name of the backup that it was made for by `nodeagent backup create`; empty if no tag has it."""
+    def backup_name(self) -> str | None:
+        """The name of the backup that it was made for by `nodeagent backup create`; None if no tag has it."""
         return self._tag(BACKUP_TAG)
 
     @property
-    def backup_volumes(self) -> int:
-        """How many volumes that backup has; 0 if no tag says so."""
-        return parse_count(self._tag(BACKUP_VOLUMES_TAG)) or 0
+    def backup_volumes(self) -> int | None:
+        """How many volumes that backup has; None if no tag says so."""
+        return parse_count(self._tag(BACKUP_VOLUMES_TAG) or "")
 
     @property
     def claim(self) -> SavedClaim | None:
         """The PVC as it was; None if no tag has it, or none that is valid."""
-        return SavedClaim.parse(self._tag(CLAIM_TAG))
+        return SavedClaim.parse(self._tag(CLAIM_TAG) or "")
 
-    def _tag(self, name: str) -> str:
-        return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}", "")
+    def _tag(self, name: str) -> str | None:
+        return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}") or None
 
 
 class CompletedTransfer(NamedTuple):
@@ -163,14 +163,14 @@ class References:
         completed: the completed backups of volumes, by their UIDs.
         backup_uids: the Backups of the cluster.
         in_bucket: snapshots and UIDs of backups, of those asked for, that a file of the bucket names.
-        unread: why not all could be read; empty: all was.
+        unread: why not all could be read; None: all was.
     """
 
     snapshot_ids: Mapping[str, str] = plain(default_factory=dict)
     completed: Mapping[str, CompletedTransfer] = plain(default_factory=dict)
     backup_uids: frozenset[str] = frozenset()
     in_bucket: frozenset[str] = frozenset()
-    unread: str = ""
+    unread: str | None = None
 
 
 class Judgment(NamedTuple):
@@ -204,8 +204,8 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
         return Judgment(SnapshotVerdict.REFERENCED, f"{transfer} names it")
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
-    completed = references.completed.get(snapshot.transfer_uid)
-    if completed is not None and snapshot.attempt not in {"", str(completed.attempt)}:
+    completed = references.completed.get(snapshot.transfer_uid or "")
+    if completed is not None and snapshot.attempt not in {None, str(completed.attempt)}:
         reason = f"attempt {snapshot.attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
         return Judgment(SnapshotVerdict.UNREFERENCED, reason)
     if snapshot.backup_uid in references.backup_uids:
@@ -213,12 +213,13 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
     return None
 
 
-def _find_doubt(snapshot: ListedSnapshot, references: References, now: datetime) -> str:
-    """Return why something unseen may refer to the snapshot; empty: nothing may."""
+def _find_doubt(snapshot: ListedSnapshot, references: References, now: datetime) -> str | None:
+    """Return why something unseen may refer to the snapshot; None: nothing may."""
     if not snapshot.tags:
         return "it has no tags: no data mover made it"
     if snapshot.requester not in SNAPSHOT_REQUESTERS:
-        return f'its requester is "{snapshot.requester}": no data mover made it'
+        named = "it names no requester" if snapshot.requester is None else f'its requester is "{snapshot.requester}"'
+        return f"{named}: no data mover made it"
     if pins := [pin for pin in snapshot.pins if pin != PIN]:
         return f'it is pinned by "{pins[0]}"'
     if not snapshot.backup_uid:

@@ -370,14 +370,14 @@ class Repository:
         # A denial is an answer too: the credentials may be for the repository's own prefix alone.
         if any(answer.mentions(text) for text in (_NO_REPOSITORY, *_DENIALS)):
             return Reachability(reachable=True, message=f"the storage of {self.description} answers")
-        parts = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
-        outage = bool(find_outage(answer.lines))
-        return Reachability(reachable=False, message=": ".join(filter(None, parts)), outage=outage)
+        cause = find_cause(answer.lines)
+        parts = [f"{self.description} does not answer", *([cause] if cause else []), *answer.lines[-1:]]
+        return Reachability(reachable=False, message=": ".join(parts), outage=bool(find_outage(answer.lines)))
 
-    async def _check_bucket(self) -> str:
-        """Return the error if the bucket does not exist; empty if it does, or access to it is denied."""
+    async def _check_bucket(self) -> str | None:
+        """Return the error if the bucket does not exist; None if it does, or access to it is denied."""
         if self._check_access is None:
-            return ""
+            return None
         config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
         flags = [*self._check_access.arguments, *self._flags(_PROBE_CACHE)]
         try:
@@ -386,9 +386,9 @@ class Repository:
             )
         except DataPathError as e:
             _logger.debug("%s: cannot check whether the bucket exists: %s", self.description, e)
-            return ""
+            return None
         cause = find_cause(answer.lines)
-        return ": ".join([cause, *answer.lines[-1:]]) if cause == NO_BUCKET else ""
+        return ": ".join([cause, *answer.lines[-1:]]) if cause == NO_BUCKET else None
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""

@@ -98,12 +98,12 @@ class EntryType(StrEnum):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
+    """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or None.
 
     `links` is the number of its symbolic links, which count as entries, and `files` of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
     in it are not counted. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
-    empty: there were none. `by_block`: it is a device in the format of BLOCK_DATA_MOVER, whose size is the device's.
+    None: there were none. `by_block`: it is a device in the format of BLOCK_DATA_MOVER, whose size is the device's.
     """
 
     snapshot_id: str
@@ -115,9 +115,9 @@ class Snapshot:
     links: int = 0
     files: int | None = None
     excluded: int = 0
-    fault: str = ""
-    rules: str = ""
-    exclude: str = ""
+    fault: str | None = None
+    rules: str | None = None
+    exclude: str | None = None
     root_entry: JsonDict = field(default_factory=dict)
     by_block: bool = False
 
@@ -136,7 +136,7 @@ class Snapshot:
         return Exclusions.parse(self.exclude) if self.exclude else Exclusions()
 
 
-def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
+def parse_snapshot(document: JsonDict, snapshot_id: str | None = None) -> Snapshot:
     """Return the snapshot that a manifest describes.
 
     Raises:
@@ -150,7 +150,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             summary = summary | {"files": 1, "dirs": 1, "size": tags.get(_SOURCE_SIZE_TAG) or summary.get("size", 0)}
         links = int(summary.get("symlinks", 0))
         return Snapshot(
-            snapshot_id=document["id"] or snapshot_id,
+            snapshot_id=document["id"] or snapshot_id or "",
             source=document["source"]["path"],
             started=document.get("startTime", ""),
             root_object=root["obj"],
@@ -170,14 +170,14 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
         raise KopiaError(f"snapshot {document.get('id') or snapshot_id}: invalid manifest") from e
 
 
-def _fault(document: JsonDict, summary: JsonDict) -> str:
+def _fault(document: JsonDict, summary: JsonDict) -> str | None:
     errors = [f"{one.get('path', '')}: {one.get('error', '')}" for one in summary.get("errors") or []]
     failed = int(summary.get("numFailed", 0))
     if failed:
         return f"{failed} entries could not be read, the first: {errors[0] if errors else 'unknown'}"
     if "incomplete" in document or "incomplete" in summary:
         return f"it is incomplete ({document.get('incomplete') or summary.get('incomplete')})"
-    return ""
+    return None
 
 
 async def read_snapshot(kopia: KopiaCaller, snapshot_id: str) -> Snapshot:
@@ -231,7 +231,7 @@ class SourceSnapshots:
     sizes: tuple[SavedSize, ...] = ()
 
 
-async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -> SourceSnapshots:
+async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str | None = None) -> SourceSnapshots:
     """Return the snapshots of a source, in kopia's format `user@host:path`, as the transfer with this UID sees them.
 
     Raises:
@@ -241,12 +241,12 @@ async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -
     return sort_source((one for one in listed.check().json() or [] if _is_of(one, target)), transfer_uid)
 
 
-def sort_source(listed: Iterable[JsonDict], transfer_uid: str = "") -> SourceSnapshots:
+def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> SourceSnapshots:
     """Return the snapshots of a source, which kopia has listed, as the transfer with this UID sees them."""
     # kopia lists the oldest first.
     found = list(listed)
     complete = [one for one in found if not one.get("incomplete")]
-    others = [one for one in complete if not transfer_uid or _tag(one, TRANSFER_UID_TAG) != transfer_uid]
+    others = [one for one in complete if transfer_uid is None or _tag(one, TRANSFER_UID_TAG) != transfer_uid]
     checkpoints = tuple(
         Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
     )
@@ -377,8 +377,8 @@ def _is_of(one: JsonDict, target: str) -> bool:
     return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
-def _tag(one: JsonDict, name: str) -> str:
-    return str((one.get("tags") or {}).get(f"tag:{name}", ""))
+def _tag(one: JsonDict, name: str) -> str | None:
+    return (one.get("tags") or {}).get(f"tag:{name}") or None
 
 
 def _time(one: JsonDict, name: str) -> datetime:

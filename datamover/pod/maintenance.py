@@ -194,7 +194,7 @@ class _Run:
         result = MaintenanceResult(
             mode=MaintenanceMode.NONE,
             repository_id=status.unique_id,
-            full_interval_seconds=info.full.duration.total_seconds(),
+            full_interval_seconds=info.full.duration.total_seconds() or None,
             interval_differs=self._interval_differs(info),
             incomplete_full=is_full_unfinished(info),
             next_quick=info.next_quick,
@@ -224,7 +224,7 @@ class _Run:
                 f"{MaintenanceCause.OTHER_REPOSITORY}: {self.repository.description} has the unique ID "
                 f"{status.unique_id}, and {recorded} is recorded"
             )
-        if info.owner not in {"", IDENTITY}:
+        if info.owner not in {None, IDENTITY}:
             raise MaintenanceError(
                 f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {info.owner}, not to {IDENTITY}"
             )
@@ -239,13 +239,13 @@ class _Run:
         wanted = timedelta(seconds=self.spec.full_interval_seconds or 0)
         return wanted if wanted and wanted != info.full.duration else None
 
-    def _find_hold(self, info: MaintenanceInfo, foreign_at: datetime | None, now: datetime) -> str:
-        """Return why nothing may run now, because of another cluster; empty: it may."""
+    def _find_hold(self, info: MaintenanceInfo, foreign_at: datetime | None, now: datetime) -> str | None:
+        """Return why nothing may run now, because of another cluster; None: it may."""
         if foreign_at is None or self.spec.ignore_foreign:
-            return ""
+            return None
         until = foreign_at + FOREIGN_INTERVALS * info.full.duration
         if now >= until:
-            return ""
+            return None
         return (
             f"another cluster or a person ran maintenance at {format_time(foreign_at)}: "
             f"none of ours before {format_time(until)}"

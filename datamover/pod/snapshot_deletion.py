@@ -123,7 +123,7 @@ class _Deleter:
             if not self.spec.dry_run:
                 await self._delete(repository, deletable, wanted, work_dir)
             for one in found:
-                self._write(one, namespace, named.get(one.id, ""))
+                self._write(one, namespace, named.get(one.id))
             by_id = {one.id: one for one in listed}
             for copy in self._checks_in(namespace):
                 self._write_check(copy, await self._find_fault(repository, copy, by_id.get(copy.snapshot_id)))
@@ -154,8 +154,8 @@ class _Deleter:
     def _checks_in(self, namespace: str) -> list[CopyToCheck]:
         return [one for one in self.spec.checks if one.volume_namespace == namespace]
 
-    async def _find_fault(self, repository: Repository, copy: CopyToCheck, listed: ListedSnapshot | None) -> str:
-        """Return why it is not known that the copy can be restored; empty: its root directory was read.
+    async def _find_fault(self, repository: Repository, copy: CopyToCheck, listed: ListedSnapshot | None) -> str | None:
+        """Return why it is not known that the copy can be restored; None: its root directory was read.
 
         Raises:
             StorageOutageError: the storage does not answer.
@@ -178,7 +178,7 @@ class _Deleter:
         except AgentError as e:
             _logger.warning("cannot read %s: %s", snapshot, e)
             return build_unread(copy.volume_namespace, e, self.context.redactor).message
-        return ""
+        return None
 
     async def _check_directory(self) -> None:
         """Check a location that is a directory.
@@ -241,22 +241,22 @@ class _Deleter:
         if left:
             raise KopiaError(f"{repository.description}: {len(left)} deleted snapshots are still listed")
 
-    def _write(self, one: ListedSnapshot, namespace: str, reference: str) -> None:
-        kept = f"{reference} names it" if reference else ""
+    def _write(self, one: ListedSnapshot, namespace: str, reference: str | None) -> None:
+        kept = f"{reference} names it" if reference else None
         self.kept += bool(kept)
         self.deleted += not kept
         line = DeletedSnapshot(
             id=one.id,
             volume_namespace=namespace,
-            backup=one.backup_name,
-            transfer_uid=one.transfer_uid,
+            backup=one.backup_name or "",
+            transfer_uid=one.transfer_uid or "",
             start=format_time(one.start_time),
             bytes=one.size_bytes,
             kept=kept,
         )
         self.output.write(DELETED_LINE, line)
 
-    def _write_check(self, copy: CopyToCheck, fault: str) -> None:
+    def _write_check(self, copy: CopyToCheck, fault: str | None) -> None:
         self.checked += 1
         line = CheckedCopy(volume_namespace=copy.volume_namespace, snapshot_id=copy.snapshot_id, fault=fault)
         self.output.write(CHECKED_LINE, line)

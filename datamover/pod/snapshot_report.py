@@ -190,8 +190,8 @@ async def _list(
             yield raw
 
 
-def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str:
-    """Return the ID of the kopia snapshot that the transfer refers to; empty if it does not.
+def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str | None:
+    """Return the ID of the kopia snapshot that the transfer refers to; None if it does not.
 
     Raises:
         ContractError: the transfer is malformed.
@@ -204,7 +204,7 @@ def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str:
         raise _malformed(raw) from e
     if not isinstance(found or "", str):
         raise _malformed(raw)
-    return "" if ended else found or ""
+    return None if ended else found or None
 
 
 def _malformed(raw: UncheckedObject) -> ContractError:
@@ -259,7 +259,7 @@ class SnapshotReporter:
                 bucket_read, references = await self._read_bucket(wanted, references)
             now = context.clock.now()
             totals = self._write((one, judge(one, references, now)) for one in self._read(answer, file))
-        unread = references.unread if wanted else ""
+        unread = references.unread if wanted else None
         return SnapshotReport(**totals, bucket_read=bucket_read, unread=unread)
 
     async def _list(self, file: IO[bytes]) -> KopiaAnswer:
@@ -303,7 +303,7 @@ def _describe(snapshot: ListedSnapshot, verdict: SnapshotVerdict, reason: str) -
         source=snapshot.shown_source,
         start=format_time(snapshot.start_time),
         bytes=snapshot.size_bytes,
-        command=f"kopia snapshot delete {snapshot.id} --delete" if verdict is SnapshotVerdict.UNREFERENCED else "",
+        command=f"kopia snapshot delete {snapshot.id} --delete" if verdict is SnapshotVerdict.UNREFERENCED else None,
     )
 
 

@@ -381,8 +381,9 @@ async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, s
                 if shrinkage is not None and shrinkage.acknowledged is not None:
                     other = kind.model.parse(raw)
                     plan = plan_of(other)
-                    if isinstance(plan, BackupPlan) and plan.source == source:
-                        found.add(other.status.snapshot_id)
+                    named = other.status.snapshot_id
+                    if isinstance(plan, BackupPlan) and plan.source == source and named is not None:
+                        found.add(named)
     except AgentError as e:
         _logger.warning("cannot list the backups that were acknowledged: %s", e)
     return frozenset(found)

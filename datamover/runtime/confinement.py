@@ -79,18 +79,18 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Means:
-    """What confines a child of this process: the ABI of Landlock (0: none, and why), mounts, and chroot."""
+    """What confines a child of this process: the ABI of Landlock (None: `missing` says why), mounts, and chroot."""
 
-    abi: int = 0
-    missing: str = ""
+    abi: int | None = None
+    missing: str | None = None
     mounts: bool = False
     chroot: bool = False
 
     @property
-    def description(self) -> str:
-        """The means for a message; empty if there are none."""
-        jail = "a chroot jail" if self.jailed else ""
-        return " and ".join(filter(None, [f"Landlock ABI {self.abi}" if self.abi else "", jail]))
+    def description(self) -> str | None:
+        """The means for a message; None if there are none."""
+        jail = "a chroot jail" if self.jailed else None
+        return " and ".join(filter(None, [f"Landlock ABI {self.abi}" if self.abi else None, jail])) or None
 
     @property
     def jailed(self) -> bool:
@@ -107,9 +107,9 @@ class Means:
 def find_means() -> Means:
     """Return what confines a child of this process, as a child that tries it reports."""
     try:
-        abi, missing = landlock_abi(), ""
+        abi, missing = landlock_abi(), None
     except OSError as e:
-        abi, missing = 0, str(e.strerror)
+        abi, missing = None, e.strerror
     chroot = ctypes.PyDLL(None, use_errno=True).chroot
     return Means(abi, missing, mounts=_works(share_nothing()), chroot=_works([("chroot", partial(chroot, b"/"))]))
 

@@ -30,14 +30,14 @@ class CacheDir:
     """Where kopia's cache is, and for how long.
 
     Attributes:
-        volume: the mount path of a volume for the cache; empty: it is in the work directory.
-        limit_mib: what that volume has room for; 0: as much as the repository's limit.
+        volume: the mount path of a volume for the cache; None: it is in the work directory.
+        limit_mib: what that volume has room for; None: as much as the repository's limit.
         keep: leave the cache to the deletion of its volume: removing thousands of files takes
             seconds, which would delay the end of the mover.
     """
 
-    volume: str = ""
-    limit_mib: int = 0
+    volume: str | None = None
+    limit_mib: int | None = None
     keep: bool = False
 
 
@@ -45,12 +45,12 @@ class CacheDir:
 class WorkDir:
     """A private directory, mode 0700, and kopia's cache directory: in it or on a separate volume.
 
-    `cache_limit_mib` is what the cache's volume has room for; 0: as much as the repository's limit.
+    `cache_limit_mib` is what the cache's volume has room for; None: as much as the repository's limit.
     """
 
     path: Path
     cache: Path
-    cache_limit_mib: int = 0
+    cache_limit_mib: int | None = None
 
     @property
     def config_file(self) -> Path:

@@ -62,10 +62,10 @@ _TRUE: Final = frozenset({"1", "t", "true"})
 
 @dataclass(frozen=True)
 class _Cloud:
-    """The domain of blob endpoints and the authority for identities (empty: the public cloud's), and the management."""
+    """The domain of blob endpoints and the authority for identities (None: the public cloud's), and the management."""
 
-    domain: str = ""
-    authority: str = ""
+    domain: str | None = None
+    authority: str | None = None
     management: str = "https://management.azure.com"
     audience: str = "https://management.core.windows.net/"
 
@@ -105,7 +105,7 @@ class AzureStorage(Storage):
     account: str
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_pem: bytes = b""
-    domain: str = ""
+    domain: str | None = None
     account_key: AzureAccountKey | None = field(default=None, repr=False)
 
     @property
@@ -255,12 +255,12 @@ def _has_certificate(given: Mapping[str, str]) -> bool:
     return bool(named) and not given.get(_SECRET)
 
 
-def _unsupported(given: Mapping[str, str]) -> str:
-    """Return the variable that Velero would use, and kopia cannot; empty: there is none."""
+def _unsupported(given: Mapping[str, str]) -> str | None:
+    """Return the variable that Velero would use, and kopia cannot; None: there is none."""
     if given.get(_SECRET):
-        return ""
+        return None
     names = _OF_CERTIFICATE if _has_certificate(given) else (_USER,)
-    return next((name for name in names if given.get(name, "").lower() not in _FALSE), "")
+    return next((name for name in names if given.get(name, "").lower() not in _FALSE), None)
 
 
 def _management(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -286,19 +286,19 @@ def _cloud(name: str) -> _Cloud:
     return cloud
 
 
-def _account_key(config: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return the account's key; empty to use an identity."""
-    if named := config.get("storageAccountKeyEnvVar", ""):
+def _account_key(config: Mapping[str, str], given: Mapping[str, str]) -> str | None:
+    """Return the account's key; None to use an identity."""
+    if named := config.get("storageAccountKeyEnvVar"):
         if not given.get(named):
             raise RepositoryError(f"config.storageAccountKeyEnvVar: not in the credentials: {named}")
         return given[named]
-    return next((given[name] for name in _KEYS if given.get(name)), "")
+    return next((given[name] for name in _KEYS if given.get(name)), None)
 
 
-def _domain(account: str, uri: str) -> str:
-    """Return the domain that kopia appends to the account's name."""
+def _domain(account: str, uri: str) -> str | None:
+    """Return the domain that kopia appends to the account's name; None: the cloud's own."""
     if not uri:
-        return ""
+        return None
     try:
         parts = urlsplit(uri)
     except ValueError as e:

@@ -83,7 +83,7 @@ class _Location:
                 _logger.warning("the BackupStorageLocation has caCert and caCertRef: using caCertRef")
             return self.secrets.ca_pem
         try:
-            return base64.b64decode(inline, validate=False)
+            return base64.b64decode(inline or "", validate=False)
         except ValueError as e:
             raise RepositoryError(f"BackupStorageLocation {self.resource.name}: caCert: not base64") from e
 

@@ -138,8 +138,8 @@ def _value(found: re.Match[str]) -> str:
     return _COMMENT.split(found["plain"], maxsplit=1)[0].strip()
 
 
-def google_token_file(source: CredentialsText) -> str:
-    """Return the file with a token that a credentials file of Google names; empty: it names none.
+def google_token_file(source: CredentialsText) -> str | None:
+    """Return the file with a token that a credentials file of Google names; None: it names none.
 
     Raises:
         RepositoryError: it is no such file, or it names what a confined kopia cannot use.
@@ -150,7 +150,7 @@ def google_token_file(source: CredentialsText) -> str:
         document = json.loads(source.text)
         document = document.get("source_credentials", document)
         origin = document.get("credential_source") or {}
-        file = origin.get("file") or ""
+        file = origin.get("file") or None
         unsupported = [name for name in ("executable", "certificate") if origin.get(name)]
     except (ValueError, RecursionError, AttributeError):
         # The parser's own message may quote a secret.
@@ -160,7 +160,7 @@ def google_token_file(source: CredentialsText) -> str:
             f"{source.origin}: credential_source.{unsupported[0]}: not supported by the data mover, which needs a "
             "key, or credential_source with file or url"
         )
-    if not isinstance(file, str) or (file and not Path(file).is_absolute()):
+    if file is not None and not (isinstance(file, str) and Path(file).is_absolute()):
         raise RepositoryError(f"{source.origin}: credential_source.file: must be an absolute path")
     return file
 
@@ -232,9 +232,9 @@ class Storage(ABC):
         return None
 
     @property
-    def credentials_origin(self) -> str:
-        """The origin of its credentials, for the message that access is denied; empty: the location."""
-        return ""
+    def credentials_origin(self) -> str | None:
+        """The origin of its credentials, for the message that access is denied; None: the location."""
+        return None
 
     @property
     def needs_pod(self) -> bool:

@@ -81,9 +81,9 @@ class AwsKeys:
         }
 
     @property
-    def origin(self) -> str:
-        """The origin to name if access is denied; empty: the location names it."""
-        return ""
+    def origin(self) -> str | None:
+        """The origin to name if access is denied; None: the location names it."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class AwsRole:
         return _token_service(self.region)
 
     @property
-    def origin(self) -> str:
+    def origin(self) -> str | None:
         """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
         return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
 
@@ -145,7 +145,7 @@ class AwsAssumedRole:
         }
 
     @property
-    def origin(self) -> str:
+    def origin(self) -> str | None:
         """The origin to name if access is denied, by AWS's token service or by the bucket."""
         return f'keys of role {self.arn}, if the keys of profile "{self.profile}" are allowed to assume it'
 
@@ -349,7 +349,7 @@ class S3Storage(Storage):
         return replace(self, in_past=True)
 
     @property
-    def credentials_origin(self) -> str:
+    def credentials_origin(self) -> str | None:
         """The role, or that the location has no keys."""
         return self.keys.origin if self.keys else _NO_KEYS
 

@@ -161,13 +161,13 @@ _EXIT_INVALID: Final = 1
 class CheckRequest:
     """What is checked, and how.
 
-    `path` is a file, or empty for the ConfigMap in the cluster. `maintenance` selects the one of maintenance Jobs.
+    `path` is a file, or "" for the ConfigMap in the cluster. `maintenance` selects the one of maintenance Jobs.
     `strict` treats warnings as errors. `offline` accesses no cluster.
     """
 
     path: str
     access: ClusterAccess
-    config_map_name: str = ""
+    config_map_name: str | None = None
     maintenance: bool = False
     strict: bool = False
     offline: bool = False
@@ -268,7 +268,7 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
         return _CheckResult(source, checked.errors, warnings)
 
 
-async def _read_checked(client: KubeClient, namespace: str, name: str, *, maintenance: bool) -> _Checked:
+async def _read_checked(client: KubeClient, namespace: str, name: str | None, *, maintenance: bool) -> _Checked:
     """Return the document in the cluster.
 
     Raises:
@@ -298,8 +298,8 @@ async def _check_active(client: KubeClient, namespace: str, digest: str) -> list
     ]
 
 
-async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str:
-    """Return the ConfigMap that the installed agent uses; empty if it uses none.
+async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str | None:
+    """Return the ConfigMap that the installed agent uses; None if it uses none.
 
     Raises:
         ConfigError: the namespace has no agent, or its DaemonSet cannot be read.
@@ -313,16 +313,16 @@ async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str:
     return _flag_value(daemonset, flag)
 
 
-def _flag_value(daemonset: DaemonSet, flag: str = _FLAG) -> str:
+def _flag_value(daemonset: DaemonSet, flag: str = _FLAG) -> str | None:
     """Return the value of the flag among the arguments of the DaemonSet's first container."""
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == flag:
-            return following
+            return following or None
         if word.startswith(f"{flag}="):
-            return word.removeprefix(f"{flag}=")
-    return ""
+            return word.removeprefix(f"{flag}=") or None
+    return None
 
 
 def _has_cluster(request: CheckRequest) -> bool:

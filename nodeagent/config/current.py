@@ -89,8 +89,8 @@ class CurrentConfig:
         return rules_of_kind(self.config.own.retry, cr.kind_name, velero_server=bool(cr.metadata.owner_references))
 
     @property
-    def digest(self) -> str:
-        """The fingerprint of the active document; empty if there is none."""
+    def digest(self) -> str | None:
+        """The fingerprint of the active document; None if there is none."""
         return self._parsed.digest
 
     @property
@@ -139,9 +139,15 @@ class ConfigWatch:
     """Keeps `current` equal to the last valid content of the ConfigMap."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, *, place: tuple[str, str], current: CurrentConfig, report: AgentReport
+        self,
+        client: KubeClient,
+        clock: Clock,
+        *,
+        place: tuple[str, str | None],
+        current: CurrentConfig,
+        report: AgentReport,
     ) -> None:
-        """Watch the ConfigMap at `place`, its namespace and name; an empty name: there is none."""
+        """Watch the ConfigMap at `place`, its namespace and name; a name of None: there is none."""
         self._client = client
         self._clock = clock
         self._namespace, self._name = place
@@ -155,7 +161,7 @@ class ConfigWatch:
         Raises:
             KubeError: the API server rejected the watch.
         """
-        if not self._name:
+        if self._name is None:
             return
         if not self._current.valid:
             message = f"started with an invalid configuration: {'; '.join(self._current.warnings)}"
@@ -163,13 +169,13 @@ class ConfigWatch:
         states = watch_one(self._client, CONFIG_MAPS, self._namespace, name=self._name, clock=self._clock)
         async with aclosing(states):
             async for config_map in states:
-                await self._update(config_map)
+                await self._update(self._name, config_map)
 
-    async def _update(self, config_map: ConfigObject | None) -> None:
+    async def _update(self, name: str, config_map: ConfigObject | None) -> None:
         """Activate the current ConfigMap, or report why it is rejected."""
         try:
             if config_map is None:
-                raise absent(self._namespace, self._name)
+                raise absent(self._namespace, name)
             update = self._current.update(parse_config_map(config_map))
         except ConfigError as e:
             update = self._current.reject((str(e),))
@@ -179,7 +185,7 @@ class ConfigWatch:
 
     def _update_metrics(self) -> None:
         self._report.metrics.set(CONFIG_VALID, self._current.valid)
-        self._report.metrics.show(CONFIG_INFO, {(self._current.digest,): 1})
+        self._report.metrics.show(CONFIG_INFO, {(self._current.digest or "",): 1})
 
     async def _report_update(self, update: ConfigUpdate) -> None:
         digest, pod = self._current.digest, self._report.pod
@@ -238,19 +244,19 @@ class PriorityClass:
         self._current = current
         self._report = report
         self._on_change = on_change
-        self._followed = ""
+        self._followed: str | None = None
         self._found: bool | None = None
         self._renamed = asyncio.Event()
         current.subscribe(self._on_config)
 
     @property
-    def name(self) -> str:
-        """The class of a mover pod that is created now; empty: the default priority."""
-        return self._followed if self._found and self._followed == self._wanted else ""
+    def name(self) -> str | None:
+        """The class of a mover pod that is created now; None: the default priority."""
+        return self._followed if self._found and self._followed == self._wanted else None
 
     @property
-    def _wanted(self) -> str:
-        return self._current.config.priority_class_name
+    def _wanted(self) -> str | None:
+        return self._current.config.priority_class_name or None
 
     async def refresh(self) -> None:
         """Read the class once, so that the first mover pods can have it."""
@@ -277,7 +283,7 @@ class PriorityClass:
         if self._wanted != self._followed:
             self._renamed.set()
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, name: str | None) -> None:
         if name != self._followed:
             self._followed, self._found = name, None
         self._update_metric()
@@ -357,11 +363,11 @@ class ConfigAnnouncer:
 
 @dataclass(frozen=True)
 class ConfigSources:
-    """The names of the agent's ConfigMaps; empty where none is named."""
+    """The names of the agent's ConfigMaps, where they are named."""
 
     namespace: str
-    agent: str
-    repositories: str
+    agent: str | None
+    repositories: str | None
 
 
 @dataclass(frozen=True)
@@ -414,13 +420,13 @@ class LiveConfig:
         """Return the `config` section of `/status`."""
         current, concurrency = self.current, self.current.config.load_concurrency
         return {
-            "hash": current.digest,
+            "hash": current.digest or "",
             "valid": current.valid,
             "warnings": current.warnings,
             "rejected": list(current.rejected),
             "loadConcurrency": concurrency.global_config,
             "prepareQueueLength": concurrency.prepare_queue_length,
-            "priorityClassName": self.priority.name,
+            "priorityClassName": self.priority.name or "",
         }
 
     def _rebuild_expose_settings(self) -> None:

@@ -37,14 +37,14 @@ __all__ = ["build_defaults", "build_expose_settings", "node_requirements", "read
 
 
 def build_expose_settings(
-    defaults: ExposeSettings, config: AgentConfig, *, priority_class: str, cache_limit_mib: int
+    defaults: ExposeSettings, config: AgentConfig, *, priority_class: str | None, cache_limit_mib: int
 ) -> ExposeSettings:
     """Return `defaults` with every setting that `config` determines.
 
     Args:
         defaults: the settings that no configuration changes: what mover pods inherit, and their options.
         config: the active configuration.
-        priority_class: the priority class of mover pods; empty: the default priority.
+        priority_class: the priority class of mover pods; None: the default priority.
         cache_limit_mib: what a cache volume has room for; 0: there are none.
     """
     cache = config.cache_pvc
@@ -87,7 +87,7 @@ def _retries(config: AgentConfig) -> dict[str, RetryRules]:
 
 def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
     return BackupPVCSettings(
-        storage_class=entry.storage_class,
+        storage_class=entry.storage_class or None,
         read_only=entry.read_only,
         one_pod=entry.read_write_once_pod,
         no_relabeling=entry.spc_no_relabeling,
@@ -105,7 +105,7 @@ def _copies(pvc: BackupPVC | RestorePVC) -> tuple[str, ...]:
     return tuple(sorted({f"{resource.kind}/{name}" for resource, names in named for name in names}))
 
 
-def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: str) -> PodSettings:
+def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: str | None) -> PodSettings:
     inherit = config.tolerations == INHERIT
     return PodSettings(
         service_account=config.own.mover_service_account or defaults.service_account,
@@ -121,7 +121,7 @@ def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: st
 
 def _node_rules(config: AgentConfig) -> PlacementRules:
     rules = tuple(
-        PlacementRule(tuple(node_requirements(entry.node_selector)), entry.storage_class)
+        PlacementRule(tuple(node_requirements(entry.node_selector)), entry.storage_class or None)
         for entry in config.load_affinity
     )
     return PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
@@ -142,7 +142,7 @@ def node_requirements(selector: LabelSelector) -> list[NodeRequirement]:
 _log = logging.getLogger(__name__)
 
 
-def build_defaults(settings: Settings, template: AgentTemplate, cluster: str = "") -> ExposeSettings:
+def build_defaults(settings: Settings, template: AgentTemplate, cluster: str | None = None) -> ExposeSettings:
     """Return the expose settings that no configuration changes; `cluster` identifies the cluster in snapshots."""
     options = MoverOptions(
         resource_timeout=settings.resource_timeout,
@@ -153,8 +153,8 @@ def build_defaults(settings: Settings, template: AgentTemplate, cluster: str = "
     return ExposeSettings(template, PodSettings(service_account=settings.mover_service_account), options)
 
 
-async def read_cluster(client: KubeClient) -> str:
-    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it cannot be read.
+async def read_cluster(client: KubeClient) -> str | None:
+    """Return what identifies the cluster: the UID of its namespace `kube-system`; None where it cannot be read.
 
     Raises:
         ConfigError: the API server does not answer.
@@ -163,13 +163,13 @@ async def read_cluster(client: KubeClient) -> str:
         namespace = await client.read(NAMESPACES, "", CLUSTER_NAMESPACE)
     except (ForbiddenError, MalformedObjectError):
         # The check of the permissions has logged what is missing.
-        return ""
+        return None
     except UnreachableError as e:
         raise ConfigError(f"Namespace {CLUSTER_NAMESPACE} cannot be read: {e}") from e
     except KubeError as e:
         _log.warning("Namespace %s cannot be read, snapshots do not name the cluster: %s", CLUSTER_NAMESPACE, e)
-        return ""
-    return "" if namespace is None else str(namespace["metadata"].get("uid", ""))
+        return None
+    return None if namespace is None else namespace["metadata"]["uid"]
 
 
 async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:

@@ -225,7 +225,7 @@ def rules_of_kind(retry: RetryKeys, kind: str, *, velero_server: bool) -> RetryR
         max_backoff=parse_duration(chosen.max_backoff),
         deadline=(parse_duration(chosen.deadline) or None) if chosen.deadline else deadline,
         oom_memory_factor=chosen.oom_memory_factor,
-        oom_memory_limit_max=chosen.oom_memory_limit_max,
+        oom_memory_limit_max=chosen.oom_memory_limit_max or None,
     )
 
 

@@ -138,7 +138,7 @@ class ParsedConfig:
     errors: tuple[ConfigFinding, ...] = ()
     fatal: tuple[ConfigFinding, ...] = ()
     notes: tuple[ConfigFinding, ...] = ()
-    digest: str = ""
+    digest: str | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -279,20 +279,20 @@ def _explain(error: ErrorDetails, path: str) -> ConfigFinding:
     return ConfigFinding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
 
 
-def _guess(kind: str, value: object, what: str) -> str:
-    """Return what may have been meant by `value`, where `what` was expected; empty if there is no guess."""
+def _guess(kind: str, value: object, what: str) -> str | None:
+    """Return what may have been meant by `value`, where `what` was expected; None if there is no guess."""
     if kind == "string_type" and isinstance(value, (int, float)):
         return json.dumps(json.dumps(value))
     if not isinstance(value, str):
-        return ""
+        return None
     if kind == "int_type":
-        return value if value.isdecimal() and value.isascii() else ""
+        return value if value.isdecimal() and value.isascii() else None
     if kind == "bool_type":
-        return {"true": "true", "yes": "true", "false": "false", "no": "false"}.get(value.lower(), "")
+        return {"true": "true", "yes": "true", "false": "false", "no": "false"}.get(value.lower())
     if "quantity" in what:
         return _meant_quantity(value)
     if "a name of" in what:
-        return re.sub(r"[^a-z0-9.]+", "-", value.lower()).strip("-.")
+        return re.sub(r"[^a-z0-9.]+", "-", value.lower()).strip("-.") or None
     return close_name(value, re.findall("'([^']+)'", what))
 
 
@@ -329,14 +329,14 @@ _EXPECTED: Final = {
 """The error types of pydantic in the terms of the document."""
 
 
-def _meant_quantity(text: str) -> str:
+def _meant_quantity(text: str) -> str | None:
     """Return the quantity that `text` resembles: 500M for 500MB."""
     shorter = text.strip().removesuffix("B").removesuffix("b").replace(" ", "")
     try:
         parse_quantity(shorter)
     except (ValueError, ArithmeticError):
-        return ""
-    return shorter
+        return None
+    return shorter or None
 
 
 def _digest(text: str) -> str:
@@ -352,8 +352,8 @@ def _describe(value: object) -> str:
     return f"{kind} {shown}"
 
 
-async def read_config(client: KubeClient, namespace: str, name: str) -> ParsedConfig:
-    """Return the configuration in the ConfigMap `name`; all defaults if `name` is empty.
+async def read_config(client: KubeClient, namespace: str, name: str | None) -> ParsedConfig:
+    """Return the configuration in the ConfigMap `name`; None: all defaults.
 
     Raises:
         ConfigError: the ConfigMap is missing, cannot be read, does not have exactly one key, or

@@ -161,9 +161,9 @@ class RepositoryConfig:
     """The settings of new backup repositories, read for each one; the last valid ones are kept."""
 
     def __init__(
-        self, client: KubeClient, namespace: str, name: str, *, on_change: Callable[[], None] = lambda: None
+        self, client: KubeClient, namespace: str, name: str | None, *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        """Read the ConfigMap `name`; empty: there is none.
+        """Read the ConfigMap `name`; None: there is none.
 
         `on_change` is called after each read that changed the settings; it must not block.
         """
@@ -186,22 +186,22 @@ class RepositoryConfig:
             ConfigError: it does not exist, has no data, cannot be read, or holds no JSON object.
         """
         if self._name:
-            self._keep(await self._read())
+            self._keep(await self._read(self._name))
 
     async def settings(self) -> Mapping[str, str]:
         """Return the settings of a new repository; the last valid ones if the ConfigMap is no longer usable."""
         if not self._name:
             return {}
         try:
-            self._keep(await self._read())
+            self._keep(await self._read(self._name))
         except ConfigError as e:
             _log.warning("backup repository configuration rejected, the last valid one stays active: %s", e)
         return self._last.settings
 
-    async def _read(self) -> ParsedSettings:
-        place = f"ConfigMap {self._namespace}/{self._name}"
+    async def _read(self, name: str) -> ParsedSettings:
+        place = f"ConfigMap {self._namespace}/{name}"
         try:
-            found = await self._client.read(CONFIG_MAPS, self._namespace, self._name)
+            found = await self._client.read(CONFIG_MAPS, self._namespace, name)
         except KubeError as e:
             raise ConfigError(f"{place} cannot be read: {e}") from e
         if found is None:
@@ -341,7 +341,7 @@ def _merge(own: RepositoryEntry, common: GlobalEntry) -> MaintenanceSettings:
     job = JobSettings(
         resources=resources.to_wire() if resources is not None else None,
         alternatives=_alternatives(own.load_affinity or common.load_affinity, common.load_affinity_mode),
-        priority_class_name=common.priority_class_name or own.priority_class_name,
+        priority_class_name=common.priority_class_name or own.priority_class_name or None,
         labels=common.pod_labels or own.pod_labels,
         annotations=common.pod_annotations or own.pod_annotations,
         active_deadline=common.active_deadline,
@@ -443,8 +443,8 @@ async def read_maintenance(client: KubeClient, namespace: str, name: str) -> Con
 class MaintenanceConfig:
     """The settings of maintenance Jobs, read for each one."""
 
-    def __init__(self, client: KubeClient, namespace: str, name: str) -> None:
-        """Read the ConfigMap `name`; empty: there is none."""
+    def __init__(self, client: KubeClient, namespace: str, name: str | None) -> None:
+        """Read the ConfigMap `name`; None: there is none."""
         self._client = client
         self._namespace = namespace
         self._name = name

@@ -48,7 +48,7 @@ class ConfigFinding:
 
     path: str
     problem: str
-    hint: str = ""
+    hint: str | None = None
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""
@@ -182,15 +182,15 @@ class _Sorter:
             return {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
         return self.sort_object(value, nested.section, place)
 
-    def _note(self, place: Location, problem: str, hint: str = "") -> None:
+    def _note(self, place: Location, problem: str, hint: str | None = None) -> None:
         self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))
 
-    def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
+    def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str | None:
         """Return which known key may be meant: one of this object, else the same name at a deeper level."""
         close = close_name(key, candidates)
         if not close and not place:
             deeper = (path for path, _ in known_paths(self._root))
-            close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), "")
+            close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), None)
         return ask(close)
 
 

@@ -19,9 +19,9 @@ __all__ = ["Agents", "Cluster", "DispatchRules"]
 
 
 class Agents(Protocol):
-    """The live agents' nodes by node label: those that have announced `feature`; empty: all."""
+    """The live agents' nodes by node label: those that have announced `feature`; None: all."""
 
-    def __call__(self, feature: str = "") -> Mapping[str, str]:
+    def __call__(self, feature: str | None = None) -> Mapping[str, str]:
         """Return the names of the nodes."""
         ...
 

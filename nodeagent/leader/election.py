@@ -73,13 +73,13 @@ class LeaderElection:
         self._namespace = namespace
         self._identity = identity
         self._duration_seconds = duration.total_seconds()
-        self._holder = ""
+        self._holder: str | None = None
         self._changed = asyncio.Event()
         self._changed_at_seconds = clock.monotonic()
 
     @property
-    def holder(self) -> str:
-        """The identity of the leader as last observed; empty if there is none."""
+    def holder(self) -> str | None:
+        """The identity of the leader as last observed; None if there is none."""
         return self._identity if self._lease.held else self._holder
 
     @property
@@ -116,7 +116,7 @@ class LeaderElection:
                     await self._hold(lead)
 
     def _on_change(self, lease: LeaseObject) -> None:
-        self._holder = (lease.get("spec") or {}).get("holderIdentity") or ""
+        self._holder = (lease.get("spec") or {}).get("holderIdentity") or None
         self._changed_at_seconds = self._clock.monotonic()
         self._changed.set()
 

@@ -39,16 +39,16 @@ _SCHEDULED: Final = re.compile(r"(?P<schedule>.+)-[0-9]{14}")
 class VolumeCopy:
     """One backup that has ended; it saved nothing unless it is `complete`.
 
-    `claim` is the PVC, empty for a volume of a pod that has none. `created` is when its transfer was created, by the
+    `claim` is the PVC, None for a volume of a pod that has none. `created` is when its transfer was created, by the
     API server's clock: the data is not newer. `schedule` is the name of the Schedule or CronJob that asked for it;
-    empty: none is known. `shrunk`: it is Shrunk, and nobody has acknowledged it. `completed` is when it ended,
+    None: none is known. `shrunk`: it is Shrunk, and nobody has acknowledged it. `completed` is when it ended,
     `new_bytes` what the repository did not have; None: not known. `seconds` is from its start to its end.
     """
 
-    claim: str
+    claim: str | None
     created: datetime
     bytes: int
-    schedule: str
+    schedule: str | None
     verification: Verification | None
     complete: bool = True
     shrunk: bool = False
@@ -64,10 +64,10 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
         return None
     began, completed = status.start_timestamp, status.completion_timestamp
     return VolumeCopy(
-        claim=sys.intern(cr.source_claim),
+        claim=_intern(cr.source_claim),
         created=created,
         bytes=status.progress.total_bytes,
-        schedule=sys.intern(_schedule_of(cr)),
+        schedule=_intern(_schedule_of(cr)),
         verification=read_verification(cr.metadata.annotations),
         complete=cr.phase is Phase.COMPLETED,
         shrunk=is_shrunk(cr.metadata.annotations),
@@ -77,12 +77,17 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
     )
 
 
-def _schedule_of(cr: Transfer) -> str:
+def _intern(text: str | None) -> str | None:
+    # A member of an enumeration cannot be interned.
+    return None if text is None else sys.intern(str(text))
+
+
+def _schedule_of(cr: Transfer) -> str | None:
     if label := cr.metadata.labels.get(SCHEDULE_LABEL):
         return label
     names = (owner.name for owner in cr.metadata.owner_references if owner.kind == "Backup")
     match = _SCHEDULED.fullmatch(next(names, ""))
-    return match["schedule"] if match else ""
+    return match["schedule"] if match else None
 
 
 _log = logging.getLogger(__name__)
@@ -97,7 +102,7 @@ class Entry:
     `queue` is the namespace of the volume; namespaces alternate in the admission queue. `created` is
     the creation time as the API prints it, which sorts as time does. `stop`: a cancel is requested.
     `managed`: it is meant for this data mover. `node_label` names the owning agent. `finalizer`: it has
-    the one of its kind. `reason` is the pending reason as reported, empty where there is none.
+    the one of its kind. `reason` is the pending reason as reported, None where there is none.
     `not_prepared` is why it failed before Prepared, if that may be a fault of its node. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
@@ -117,11 +122,11 @@ class Entry:
     managed: bool
     node_label: str
     finalizer: bool
-    reason: str
-    fault: str = ""
+    reason: str | None
+    fault: str | None = None
     not_prepared: NotPrepared | None = None
     copies: tuple[str, ...] = ()
-    location: str = ""
+    location: str | None = None
     stage: AttemptStage | None = None
     interrupted_by: InterruptionCause | None = None
     bound: bool = False
@@ -161,7 +166,7 @@ class Entry:
 
 def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
-    fault = location = feature = ""
+    fault = location = feature = reason = None
     copies: tuple[str, ...] = ()
     stage, interrupted_by, copy = None, None, None
     try:
@@ -169,7 +174,7 @@ def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
         copy, feature = read_copy(cr), cr.required_feature
         copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
-        stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
+        stop, reason = cr.cancel_requested, _intern(cr.pending_reason)
         location = sys.intern(cr.spec.backup_storage_location)
         if cr.phase is Phase.IN_PROGRESS:
             attempts = cr.attempts
@@ -178,10 +183,10 @@ def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
         meta = raw["metadata"]
         identity = fields(kind=kind.spec.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
         _log.warning("transfer ignored, the resource is invalid: %s", e, extra=identity)
-        queue, managed, phase, stop, reason = "", False, Phase.NEW, False, ""
+        queue, managed, phase, stop = "", False, Phase.NEW, False
         spec = raw.get("spec")
         named = spec.get("datamover", "") if isinstance(spec, dict) else ""
-        fault = str(e) if not isinstance(named, str) or named in kind.datamovers else ""
+        fault = str(e) if not isinstance(named, str) or named in kind.datamovers else None
     meta = raw["metadata"]
     return Entry(
         kind=kind.spec.name,

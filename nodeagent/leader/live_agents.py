@@ -168,8 +168,8 @@ class LiveAgents:
         """Return after the first list."""
         await self._informer.synced.wait()
 
-    def nodes(self, feature: str = "") -> Mapping[str, str]:
-        """Return the names of nodes with a live agent that has the feature, by node label value; empty: every agent."""
+    def nodes(self, feature: str | None = None) -> Mapping[str, str]:
+        """Return the names of nodes with a live agent that has the feature, by node label value; None: every agent."""
         if feature:
             able = {agent.node for agent in self._informer.items() if agent.live and feature in agent.features.split()}
             return {label_value(name): name for name in able}
@@ -263,13 +263,13 @@ class ConfigAgreement:
             await self._clock.sleep(_COMPARE_SECONDS)
 
 
-def describe_difference(active: Mapping[str, str]) -> str:
-    """Return which nodes have which configuration hash, or an empty string if all agree."""
+def describe_difference(active: Mapping[str, str]) -> str | None:
+    """Return which nodes have which configuration hash, or None if all agree."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for node, digest in sorted(active.items()):
         nodes[digest].append(node)
     if len(nodes) < 2:  # noqa: PLR2004 - two hashes differ
-        return ""
+        return None
     by_number = sorted(nodes.items(), key=lambda item: (len(item[1]), item[0]))
     parts = [f"{digest} on {len(names)} ({shown(names)})" for digest, names in by_number]
     return (

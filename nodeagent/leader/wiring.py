@@ -109,7 +109,7 @@ class Leader:
     def report(self) -> JsonDict:
         """Return the leader's part of `/status`."""
         return {
-            "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
+            "dispatcher": {"holder": self.election.holder or "", "leading": self.election.may_write},
             "queue": self.dispatcher.report(),
             "maintenance": self.maintenance.report(),
             "definitions": self.definitions.report.to_wire(),

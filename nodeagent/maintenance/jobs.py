@@ -155,13 +155,13 @@ class MaintenanceJob:
 class JobEnd:
     """How a Job ended: its entry of the history, None where it ran nothing, and what follows for the next one.
 
-    `limit_bytes` is the memory limit that its pod had; 0: none, or unknown.
+    `limit_bytes` is the memory limit that its pod had; None: none, or it is not known.
     """
 
     entry: MaintenanceEntry | None
     result: MaintenanceResult | None = None
     cause: FailureCause = FailureCause.OTHER
-    limit_bytes: int = 0
+    limit_bytes: int | None = None
 
 
 def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
@@ -254,9 +254,9 @@ def _classify(cause: str) -> FailureCause:
     return next((meaning for known, meaning in _CAUSES.items() if known == begins), FailureCause.OTHER)
 
 
-def _memory_limit(pod: Pod | None) -> int:
-    text = memory_limit(pod) if pod is not None else ""
-    return int(parse_quantity(text)) if text else 0
+def _memory_limit(pod: Pod | None) -> int | None:
+    text = memory_limit(pod) if pod is not None else None
+    return int(parse_quantity(text)) if text else None
 
 
 def _deadline(pod: Pod | None) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ContractError
-from core.models.base import Int64, Time, WireModel
+from core.models.base import Int64, SparseModel, Time
 from core.snapshot_contract import SnapshotTotal
 
 __all__ = ["FULLS_AFTER_CHANGE", "FailureCause", "MaintenanceRecord", "RunningJob", "after_failure", "after_success"]
@@ -34,21 +34,21 @@ class FailureCause(Enum):
     OUT_OF_MEMORY = auto()
 
 
-class RunningJob(WireModel, omit_defaults=True):
+class RunningJob(SparseModel, omit_defaults=True):
     """The Job that was started last.
 
     `fingerprint` is of the finished backups before it began, and `inputs` the hash of what decided then whether
-    the repository could be opened; both empty: not known.
+    the repository could be opened.
     """
 
     name: str
     uid: str
     created: Time
-    fingerprint: str = ""
-    inputs: str = ""
+    fingerprint: str | None = None
+    inputs: str | None = None
 
 
-class MaintenanceRecord(WireModel, omit_defaults=True):
+class MaintenanceRecord(SparseModel, omit_defaults=True):
     """The facts about one repository. By default there are none: the leader has not maintained it yet.
 
     `at` is when the last run that succeeded ended, `mode` what it ran, and `seconds` how long; `at` and `last_failure`
@@ -56,8 +56,8 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
     `fingerprint` is of the finished backups when it began, `fulls_since_change` how many full ones have succeeded
     since that changed. `next_quick`, `next_full` and `full_interval_seconds` are kopia's. `foreign_at` is when another
     cluster or a person last maintained it. `memory_bytes` is the memory limit of the next attempt after one that
-    was out of memory; 0: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a change;
-    empty: none. `retry_at_frequency`: the last attempt found a wrong clock, so the next one is not soon.
+    was out of memory; None: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a
+    change. `retry_at_frequency`: the last attempt found a wrong clock, so the next one is not soon.
     `incomplete_full`: the last full maintenance did not finish, as kopia's schedule shows.
     `reported_at` is when the snapshots were last reported, and `orphans` are those that nothing refers to; None: not
     known.
@@ -67,20 +67,20 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
     at: Time | None = None
     mode: MaintenanceMode = MaintenanceMode.NONE
     seconds: float = 0.0
-    fingerprint: str = ""
+    fingerprint: str | None = None
     fulls_since_change: Int64 = 0
     last_full: Time | None = None
     next_quick: Time | None = None
     next_full: Time | None = None
-    full_interval_seconds: float = 0.0
+    full_interval_seconds: float | None = None
     foreign_at: Time | None = None
     contents: Int64 | None = None
     index_blobs: Int64 | None = None
     peak_quick_bytes: Int64 = 0
     peak_full_bytes: Int64 = 0
-    memory_bytes: Int64 = 0
+    memory_bytes: Int64 | None = None
     last_failure: Time | None = None
-    blocked_inputs: str = ""
+    blocked_inputs: str | None = None
     retry_at_frequency: bool = False
     incomplete_full: bool = False
     reported_at: Time | None = None
@@ -97,7 +97,7 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
 
 
 def after_success(
-    record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str, at: datetime
+    record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str | None, at: datetime
 ) -> MaintenanceRecord:
     """Return the record after a maintenance that ended `at` with `result`.
 
@@ -119,7 +119,7 @@ def after_success(
         contents=record.contents if result.contents is None else result.contents,
         index_blobs=record.index_blobs if result.index_blobs is None else result.index_blobs,
         last_failure=None,
-        blocked_inputs="",
+        blocked_inputs=None,
         retry_at_frequency=False,
         incomplete_full=result.incomplete_full,
     )
@@ -129,7 +129,7 @@ def after_success(
         # What has changed is still to be maintained.
         return facts
     fulls = record.fulls_since_change if fingerprint == record.fingerprint else 0
-    ran = replace(facts, fingerprint=fingerprint, fulls_since_change=fulls, memory_bytes=0)
+    ran = replace(facts, fingerprint=fingerprint, fulls_since_change=fulls, memory_bytes=None)
     if result.mode is MaintenanceMode.QUICK:
         return replace(ran, peak_quick_bytes=result.peak_bytes or record.peak_quick_bytes)
     return replace(
@@ -142,22 +142,22 @@ def after_success(
 
 
 def after_failure(
-    record: MaintenanceRecord, cause: FailureCause, *, inputs: str, limit_bytes: int, at: datetime
+    record: MaintenanceRecord, cause: FailureCause, *, inputs: str | None, limit_bytes: int | None, at: datetime
 ) -> MaintenanceRecord:
     """Return the record after a maintenance that failed.
 
     Args:
         record: the one before.
         cause: what it means for the next one.
-        inputs: the hash of what decided whether the repository could be opened; empty: not known.
-        limit_bytes: the memory limit that the attempt had; 0: none.
+        inputs: the hash of what decided whether the repository could be opened, if it is known.
+        limit_bytes: the memory limit that the attempt had; None: none, or it is not known.
         at: when it failed, by the leader's clock.
     """
     out_of_memory = cause is FailureCause.OUT_OF_MEMORY
     return replace(
         record,
         last_failure=at,
-        blocked_inputs=inputs if cause is FailureCause.NEEDS_CHANGE else "",
+        blocked_inputs=inputs if cause is FailureCause.NEEDS_CHANGE else None,
         retry_at_frequency=cause is FailureCause.CLOCK_SKEW,
         memory_bytes=2 * limit_bytes if out_of_memory and limit_bytes else record.memory_bytes,
     )

@@ -150,8 +150,8 @@ class MaintenanceView:
     last_maintenance: datetime | None = None
     entries: tuple[MaintenanceEntry, ...] = ()
     record: MaintenanceRecord = field(default_factory=MaintenanceRecord)
-    fingerprint: str = ""
-    inputs: str = ""
+    fingerprint: str | None = None
+    inputs: str | None = None
     switch: MaintenanceSwitch = MaintenanceSwitch.AUTO
     server: bool = False
     no_server_for: timedelta = _SERVER_GONE
@@ -166,7 +166,7 @@ class MaintenanceView:
     @property
     def full_interval(self) -> timedelta:
         """How often kopia's full maintenance is due."""
-        return timedelta(seconds=self.record.full_interval_seconds) or _FULL_INTERVAL
+        return timedelta(seconds=self.record.full_interval_seconds or 0) or _FULL_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def merge_history(entries: Iterable[MaintenanceEntry], new: Iterable[Maintenance
     by_start = {entry.start_timestamp: entry for entry in entries}
     for entry in new:
         if entry.result is MaintenanceOutcome.SUCCEEDED:
-            by_start[entry.start_timestamp] = replace(entry, message="")
+            by_start[entry.start_timestamp] = replace(entry, message=None)
         else:
             by_start[entry.start_timestamp] = replace(entry, complete_timestamp=None)
     # One without a start is of no use to anybody.
@@ -394,9 +394,9 @@ def decide_memory(record: MaintenanceRecord, *, may_be_full: bool, most_bytes: i
     request = _request_bytes(record.peak_quick_bytes, _FIRST_QUICK_BYTES)
     if may_be_full:
         request = max(request, _request_bytes(record.peak_full_bytes, _FIRST_FULL_BYTES))
-    limit = max(2 * request, record.memory_bytes)
-    limit = min(limit, most_bytes)
-    return Memory(min(max(request, limit // 2), limit), limit, too_small=record.memory_bytes > most_bytes)
+    wanted = record.memory_bytes or 0
+    limit = min(max(2 * request, wanted), most_bytes)
+    return Memory(min(max(request, limit // 2), limit), limit, too_small=wanted > most_bytes)
 
 
 def _request_bytes(peak_bytes: int, first_bytes: int) -> int:

@@ -84,7 +84,7 @@ class DataPathSteps(StepBase):
         mover = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name}"
         if case.view.cancel is not CancelState.NONE:
             return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {mover} was lost")
-        cause = explain_loss(case.departed) if case.departed is not None else ""
+        cause = case.departed and explain_loss(case.departed)
         message = f"{mover} was lost on node {self._site.node} without a result" + (f": {cause}" if cause else "")
         return await self._end(case, Phase.FAILED, f"{message}{_not_retried(case)}")
 
@@ -207,7 +207,7 @@ class AttemptSteps(StepBase):
             return await self._end(case, Phase.FAILED, f"{ending.message}; not retried: {why}")
         await self._tools.logs.copy(cr, case.pod)
         pod = case.pod or case.departed
-        node = (pod_node(pod) if pod is not None else "") or self._site.node
+        node = (pod and pod_node(pod)) or self._site.node
         uptime = None if ending.terminated else self._tools.uptime()
         interruption = build_interruption(ending, node=node, at=self._tools.api_time(), uptime=uptime)
         rules = self._tools.retry_rules(cr)
@@ -271,8 +271,8 @@ class AttemptSteps(StepBase):
         await tools.events.record(stored, "Retried", message)
         return None
 
-    async def _find_obstacle(self, case: Case) -> str:
-        """Return why another attempt would be of no use, whatever the limits are; empty: it may be."""
+    async def _find_obstacle(self, case: Case) -> str | None:
+        """Return why another attempt would be of no use, whatever the limits are; None: it may be."""
         if case.kind.spec.bound_to_node:
             try:
                 await case.kind.confirm_volume(case.cr)
@@ -288,7 +288,7 @@ def _explain_fence(case: Case, pending: Pending) -> Pending:
     if last is None or not writes or pending.reason != PendingReason.CLEANING_UP:
         return pending
     message = f"{pending.message}; until it is gone, its data mover may write"
-    if last.cause is InterruptionCause.NODE_LOST:
+    if last.cause is InterruptionCause.NODE_LOST and last.node is not None:
         message += f": delete Node {last.node} or taint it {_OUT_OF_SERVICE} once the machine is off"
     return Pending(PendingReason.FENCING, message, blocked=True)
 

@@ -165,7 +165,7 @@ class ExposeSteps(StepBase):
 
     async def hand_over(self, case: Case) -> Requeue | None:
         """Name the agent that works on the transfer as the owning one, and leave it alone."""
-        node = case.cr.status.node
+        node = case.cr.status.node or ""
         self._pending.forget(case.cr.uid)
         change = Change(labels={NODE_LABEL: label_value(node)})
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
@@ -222,19 +222,19 @@ class ExposeSteps(StepBase):
     async def _report_not_taken_over(self, case: Case, exposed: Exposed) -> None:
         """Report a mover pod on another node whose agent has not taken over the transfer."""
         node = pod_node(exposed.pod)
-        if node in {"", self._site.node}:
+        if node in {None, self._site.node}:
             await self._clear_pending(case)
             return
         place = f"{case.cr.metadata.namespace}/{case.cr.name}"
         message = f"data mover pod {place} is on node {node}, whose node agent has not taken it over yet"
         await self._report_pending(case, Pending(PendingReason.NOT_TAKEN_OVER, message))
 
-    def _overdue(self, case: Case, pending: Pending) -> str:
-        """Return why the transfer fails if one operation timed out; empty if it has not."""
+    def _overdue(self, case: Case, pending: Pending) -> str | None:
+        """Return why the transfer fails if one operation timed out; None if it has not."""
         timeout = pending.timeout or self._operation_timeout(case)
         uid, operation = case.cr.uid, pending.operation
         if not operation or self._pending.operation_seconds(uid, operation) < timeout.total_seconds():
-            return ""
+            return None
         return f"timed out after {format_duration(timeout)}: {pending.message}"
 
     async def _record_loss(self, case: Case) -> bool:

@@ -97,19 +97,19 @@ class Durations:
         self._silent.forget(uid)
 
 
-def _preparation(cr: Transfer) -> str:
-    """Return what the prepare timeout applies to: the first mover pod, or a replacement; empty for nothing.
+def _preparation(cr: Transfer) -> str | None:
+    """Return what the prepare timeout applies to: the first mover pod, or a replacement; None for nothing.
 
     A transfer may be pending for a slot or for a copy without limit; a lost mover pod must be replaced
     in the same time as the first one had.
     """
     if cr.phase is Phase.ACCEPTED:
         # The transfer that has the copy may take hours; the leader mostly keeps others New until then.
-        return "" if cr.pending_reason == PendingReason.COPY_IN_USE else "first mover pod"
+        return None if cr.pending_reason == PendingReason.COPY_IN_USE else "first mover pod"
     if cr.stage is AttemptStage.EXPOSING:
-        return "" if cr.pending_reason == PendingReason.WAITING_FOR_SLOT else f"attempt {cr.attempts.number}"
+        return None if cr.pending_reason == PendingReason.WAITING_FOR_SLOT else f"attempt {cr.attempts.number}"
     loss = read_loss(cr) if cr.phase is Phase.PREPARED else None
-    return f"replacement since {loss.since}" if loss is not None and not loss.replaced else ""
+    return f"replacement since {loss.since}" if loss is not None and not loss.replaced else None
 
 
 class CancelState(Enum):
@@ -293,13 +293,13 @@ ReadCurrent = Callable[[TransferKey], UncheckedObject | None]
 class Site:
     """Where this agent runs: its node, the node's OS and the namespace of the transfers.
 
-    `host_pods` is the kubelet's pods directory, as the agent has it mounted; empty: it has not.
+    `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
     """
 
     node: str
     namespace: str
     os: str = "linux"
-    host_pods: str = ""
+    host_pods: str | None = None
 
     @property
     def label(self) -> str:
@@ -338,7 +338,7 @@ class Case:
     view: View
     departed: Pod | None = None
     ending: Ending | None = None
-    refused: str = ""
+    refused: str | None = None
     delay_seconds: float = 0.0
 
     @property
@@ -415,8 +415,8 @@ def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> Ending | 
     return find_interruption(pod, departed) if view.pod in ends else None
 
 
-def _refuse(seen: Observation, ending: Ending | None) -> str:
-    """Return why there is no further attempt; empty: there may be one."""
+def _refuse(seen: Observation, ending: Ending | None) -> str | None:
+    """Return why there is no further attempt; None: there may be one."""
     if ending is not None:
         return refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
     return explain_deadline(seen.rules, age_seconds=seen.age_seconds)
@@ -446,7 +446,7 @@ def _own(pod: Pod | None, cr: Transfer) -> Pod | None:
 
 
 def _state_of(pod: Pod | None, cr: Transfer, site: Site) -> PodState:
-    elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
+    elsewhere = pod is not None and pod_node(pod) not in {None, site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
     return PodState.PENDING if elsewhere and cr.preparing else pod_state(pod)
 
@@ -456,6 +456,6 @@ def _is_taken(pod: Pod | None, cr: Transfer, site: Site) -> bool:
 
     That is one of Velero's on the pod's node. A result that the agent of a lost node has left is this agent's to read.
     """
-    if not is_owned(cr, site) or cr.interrupted or cr.status.node in {"", site.node}:
+    if not is_owned(cr, site) or cr.interrupted or cr.status.node in {None, site.node}:
         return False
     return cr.phase is Phase.PREPARED or (cr.phase in RUNNING_PHASES and (pod is None or not has_ended(pod)))

@@ -22,12 +22,12 @@ _MOST_TEXTS: Final = 100
 
 @dataclass
 class MoverPending:
-    """What the mover of one transfer is pending for; `text` is empty while it is not.
+    """What the mover of one transfer is pending for; `text` is None while it is not.
 
     `reported` has the last texts: only they are removed from a status, never another message.
     """
 
-    text: str = ""
+    text: str | None = None
     reported: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_TEXTS))
     at: str = ""
 
@@ -41,16 +41,16 @@ class MoverPending:
         if reason not in {DataPathReason.WAITING, DataPathReason.READY} or at < self.at:
             return
         self.at = at
-        self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else ""
+        self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else None
         if self.text and self.text not in self.reported:
             self.reported.append(self.text)
 
     def observe_progress(self, message: ProgressMessage) -> None:
         """Take in the progress of the mover: while data moves, it is not pending."""
         if message.done_bytes or message.total_bytes:
-            self.text = ""
+            self.text = None
 
-    def correct(self, shown: str) -> str | None:
+    def correct(self, shown: str | None) -> str | None:
         """Return the message that has to replace `shown` in the status; None if nothing is to be written."""
         if self.text:
             return self.text if shown != self.text else None

@@ -321,9 +321,10 @@ class ProgressFollower:
                             if selection.label_selector:
                                 self._forget_unknown(but=named)
                         elif change.kind is not ChangeKind.MALFORMED:
-                            uid = _owner_uid(change)
+                            if (uid := _owner_uid(change)) is None:
+                                continue
                             named |= set() if listed is None else {uid}
-                            if self._take_change(change):
+                            if self._take_change(uid, change):
                                 self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
                 _log.warning("cannot watch progress, will retry: %s", e)
@@ -340,9 +341,8 @@ class ProgressFollower:
         for uid in [uid for uid, reading in self._readings.items() if reading.unknown and uid not in but]:
             del self._readings[uid]
 
-    def _take_change(self, change: WatchChange[Event]) -> bool:
+    def _take_change(self, uid: str, change: WatchChange[Event]) -> bool:
         """Take in what a watch delivers; return whether the status of its transfer may have to change."""
-        uid = _owner_uid(change)
         if change.kind in _CHANGED:
             return self._take(uid, change.obj)
         reading = self._readings.get(uid)
@@ -439,7 +439,7 @@ class ProgressFollower:
         status: JsonDict = {} if progress is None else {"progress": progress.to_wire()}
         if message is not None:
             status["message"] = message or None
-        reason = PendingReason.DATA_MOVER_WAITING if message else ""
+        reason = PendingReason.DATA_MOVER_WAITING if message else None
         try:
             await self._status.annotate(kind, cr, Change(status, annotations=marks, reason=reason))
         except KubeError as e:
@@ -457,6 +457,6 @@ def _start_marks(cr: Transfer, message: ProgressMessage) -> dict[str, str | None
     return {ATTEMPTS_ANNOTATION: cr.attempts.with_start(message.snapshot_started).to_json()}
 
 
-def _owner_uid(change: WatchChange[Event]) -> str:
-    """Return the UID of the object that an Event is about; empty if it names none."""
-    return str((change.obj.get("involvedObject") or {}).get("uid", ""))
+def _owner_uid(change: WatchChange[Event]) -> str | None:
+    """Return the UID of the object that an Event is about; None if it names none."""
+    return (change.obj.get("involvedObject") or {}).get("uid") or None

@@ -114,19 +114,21 @@ def _identity(key: TransferKey) -> dict[str, object]:
     return fields(kind=key[0], namespace=key[1], name=key[2])
 
 
-def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str) -> Pod | None:
+def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str | None) -> Pod | None:
     """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
 
     Args:
         pod: the mover pod of a transfer of `kind`.
         kind: parses the result.
-        host_pods: the kubelet's pods directory, as the agent has it mounted; empty: it has not.
+        host_pods: the kubelet's pods directory, as the agent has it mounted; None: it has not.
     """
     mover = mover_status(pod)
     # A mover of Velero may have more to do, and a pod that is being deleted may have been interrupted.
     if not host_pods or not mover or pod_state(pod) is not PodState.RUNNING or not is_own(pod):
         return None
     message = read_termination_message(host_pods, pod["metadata"]["uid"], mover["name"])
+    if message is None:
+        return None
     try:
         kind.parse_result(message)
     except ResultError:
@@ -201,8 +203,8 @@ class Steps:
         _log.debug("next step: %s", action.name, extra={**_identity(case.key), "uid": case.cr.uid})
         return await self._by_action[action](case)
 
-    def pending_message(self, uid: str) -> str:
-        """Return why the transfer or its cleanup is pending, reported or not; empty if it is not known to be."""
+    def pending_message(self, uid: str) -> str | None:
+        """Return why the transfer or its cleanup is pending, reported or not; None if it is not known to be."""
         return self._pending.message(uid)
 
     def forget(self, uid: str) -> None:
@@ -269,8 +271,8 @@ class Reconciler:
                     "phase": str(cr.phase),
                     "attempt": cr.attempts.number,
                     "attemptStage": str(cr.stage or ""),
-                    "message": cr.status.message,
-                    "pendingMessage": self._steps.pending_message(cr.uid),
+                    "message": cr.status.message or "",
+                    "pendingMessage": self._steps.pending_message(cr.uid) or "",
                     "progress": cr.status.progress.to_wire(),
                 }
                 for cr in transfers

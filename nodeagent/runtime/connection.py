@@ -146,10 +146,10 @@ _ATTEMPTS: Final = 2
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """How the cluster is reached; `namespace` is empty for the kubeconfig's, then `DEFAULT_NAMESPACE`."""
+    """How the cluster is reached; a `namespace` of "": the kubeconfig's, then `DEFAULT_NAMESPACE`."""
 
     kubeconfig: str | None = None
-    kubecontext: str = ""
+    kubecontext: str | None = None
     namespace: str = ""
 
 

@@ -108,12 +108,12 @@ class Informer(Generic[_T]):
                 on_rejected(e)
             await self._clock.sleep(_REJECTED_PAUSE_SECONDS)
 
-    def explain_outage(self) -> str:
-        """Return why the cache has been outdated for long; empty if it is current, or may be soon."""
+    def explain_outage(self) -> str | None:
+        """Return why the cache has been outdated for long; None if it is current, or may be soon."""
         seconds, error = self._state.closed_seconds, self._state.error
         rejected = error is not None and not isinstance(error, ServerError | ThrottledError)
         if seconds < (_REJECTED_SECONDS if rejected else _UNANSWERED_SECONDS):
-            return ""
+            return None
         answer = "no answer" if error is None or not error.status else f"{error.status} {error.reason}".strip()
         return f"no watch for {seconds:.0f} s: {answer}"
 

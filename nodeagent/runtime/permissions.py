@@ -36,16 +36,16 @@ class Scope(StrEnum):
 class Permission:
     """Verbs on one resource; `names`, if not empty, limits them to single objects.
 
-    `without` is what the agent cannot do without the permission, if it starts nevertheless; empty: it does not start.
+    `without` is what the agent cannot do without the permission, if it starts nevertheless; None: it does not start.
     """
 
     scope: Scope
     resource: kube.Resource
     verbs: tuple[str, ...]
     reason: str
-    subresource: str = ""
+    subresource: str | None = None
     names: tuple[str, ...] = ()
-    without: str = ""
+    without: str | None = None
 
     @property
     def path(self) -> str:
@@ -54,7 +54,7 @@ class Permission:
 
     @property
     def only(self) -> str:
-        """The single objects that it is limited to, as text; empty: all."""
+        """The single objects that it is limited to, as the end of a text."""
         return f" (only {', '.join(self.names)})" if self.names else ""
 
     @property
@@ -331,12 +331,14 @@ COPY_PERMISSIONS: Final = (
 
 
 def agent_permissions(
-    config_map: str = "", repository_config_map: str = "", maintenance_config_map: str = ""
+    config_map: str | None = None,
+    repository_config_map: str | None = None,
+    maintenance_config_map: str | None = None,
 ) -> tuple[Permission, ...]:
     """Return the permissions of the agent, each with its reason.
 
     Args:
-        config_map: the ConfigMap with the configuration; empty: none is named.
+        config_map: the ConfigMap with the configuration, if one is named.
         repository_config_map: the one with the configuration of new backup repositories.
         maintenance_config_map: the one with the configuration of maintenance Jobs.
     """

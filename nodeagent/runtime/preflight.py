@@ -114,13 +114,13 @@ async def missing_permissions(
     rules = {scope: await _read_rules(client, place) for scope, place in places.items()}
     gate = asyncio.Semaphore(_AT_A_TIME)
 
-    async def lacks(permission: Permission, verb: str, name: str) -> str:
+    async def lacks(permission: Permission, verb: str, name: str) -> str | None:
         if any(rule.allows(permission, verb, name) for rule in rules.get(permission.scope, ())):
-            return ""
+            return None
         async with gate:
-            return "" if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
+            return None if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
 
-    reviews: dict[Permission, list[asyncio.Task[str]]] = {}
+    reviews: dict[Permission, list[asyncio.Task[str | None]]] = {}
     try:
         async with asyncio.TaskGroup() as group:
             for permission in permissions:
@@ -249,21 +249,21 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
             _log.warning("no permission to %s: %s", text, permission.without)
 
 
-async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory: str) -> None:
+async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory: str | None) -> None:
     """Check that `directory` is the kubelet's pods directory; warn where the agent has none, or cannot read it.
 
     Args:
         client: lists pods.
         clock: measures the pauses between reads, while pods start and end.
         node: the agent's node.
-        directory: where the agent has the volume `host-pods` mounted; empty: nowhere.
+        directory: where the agent has the volume `host-pods` mounted; None: nowhere.
 
     Raises:
         ConfigError: it lacks the directories of Running pods; the message is one line.
 
     Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go (validatePodVolumesHostPath).
     """
-    if not directory:
+    if directory is None:
         what = "PodVolumeBackups and PodVolumeRestores will fail"
         _log.warning("the DaemonSet does not mount the volume host-pods: %s", what)
         return

@@ -88,13 +88,10 @@ class Settings:
     """The settings of `nodeagent serve`.
 
     Attributes:
-        namespace: empty if neither flag nor environment names one; then the kubeconfig's
-            namespace counts, else `DEFAULT_NAMESPACE`.
-        kubecontext: empty for the kubeconfig's current context.
-        config_map_name: empty if no ConfigMap is named; so are `backup_repository_config_map` and
-            `maintenance_config_map`.
+        namespace: None: the kubeconfig's namespace counts, else `DEFAULT_NAMESPACE`.
+        kubecontext: None: the kubeconfig's current context.
         maintenance_frequency: `spec.maintenanceFrequency` of repositories that have none; not positive: 1 hour.
-        mover_service_account: the account of mover pods; empty: the agent's own.
+        mover_service_account: the account of mover pods; None: the agent's own.
         prepare_timeout: from Accepted to Prepared. Default: Velero's; so is the default of
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
         node_gone_after: how long a node may be not Ready before its transfers are Failed.
@@ -106,13 +103,13 @@ class Settings:
     """
 
     node_name: str
-    namespace: str = ""
+    namespace: str | None = None
     kubeconfig: str | None = None
-    kubecontext: str = ""
-    config_map_name: str = ""
-    backup_repository_config_map: str = ""
-    maintenance_config_map: str = ""
-    mover_service_account: str = ""
+    kubecontext: str | None = None
+    config_map_name: str | None = None
+    backup_repository_config_map: str | None = None
+    maintenance_config_map: str | None = None
+    mover_service_account: str | None = None
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
@@ -254,13 +251,13 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     names = frozenset(arguments.datamover or ["velero"])
     return Settings(
         node_name=node_name_from(arguments.node_name, environ, kubeconfig=kubeconfig),
-        namespace=arguments.namespace or environ.get("VELERO_NAMESPACE", ""),
+        namespace=arguments.namespace or environ.get("VELERO_NAMESPACE") or None,
         kubeconfig=kubeconfig,
-        kubecontext=arguments.kubecontext,
-        config_map_name=arguments.node_agent_configmap,
-        backup_repository_config_map=arguments.backup_repository_configmap,
-        maintenance_config_map=arguments.repo_maintenance_job_configmap,
-        mover_service_account=arguments.mover_service_account,
+        kubecontext=arguments.kubecontext or None,
+        config_map_name=arguments.node_agent_configmap or None,
+        backup_repository_config_map=arguments.backup_repository_configmap or None,
+        maintenance_config_map=arguments.repo_maintenance_job_configmap or None,
+        mover_service_account=arguments.mover_service_account or None,
         prepare_timeout=arguments.data_mover_prepare_timeout,
         resource_timeout=arguments.resource_timeout,
         node_gone_after=arguments.node_gone_after,

@@ -142,19 +142,19 @@ class _LibraryEndpoint:
         return agent | {"Authorization": token.strip()} if token else agent
 
 
-def _proxy_of_environment(url: str) -> str:
-    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for `url`, or an empty string."""
+def _proxy_of_environment(url: str) -> str | None:
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for `url`, or None."""
     parts = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.hostname):
-        return ""
-    return getproxies().get(parts.scheme, "")
+        return None
+    return getproxies().get(parts.scheme)
 
 
-async def load_transport(kubeconfig: str | None, context: str = "") -> tuple[HttpTransport, str]:
+async def load_transport(kubeconfig: str | None, context: str | None = None) -> tuple[HttpTransport, str | None]:
     """Return the transport to the API server, and the namespace of the kubeconfig's context, if any.
 
     Without `kubeconfig` a pod uses its ServiceAccount; outside of a pod, $KUBECONFIG and then
-    ~/.kube/config apply, as for kubectl. `context` is the name of a context in it; empty: the current one.
+    ~/.kube/config apply, as for kubectl. `context` is the name of a context in it; None: the current one.
 
     Raises:
         ConfigError: no usable configuration; the message names what was tried.
@@ -171,19 +171,19 @@ async def load_transport(kubeconfig: str | None, context: str = "") -> tuple[Htt
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library has no types
         except (ConfigException, OSError) as e:
             raise ConfigError(f"cannot use the pod's ServiceAccount: {e}") from e
-        return HttpTransport(_LibraryEndpoint(configuration)), ""
+        return HttpTransport(_LibraryEndpoint(configuration)), None
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
     try:
         loader = await load_kube_config(
-            config_file=where, context=context or None, client_configuration=configuration, persist_config=False
+            config_file=where, context=context, client_configuration=configuration, persist_config=False
         )
     # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
         raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
     used: JsonDict = loader.current_context or {}
-    namespace: str = used.get("context", {}).get("namespace") or ""
+    namespace: str | None = used.get("context", {}).get("namespace") or None
     return HttpTransport(_LibraryEndpoint(configuration)), namespace
 
 

@@ -160,13 +160,13 @@ def may_take_over(pod: Pod) -> bool:
     return is_mover and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
-def pod_node(pod: Pod) -> str:
-    """Return the node of `pod`; empty before it is scheduled."""
-    return str((pod.get("spec") or {}).get("nodeName", ""))
+def pod_node(pod: Pod) -> str | None:
+    """Return the node of `pod`; None before it is scheduled."""
+    return (pod.get("spec") or {}).get("nodeName") or None
 
 
-def explain_loss(pod: Pod) -> str:
-    """Return why `pod` was lost, as far as its status shows; empty if it does not."""
+def explain_loss(pod: Pod) -> str | None:
+    """Return why `pod` was lost, as far as its status shows; None if it does not."""
     status = pod.get("status") or {}
     disruption = disruption_of(status)
     reason = status.get("reason") or disruption.get("reason") or ""
@@ -174,18 +174,18 @@ def explain_loss(pod: Pod) -> str:
     end = parse_pod_end(pod)
     if not reason and not message and end is not None and end.exit_code is not None:
         return explain_exit(end)
-    return ": ".join(part for part in (reason, message) if part)
+    return ": ".join(part for part in (reason, message) if part) or None
 
 
-def rejection_reason(pod: Pod) -> str:
-    """Return the kubelet's reason for not admitting `pod`, such as `OutOfcpu`; empty if it was lost in another way.
+def rejection_reason(pod: Pod) -> str | None:
+    """Return the kubelet's reason for not admitting `pod`, such as `OutOfcpu`; None if it was lost in another way.
 
     Source: Kubernetes v1.34, pkg/kubelet/lifecycle/predicate.go and rejectPod in pkg/kubelet/kubelet.go; a pod
     that was admitted before has a condition if it is evicted, preempted or garbage-collected.
     """
     status, end = pod.get("status") or {}, parse_pod_end(pod)
     admitted = end is None or end.exit_code is not None or status.get("phase") != "Failed"
-    return "" if admitted or disruption_of(status) else str(status.get("reason") or "")
+    return None if admitted or disruption_of(status) else status.get("reason") or None
 
 
 def was_killed(pod: Pod) -> bool:
@@ -208,7 +208,7 @@ def trim_pod(pod: Pod) -> Pod:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {key: meta[key] for key in _IDENTITY if key in meta},
-        "spec": {"nodeName": pod_node(pod), **containers},
+        "spec": {"nodeName": pod_node(pod) or "", **containers},
         "status": {key: status[key] for key in _STATE if key in status},
     }
     return cast("Pod", trimmed)
@@ -358,13 +358,13 @@ class LostPod:
     """A pod that was lost: its UID and the known cause.
 
     `killed`: by a signal, without a known reason. `rejected` is the reason for which the kubelet of its
-    node did not admit it; empty if it did.
+    node did not admit it; None if it did.
     """
 
-    uid: str = ""
-    why: str = ""
+    uid: str | None = None
+    why: str | None = None
     killed: bool = False
-    rejected: str = ""
+    rejected: str | None = None
 
 
 _Number = Annotated[int, Meta(ge=0, le=2**31)]
@@ -375,7 +375,7 @@ class MoverLoss(WireModel):
 
     `killed` counts those by a signal without a known reason, `rejected` those that the kubelet did not admit,
     for as long as the node may be full. `replaced`: another pod started after
-    the last loss. `pod` is the UID of the last lost pod, empty if it no longer existed; `why` is
+    the last loss. `pod` is the UID of the last lost pod, None if it no longer existed; `why` is
     the cause in its status. Both times are for people: timeouts are measured without them.
     """
 
@@ -394,14 +394,12 @@ class MoverLoss(WireModel):
         return min(_FIRST_PAUSE * (1 << min(max(self.times - 1, 0), _DOUBLINGS)), _LONGEST_PAUSE)
 
     @property
-    def failure(self) -> str:
-        """Why no other pod is to be created; empty while one may be."""
+    def failure(self) -> str | None:
+        """Why no other pod is to be created; None while one may be."""
+        why, lost = f": {self.why}" if self.why else "", self.times - self.rejected
         if self.killed >= _MOST_KILLS:
-            return f"was killed {self.killed} times before its data path started: {self.why}"
-        lost = self.times - self.rejected
-        if lost >= _MOST_LOSSES:
-            return f"was lost {lost} times before its data path started" + (f": {self.why}" if self.why else "")
-        return ""
+            return f"was killed {self.killed} times before its data path started{why}"
+        return f"was lost {lost} times before its data path started{why}" if lost >= _MOST_LOSSES else None
 
     def with_replacement(self) -> Self:
         """Return the same losses with the last pod replaced."""
@@ -417,8 +415,8 @@ def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLo
     """Return `before` with the loss of that pod; unchanged if it was counted before."""
     if before is None:
         killed, rejected = int(pod.killed), int(bool(pod.rejected))
-        return MoverLoss(since=now, last=now, killed=killed, rejected=rejected, pod=pod.uid, why=pod.why)
-    counted = before.pod == pod.uid if pod.uid else not before.replaced
+        return MoverLoss(since=now, last=now, killed=killed, rejected=rejected, pod=pod.uid or "", why=pod.why or "")
+    counted = before.pod == pod.uid if pod.uid is not None else not before.replaced
     if counted:
         return before
     return MoverLoss(
@@ -427,6 +425,6 @@ def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLo
         times=before.times + 1,
         killed=before.killed + int(pod.killed),
         rejected=before.rejected + int(bool(pod.rejected)),
-        pod=pod.uid,
-        why=pod.why,
+        pod=pod.uid or "",
+        why=pod.why or "",
     )

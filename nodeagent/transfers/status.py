@@ -152,7 +152,7 @@ class Change:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     finalizers: list[str] | None = None
-    reason: str = ""
+    reason: str | None = None
     spec: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -247,7 +247,7 @@ class StatusWriter:
         cr: Transfer,
         *,
         message: str | None = None,
-        reason: str = "",
+        reason: str | None = None,
         progress: Progress | None = None,
     ) -> Transfer:
         """Write why `cr` is pending, or its progress, and return it as stored.
@@ -358,7 +358,7 @@ class Announcement:
 
 
 def announce_next(
-    cr: Transfer, interruption: Interruption, rules: RetryRules, *, restores: bool, label: str = ""
+    cr: Transfer, interruption: Interruption, rules: RetryRules, *, restores: bool, label: str | None = None
 ) -> Announcement:
     """Return the announcement that an attempt of `cr` was interrupted, and when the next one begins.
 
@@ -367,7 +367,7 @@ def announce_next(
         interruption: how its attempt ended.
         rules: the limits of retries.
         restores: whether it writes to its volume.
-        label: the node label of the agent that continues with it; empty: the one that it has.
+        label: the node label of the agent that continues with it; None: the one that it has.
     """
     attempts = cr.attempts.interrupt(interruption)
     seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
@@ -441,8 +441,8 @@ Source: Velero v1.18, pkg/apis/velero/v1/backup_types.go.
 """
 
 
-async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str:
-    """Return why `cr` gets no other attempt because of its owner; empty: there may be one.
+async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str | None:
+    """Return why `cr` gets no other attempt because of its owner; None: there may be one.
 
     That is a PodVolumeBackup whose owning Backup is gone or final: Velero's server no longer waits for it, and does not
     use its result. The data of any other transfer is of use also then, or the server sets `spec.cancel`.
@@ -451,7 +451,7 @@ async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str:
         KubeError: the Backup could not be read, for another reason than a missing permission.
     """
     if not isinstance(cr, PodVolumeBackup):
-        return ""
+        return None
     namespace, group = cr.metadata.namespace, f"{BACKUPS.group}/"
     for owner in cr.metadata.owner_references:
         if owner.kind != BACKUPS.kind or not owner.api_version.startswith(group):
@@ -460,14 +460,14 @@ async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str:
             raw = await client.read(BACKUPS, namespace, owner.name)
         except ForbiddenError as e:
             _log.warning("transfer is retried whatever has become of its Backup: %s", e, extra=fields(uid=cr.uid))
-            return ""
+            return None
         if raw is None or raw["metadata"]["uid"] != owner.uid:
             return f"Backup {namespace}/{owner.name} no longer exists"
         if (phase := _phase(raw.get("status"))) in _FINAL:
             return f"Backup {namespace}/{owner.name} is {phase}"
-    return ""
+    return None
 
 
 def _phase(status: object) -> str:
-    """Return the phase in a Backup's `status`; empty where there is none."""
+    """Return the phase in a Backup's `status`, as text whatever it is."""
     return str(status.get("phase") or "") if isinstance(status, dict) else ""

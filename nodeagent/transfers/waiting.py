@@ -223,13 +223,13 @@ class PendingRecords:
         """Return whether `reason` is what was reported last."""
         return self._of(uid).reported.reason == reason
 
-    def reported_message(self, uid: str) -> str:
-        """Return the message that was reported last; empty where there is none."""
-        return self._of(uid).reported.message
+    def reported_message(self, uid: str) -> str | None:
+        """Return the message that was reported last; None where there is none."""
+        return self._of(uid).reported.message or None
 
-    def reason(self, uid: str) -> str:
-        """Return the reason why the transfer is pending, reported or not; empty where it is unknown."""
-        return self._of(uid).current.reason
+    def reason(self, uid: str) -> str | None:
+        """Return the reason why the transfer is pending, reported or not; None where it is unknown."""
+        return self._of(uid).current.reason or None
 
     def message(self, uid: str) -> str:
         """Return the message that goes with `reason`."""
@@ -316,8 +316,8 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     return None if cause is None else Ending(cause, _explain(last, end, cause), _has_exited(last))
 
 
-def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str:
-    """Return why there is no attempt after `attempts`, the last one ended for `cause`; empty if there may be one.
+def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str | None:
+    """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one.
 
     Args:
         rules: of the transfer's kind.
@@ -334,10 +334,10 @@ def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, 
     return explain_deadline(rules, age_seconds=age_seconds)
 
 
-def explain_deadline(rules: RetryRules, *, age_seconds: float) -> str:
-    """Return why a transfer of that age is too old for an attempt that has not begun; empty if it is not."""
+def explain_deadline(rules: RetryRules, *, age_seconds: float) -> str | None:
+    """Return why a transfer of that age is too old for an attempt that has not begun; None if it is not."""
     if rules.deadline is None or age_seconds < rules.deadline.total_seconds():
-        return ""
+        return None
     return f"older than {format_duration(rules.deadline)} (deadline)"
 
 
@@ -356,8 +356,8 @@ def fence_seconds(attempts: Attempts, restores: bool) -> float:  # noqa: FBT001 
     return FENCE_SECONDS if restores and last is not None and not last.terminated else 0.0
 
 
-def fence_refusal(ending: Ending, pod: Pod | None) -> str:
-    """Return why no attempt may follow on one that wrote to its volume and ended so; empty: one may.
+def fence_refusal(ending: Ending, pod: Pod | None) -> str | None:
+    """Return why no attempt may follow on one that wrote to its volume and ended so; None: one may.
 
     Movers that know no attempts, of Velero or of older versions, do not end themselves when they are cut off. A pod
     that is not known any more was deleted from the API, and the kubelet does that after its containers have ended;
@@ -368,7 +368,7 @@ def fence_refusal(ending: Ending, pod: Pod | None) -> str:
         pod: its mover pod, or the last version of it, a v1 Pod as JSON dict; None: it is not known.
     """
     if ending.terminated or pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
-        return ""
+        return None
     return "its data mover, of Velero or of an older version, may still write to the volume"
 
 
@@ -413,14 +413,14 @@ def _disruption_cause(pod: Pod) -> InterruptionCause | None:
     known = [_DISRUPTIONS[reason] for reason in reasons if reason in _DISRUPTIONS]
     if known:
         return known[0]
-    if rejection_reason(pod) not in {"", "Evicted"}:
+    if rejection_reason(pod) not in {None, "Evicted"}:
         return InterruptionCause.REJECTED
     return InterruptionCause.EVICTED if any(reasons) or disruption_of(pod.get("status") or {}) else None
 
 
-def _container_reason(pod: Pod) -> str:
-    """Return the reason of the mover's terminated container; empty if there is none."""
-    return (mover_end(pod) or {}).get("reason", "")
+def _container_reason(pod: Pod) -> str | None:
+    """Return the reason of the mover's terminated container; None if there is none."""
+    return (mover_end(pod) or {}).get("reason")
 
 
 def _has_exited(pod: Pod) -> bool:

@@ -31,7 +31,7 @@ def test_the_arguments_are_those_of_serve(container: dict[str, Any], words: list
 @pytest.mark.parametrize("name", ["plain", "all-flags", "no-host-path"])
 def test_a_daemonset_of_velero_has_settings(name: str) -> None:
     daemonset = yaml.safe_load((_VELERO / f"daemonset-{name}.yaml").read_text())
-    assert parse_serve(serve_words(daemonset)).namespace == ""
+    assert parse_serve(serve_words(daemonset)).namespace is None
 
 
 @pytest.mark.parametrize("spec", [{}, {"containers": []}, {"containers": [{"args": ["sleep"]}]}], ids=str)

@@ -180,7 +180,7 @@ async def test_the_page_about_one_repository_has_what_its_objects_say() -> None:
     one = await scene.reader.describe(NAME)
     assert (one.created_here, one.location_phase, one.last_mode) == (True, "Available", "quick")
     assert (one.peak_quick_bytes, one.memory_request, one.memory_limit) == (2**27, "167Mi", "333Mi")
-    assert [entry.message for entry in one.history] == ["", "no space"]
+    assert [entry.message for entry in one.history] == [None, "no space"]
     assert (one.running, one.last_result, one.notes) == ([], None, [])
     assert one.incomplete_full
     assert one.unreferenced == SnapshotTotal(count=2, bytes=9)

@@ -101,7 +101,7 @@ async def test_a_volume_goes_through_all_steps_and_nothing_is_left() -> None:
         "compare",
         "clean up",
     ]
-    assert report.error == ""
+    assert report.error is None
     assert report.snapshot_id == "k1"
     assert world.steps == report.steps
     assert world.left == []
@@ -163,7 +163,7 @@ async def test_volumes_that_a_policy_keeps_are_announced_and_named() -> None:
     world.put("VolumeSnapshotContent", version, "content", spec={"deletionPolicy": "Retain"})
     announced = "StorageClass fast has reclaimPolicy Retain"
     report = await world.check(plan=replace(_PLAN, retaining=(announced,)))
-    assert report.error == ""
+    assert report.error is None
     assert world.notes[0] == f"{announced}: what the test creates with it stays in the storage"
     command = "kubectl delete pv/pv-kept volumesnapshotcontent/content"
     assert world.notes[-1] == f"kept by the policy Retain, to delete by: {command}"
@@ -176,7 +176,7 @@ async def test_volumes_that_nobody_may_look_at_are_named() -> None:
     world.put("PersistentVolumeClaim", "v1", "c", namespace=_SPACE, metadata=meta, spec={"volumeName": "hidden"})
     world.kube.fail_next("GET", "/persistentvolumes/hidden", 403)
     report = await world.check(plan=replace(_PLAN, retaining=("StorageClass fast has reclaimPolicy Retain",)))
-    assert report.error == ""
+    assert report.error is None
     assert world.notes[-1] == "kept by the policy Retain, to delete by: kubectl delete pv/hidden"
 
 
@@ -210,7 +210,7 @@ async def test_what_an_earlier_check_left_is_deleted_first() -> None:
         world.put(resource.kind, resource.api_version, "old", namespace=namespace, metadata={"labels": labels}, spec={})
     world.put("Namespace", "v1", _SPACE, metadata={"labels": labels})
     report = await world.check()
-    assert report.error == ""
+    assert report.error is None
     assert world.notes == ["deleted what an earlier preflight had left"]
     assert world.left == []
 
@@ -218,7 +218,7 @@ async def test_what_an_earlier_check_left_is_deleted_first() -> None:
 async def test_a_namespace_of_the_user_stays() -> None:
     world = _World()
     world.put("Namespace", "v1", _SPACE)
-    assert (await world.check()).error == ""
+    assert (await world.check()).error is None
     assert world.left == [f"Namespace {_SPACE}"]
 
 
@@ -228,6 +228,7 @@ async def test_what_cannot_be_deleted_is_named() -> None:
     world.put("DataUpload", "velero.io/v2alpha1", "held", namespace="velero", metadata=meta, spec={})
     report = await world.check()
     assert [step.name for step in report.steps] == ["prepare", "clean up"]
+    assert report.error is not None
     assert report.error.startswith("not deleted yet: DataUpload velero/held; the next preflight deletes")
 
 

@@ -234,7 +234,7 @@ async def test_an_image_that_is_being_pulled_again_does_not_time_out() -> None:
     failed = await scene.explain_at(12.0, node="a", containerStatuses=NO_IMAGE)
 
     operations = [[found.operation for found in each if found] for each in (failing, pulling, failed)]
-    assert operations == [["image of Pod p"] * 2, ["", ""], ["image of Pod p"]]
+    assert operations == [["image of Pod p"] * 2, [None, None], ["image of Pod p"]]
     assert {found and found.message for found in (*failing, *pulling, *failed)} == {
         f"image of Pod velero/b1 is not available on node a: ImagePullBackOff: {BACK_OFF}"
     }

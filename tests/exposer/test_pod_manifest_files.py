@@ -58,7 +58,7 @@ def test_a_device_is_not_below_a_file_system_of_the_node() -> None:
 def test_an_init_pod_has_no_volume() -> None:
     built = files(volume=None)
 
-    assert (built.volume_path, built.devices) == ("", [])
+    assert (built.volume_path, built.devices) == (None, [])
     assert writable(built) == ["/scratch"]
 
 

@@ -128,7 +128,7 @@ async def test_the_kubelets_root_is_from_the_daemonset() -> None:
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:
-    scene = Scene(template=AgentTemplate("image", host_pods=""))
+    scene = Scene(template=AgentTemplate("image", host_pods=None))
     assert await scene.rejection() == (
         "pod volumes are not accessible: the node agent's DaemonSet does not mount the volume host-pods"
     )
@@ -293,7 +293,7 @@ async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued(
 def found_by(agent_node: str, host_pods: Path, kind: str) -> Scene:
     """Return a scene whose agent has that directory of pods, in which the volume is another plugin's."""
     scene = Scene(kind, agent_node=agent_node, template=AgentTemplate("image", host_pods=str(host_pods)))
-    (host_pods / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").mkdir(parents=True)
+    (host_pods / str(scene.request.workload.uid) / "volumes" / "example.com~disk" / "pv-1").mkdir(parents=True)
     return scene
 
 
@@ -315,7 +315,7 @@ async def test_the_directory_is_looked_up_by_the_agent_of_its_node(
 
 async def test_nothing_is_created_for_a_volume_without_a_directory(tmp_path: Path) -> None:
     scene = found_by("node-a", tmp_path, "podvolumerestore")
-    (tmp_path / scene.request.workload.uid / "volumes" / "example.com~disk" / "pv-1").rmdir()
+    (tmp_path / str(scene.request.workload.uid) / "volumes" / "example.com~disk" / "pv-1").rmdir()
     before = scene.world.names()
 
     with pytest.raises(ExposeError, match=r"volume fs of workload pod app3/writer is not in .*, found nothing$"):
@@ -330,7 +330,7 @@ async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_p
     await scene.remove_pod()
 
     assert "is not available" in await scene.rejection()
-    assert await scene.exposer.read_node(scene.request) == ""
+    assert await scene.exposer.read_node(scene.request) is None
     with pytest.raises(ExposeError, match="is not available"):
         await scene.exposer.ensure(scene.request, no_guard)
 
@@ -356,7 +356,7 @@ async def test_objects_of_a_finished_owner_are_deleted(ended: bool) -> None:
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 async def test_a_reference_without_uid_is_the_pod_whose_directory_the_mover_mounts(kind: str) -> None:
     scene = Scene(kind)
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
 
     exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(named, no_guard))
 
@@ -373,7 +373,7 @@ async def test_a_reference_without_uid_is_the_pod_whose_directory_the_mover_moun
 
 async def test_a_reference_without_uid_is_not_confirmed_once_its_mover_is_deleted() -> None:
     scene = Scene()
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
     with pytest.raises(ExposeError, match="cannot determine the UID of workload pod"):
         await scene.exposer.confirm(named)
 
@@ -392,7 +392,7 @@ async def test_a_reference_without_uid_is_not_confirmed_by_a_mover_of_another_di
 async def test_a_restore_is_pending_for_a_reference_without_uid() -> None:
     scene = Scene("podvolumerestore")
     await scene.remove_pod()
-    named = replace(scene.request, workload=replace(scene.request.workload, uid=""))
+    named = replace(scene.request, workload=replace(scene.request.workload, uid=None))
     assert await scene.exposer.locate(named, scene.world.client) == Pending(
         "WorkloadAbsent", "workload pod app3/writer does not exist yet"
     )

@@ -34,7 +34,7 @@ def test_exclusions_are_given_to_backups_of_the_namespaces_and_classes_that_are_
     assert not _excluding(build_pod_volume_pod(back, located, storage=StorageAccess()))
     foreign = replace(rules, annotation_namespaces=frozenset())
     assert foreign.exclude(namespace, "slow", "d") == '{"patterns":["a"]}'
-    assert ExclusionRules().exclude(namespace, "slow", "d") == ""
+    assert ExclusionRules().exclude(namespace, "slow", "d") is None
 
 
 def _excluding(pod: Manifest) -> list[str]:

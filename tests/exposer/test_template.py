@@ -91,7 +91,7 @@ def test_an_agent_without_host_pods_is_detected() -> None:
     bare = template(volumes=[])
 
     assert bare.kubelet_root == "/var/lib/kubelet"
-    assert bare.host_pods == ""
+    assert bare.host_pods is None
 
 
 def test_a_sidecar_is_not_the_agents_container() -> None:

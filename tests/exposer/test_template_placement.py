@@ -132,7 +132,7 @@ def unschedulable(placement: Placement) -> JsonDict:
 @pytest.mark.parametrize(
     ("placement", "text"),
     [
-        (Placement(), ""),
+        (Placement(), None),
         (Placement(node="n"), "metadata.name=n"),
         (Placement(avoid_nodes=("m", "n")), "metadata.name!=m, metadata.name!=n"),
         (Placement(alternatives=((requirement("a"),), (requirement("b"),))), "pool=a; or pool=b"),
@@ -147,7 +147,7 @@ def unschedulable(placement: Placement) -> JsonDict:
     ],
     ids=["any", "one", "not some", "rules", "zone and rule", "number"],
 )
-def test_an_unschedulable_pod_reports_the_required_nodes(placement: Placement, text: str) -> None:
+def test_an_unschedulable_pod_reports_the_required_nodes(placement: Placement, text: str | None) -> None:
     """The scheduler does not report the requirements: a rule and a volume's zone may contradict each other."""
     pod = unschedulable(placement)
 

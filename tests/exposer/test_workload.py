@@ -91,13 +91,13 @@ def test_a_directory_is_split_into_what_it_was_joined_from(plugin: str, name: st
 
 
 def test_another_directory_is_of_no_pod() -> None:
-    assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (("", "", ""), "")
+    assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (("", "", ""), None)
 
 
 @pytest.mark.parametrize(
     ("volume", "claim"),
-    [({"persistentVolumeClaim": {"claimName": "c"}}, "c"), ({"ephemeral": {}}, "writer-v"), ({"emptyDir": {}}, "")],
+    [({"persistentVolumeClaim": {"claimName": "c"}}, "c"), ({"ephemeral": {}}, "writer-v"), ({"emptyDir": {}}, None)],
     ids=["claim", "ephemeral", "none"],
 )
-def test_the_pvc_of_a_volume_is_found(volume: JsonDict, claim: str) -> None:
+def test_the_pvc_of_a_volume_is_found(volume: JsonDict, claim: str | None) -> None:
     assert claim_of(only(metadata={"name": "writer"}), {"name": "v"} | volume) == claim

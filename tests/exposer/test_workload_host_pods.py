@@ -131,7 +131,7 @@ def _messages(host_pods: Path) -> Path:
     return directory
 
 
-def _read(host_pods: Path) -> str:
+def _read(host_pods: Path) -> str | None:
     return read_termination_message(str(host_pods), "u-1", "mover")
 
 

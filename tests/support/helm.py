@@ -68,6 +68,10 @@ def values_of(options: InstallOptions) -> Json:
 
 def _value(option: object) -> Any:
     if is_dataclass(option) and not isinstance(option, type):
-        members = ((value_name(member.name), getattr(option, member.name)) for member in fields(option))
-        return {name: _value(member) for name, member in members if member is not None}
+        members = {member: getattr(option, member.name) for member in fields(option)}
+        # In a chart an absent text is an empty one.
+        texts = {member: "" for member, value in members.items() if value is None and member.type == str | None}
+        return {
+            value_name(member.name): _value(value) for member, value in (members | texts).items() if value is not None
+        }
     return list(option) if isinstance(option, tuple) else option

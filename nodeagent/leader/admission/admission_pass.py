@@ -69,7 +69,8 @@ class Conditions:
 
 def awaited_locations(entries: Iterable[Entry]) -> set[str]:
     """Return the backup storage locations whose answer interrupted transfers wait for."""
-    return {entry.location for entry in entries if _waits_for_location(entry) and not entry.stop}
+    waiting = (entry.location for entry in entries if _waits_for_location(entry) and not entry.stop)
+    return set(filter(None, waiting))
 
 
 def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], conditions: Conditions) -> Resumptions:
@@ -92,10 +93,10 @@ def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], condi
         node = conditions.agents.get(entry.node_label, "")
         # A canceled transfer is ended by its agent.
         usable = bool(node) and not entry.stop
-        label = nodes.place(entry) if usable else ""
+        label = nodes.place(entry) if usable else None
         if not usable:
-            message = ""
-        elif not label:
+            message = None
+        elif label is None:
             message = f"begins after another transfer's on node {node}"
         elif not held and free <= 0:
             message = f"is queued before all New transfers: prepareQueueLength ({limit}) reached"
@@ -133,19 +134,19 @@ class _Nodes:
         busy = {entry.node_label for entry in exposing if entry.reason != PendingReason.WAITING_FOR_SLOT}
         return cls(conditions, count_idle(known), busy, full)
 
-    def place(self, entry: Entry) -> str:
-        """Return the node label of the agent that can prepare the next attempt now; empty where none can.
+    def place(self, entry: Entry) -> str | None:
+        """Return the node label of the agent that can prepare the next attempt now; None where none can.
 
         What can run on any node does not wait for its own agent, which may have one that finds no place.
         """
         label = entry.node_label
         if entry.bound:
             # Only a slot of this node helps, and the one before waits for that already.
-            return "" if label in self.busy | self.full else label
+            return None if label in self.busy | self.full else label
         if label not in self.busy:
             return label
         free = self.conditions.agents.keys() - self.busy - self.conditions.passed_over
-        return choose_node({other: self.conditions.agents[other] for other in free}, self.idle) or ""
+        return choose_node({other: self.conditions.agents[other] for other in free}, self.idle)
 
 
 def _waits_for_location(entry: Entry) -> bool:

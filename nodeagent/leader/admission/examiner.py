@@ -326,7 +326,7 @@ class Examiner:
         except MalformedObjectError as e:
             return _blocked(PendingReason.OBJECT_MALFORMED, str(e))
 
-    def _check_agents(self, admission: Admission, feature: str) -> Admission:
+    def _check_agents(self, admission: Admission, feature: str | None) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
         agents, label = self.agents(), label_value(admission.node)

@@ -147,9 +147,9 @@ def _data(stored: ConfigObject | None) -> dict[str, str]:
     return (stored.get("data") or {}) if stored else {}
 
 
-def _version(stored: ConfigObject | None) -> str:
-    """Return the resourceVersion of the ledger as stored; empty if there is none."""
-    return "" if stored is None else str(stored["metadata"]["resourceVersion"])
+def _version(stored: ConfigObject | None) -> str | None:
+    """Return the resourceVersion of the ledger as stored; None if there is none."""
+    return None if stored is None else str(stored["metadata"]["resourceVersion"])
 
 
 _SHARE_PER_SLOT: Final = 2

@@ -469,7 +469,7 @@ class QueueView:
             "phases": dict(Counter(str(entry.phase) for entry in managed)),
             "queued": len(queue),
             "queue": [_describe(entry) | {"position": positions[entry.uid]} for entry in queue[:_ON_STATUS_PAGE]],
-            "pending": [_describe(entry) | {"reason": entry.reason} for entry in others[:_ON_STATUS_PAGE]],
+            "pending": [_describe(entry) | {"reason": entry.reason or ""} for entry in others[:_ON_STATUS_PAGE]],
             "interrupted": [_describe_attempt(entry) for entry in interrupted[:_ON_STATUS_PAGE]],
         }
 
@@ -500,4 +500,4 @@ def _describe(entry: Entry) -> JsonDict:
 
 
 def _describe_attempt(entry: Entry) -> JsonDict:
-    return _describe(entry) | {"stage": str(entry.stage), "nodeLabel": entry.node_label, "reason": entry.reason}
+    return _describe(entry) | {"stage": str(entry.stage), "nodeLabel": entry.node_label, "reason": entry.reason or ""}

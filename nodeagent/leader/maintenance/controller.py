@@ -43,7 +43,7 @@ __all__ = ["MaintenanceController"]
 
 _log = logging.getLogger(__name__)
 
-_TYPES: Final = frozenset({"", REPOSITORY_TYPE})
+_TYPES: Final = frozenset({None, REPOSITORY_TYPE})
 _WORKERS: Final = 4
 _FAULT_SECONDS: Final = 60.0
 

@@ -106,7 +106,7 @@ class HistoryWriter:
             record = self._take(record, job, end)
         entries = [_shorten(end.entry) for _, end in ends if end.entry is not None]
         ids = [end.result.repository_id for _, end in ends if end.result is not None and end.result.repository_id]
-        stored = await self._patch(repository, record, entries, repository_id=ids[-1] if ids else "")
+        stored = await self._patch(repository, record, entries, repository_id=ids[-1] if ids else None)
         for job, end in ends:
             await self._report(stored, job, end)
 
@@ -130,7 +130,7 @@ class HistoryWriter:
         running = record.running if known else None
         record = structs.replace(record, running=None)
         if end.entry is not None and end.entry.result is MaintenanceOutcome.FAILED:
-            inputs = running.inputs if running is not None else ""
+            inputs = running.inputs if running is not None else None
             return after_failure(record, end.cause, inputs=inputs, limit_bytes=end.limit_bytes, at=now)
         fingerprint = running.fingerprint if running is not None else record.fingerprint
         result = end.result or MaintenanceResult(mode=MaintenanceMode.NONE)
@@ -142,7 +142,7 @@ class HistoryWriter:
         record: MaintenanceRecord,
         entries: Sequence[MaintenanceEntry] = (),
         *,
-        repository_id: str = "",
+        repository_id: str | None = None,
     ) -> BackupRepository:
         """Write to a repository that has not changed; return it as stored."""
         meta, status = repository.metadata, repository.status
@@ -167,7 +167,7 @@ class HistoryWriter:
         if end.entry is None:
             if result is not None and result.held:
                 cluster.metrics.inc(MAINTENANCE_FOREIGN, repository.name)
-                await cluster.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
+                await cluster.events.record(repository, "MaintenanceHeld", result.reason or "", warning=True)
             return
         if end.entry.result is MaintenanceOutcome.FAILED:
             cluster.metrics.inc(MAINTENANCE_FAILURE, repository.name)
@@ -214,6 +214,8 @@ def starts_of(repository: BackupRepository) -> set[datetime]:
 
 
 def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:
+    if entry.message is None:
+        return entry
     message = redact(entry.message)
     if message == entry.message and len(message) <= _MESSAGE_LIMIT:
         return entry

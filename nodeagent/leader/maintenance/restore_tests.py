@@ -42,7 +42,7 @@ def restorable(cr: Transfer) -> RestorableCopy:
     meta, last = cr.metadata, read_verification(cr.metadata.annotations)
     good = (last is None or last.passed) and not cr.deleting
     created = meta.creation_timestamp or datetime.min.replace(tzinfo=UTC)
-    return RestorableCopy(cr.source_claim, created, cr.kind_name, cr.name, good)
+    return RestorableCopy(cr.source_claim or "", created, cr.kind_name, cr.name, good)
 
 
 async def create_restore_test(

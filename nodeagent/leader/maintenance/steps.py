@@ -256,7 +256,7 @@ class MaintenanceSteps:
         return replace(
             view,
             fingerprint=fingerprint,
-            inputs=await self._read_inputs(repository) if view.record.blocked_inputs else "",
+            inputs=await self._read_inputs(repository) if view.record.blocked_inputs else None,
             switch=self._switch,
             server=self._absence.server,
             no_server_for=self._absence.lasts,

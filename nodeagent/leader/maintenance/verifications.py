@@ -261,7 +261,7 @@ class VerificationSteps:
         if decision.hold is not None or location is None:
             return decision
         known = record_of(repository)
-        known = structs.replace(known, memory_bytes=max(known.memory_bytes, view.record.memory_bytes))
+        known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
         name = verification_name(repository, restores=restores)
         request = JobRequest(name, repository, location, settings, memory)
@@ -312,8 +312,8 @@ class VerificationSteps:
         found = _Found(SHARE_LINE.find(log), VERIFIED_LINE.find(log))
         if not job.succeeded or end is None:
             failed = describe_failure(job, pod)
-            message = failed.entry.message if failed.entry is not None else ""
-            doubled = 2 * failed.limit_bytes if failed.cause is FailureCause.OUT_OF_MEMORY else 0
+            message = (failed.entry and failed.entry.message) or ""
+            doubled = 2 * (failed.limit_bytes or 0) if failed.cause is FailureCause.OUT_OF_MEMORY else 0
             return replace(found, failure=message, memory_bytes=doubled)
         try:
             # Results that the log has lost are an error, although those before count.
@@ -348,13 +348,13 @@ class VerificationSteps:
         unnamed = dict(found_by_id)
         copies, own = [], []
         for cr in transfers:
-            one = found_by_id.get(cr.status.snapshot_id) if _is_in(cr, key) else None
+            one = found_by_id.get(cr.status.snapshot_id or "") if _is_in(cr, key) else None
             copies.append(_copy_of(cr, one))
             if _is_in(cr, key):
                 own.append((cr, one))
-                unnamed.pop(cr.status.snapshot_id, None)
+                unnamed.pop(cr.status.snapshot_id or "", None)
         damaged = [redact(text) for text in (*describe_damage(copies), *describe_unnamed(unnamed.values()))]
-        after = self._after(repository, job, found, damaged, {cr.source_claim for cr, _ in own})
+        after = self._after(repository, job, found, damaged, {cr.source_claim or "" for cr, _ in own})
         for cr, one in own:
             await self._record(cr, one, after)
         cluster.check_leading()

@@ -44,8 +44,8 @@ __all__ = ["AbsentAgents", "NodeHealth", "explain_node_loss", "node_of"]
 _log = logging.getLogger(__name__)
 
 
-def explain_node_loss(name: str, condition: Condition | None, *, seconds: float, gone_after: timedelta) -> str:
-    """Return why the node `name` is lost, or an empty string.
+def explain_node_loss(name: str, condition: Condition | None, *, seconds: float, gone_after: timedelta) -> str | None:
+    """Return why the node `name` is lost, or None.
 
     Args:
         name: the node's name.
@@ -59,7 +59,7 @@ def explain_node_loss(name: str, condition: Condition | None, *, seconds: float,
     if condition is None:
         return f"node {name} does not exist"
     if _is_ready(condition) or seconds < gone_after.total_seconds():
-        return ""
+        return None
     cause = ": ".join(part for part in (condition.get("reason", ""), condition.get("message", "")) if part)
     return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {cause}" if cause else "")
 
@@ -98,8 +98,8 @@ class NodeHealth:
         """List and watch until canceled; while the list is rejected, no node is lost."""
         await self._informer.run_despite_rejections(self._warn)
 
-    def explain_loss(self, label: str, name: str) -> str:
-        """Return why the node with that label value is lost, or an empty string.
+    def explain_loss(self, label: str, name: str) -> str | None:
+        """Return why the node with that label value is lost, or None.
 
         No node is lost before the first list, or while the list is empty: this process itself runs
         on a node.
@@ -109,7 +109,7 @@ class NodeHealth:
             name: the node's name in the message.
         """
         if not self._informer.synced.is_set() or not len(self._informer):
-            return ""
+            return None
         return self._explain(label, name, self._conditions().get(label))
 
     async def confirm_loss(self, name: str) -> NodeLoss | None:
@@ -122,7 +122,7 @@ class NodeHealth:
         why = self._explain(label_value(name), name, None if node is None else _trim(node).ready)
         return NodeLoss(why, deleted=node is None) if why else None
 
-    def _explain(self, label: str, name: str, condition: Condition | None) -> str:
+    def _explain(self, label: str, name: str, condition: Condition | None) -> str | None:
         seconds = 0.0 if condition is None else self._measure(label, condition)
         return explain_node_loss(name, condition, seconds=seconds, gone_after=self._gone_after)
 
@@ -175,8 +175,8 @@ async def node_of(kind: Admits[Any], cr: Transfer) -> str:
         if name and label_value(name) == label:
             return name
     # A value of maximum length may be a shortened name.
-    name = await kind.read_node(cr) if len(label) >= _LONGEST_LABEL else label
-    return name if label_value(name) == label else label
+    named = await kind.read_node(cr) if len(label) >= _LONGEST_LABEL else None
+    return named if named is not None and label_value(named) == label else label
 
 
 _PLACED: Final = frozenset({AttemptStage.EXPOSING, AttemptStage.RUNNING})
@@ -264,7 +264,7 @@ class AbsentAgents:
 
     async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
         """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
-        refused = ""
+        refused: str | None = None
         ending = find_interruption(mover, None)
         if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and ending is not None:
             refused = await self._continue(kind, cr, ending, mover, why=why)
@@ -274,7 +274,7 @@ class AbsentAgents:
 
     async def _continue(
         self, kind: Admits[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
-    ) -> str:
+    ) -> str | None:
         """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
 
         The only agent that can continue the transfer announces what was running itself, and may find a result. An
@@ -295,10 +295,10 @@ class AbsentAgents:
         if given_up is not None and kind.spec.restores and (unfenced := fence_refusal(given_up, mover)):
             return f"not retried: {unfenced}"
         if given_up is not None and await interruptions.announce(kind, cr, given_up, node=await node_of(kind, cr)):
-            return ""
+            return None
         condition = "the agent is back" if given_up is None else "an agent is ready"
         await self._report(kind, cr, f"{why}: continues when {condition}")
-        return ""
+        return None
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
@@ -336,15 +336,15 @@ class AbsentAgents:
         )
         return True
 
-    def _late(self, cr: Transfer, unavailable_for: timedelta) -> str:
-        """Return which step exceeded the prepare timeout, or an empty string; the time without an agent counts."""
+    def _late(self, cr: Transfer, unavailable_for: timedelta) -> str | None:
+        """Return which step exceeded the prepare timeout, or None; the time without an agent counts."""
         timeout = self.rules.prepare_timeout
         if not cr.preparing or unavailable_for < timeout:
-            return ""
+            return None
         step = "not prepared within" if cr.phase is Phase.ACCEPTED else "not started within"
         return f"{step} {format_duration(timeout)}"
 
-    async def _end_unfinished(self, kind: Admits[Any], cr: Transfer, why: str, failed: str = "") -> None:
+    async def _end_unfinished(self, kind: Admits[Any], cr: Transfer, why: str, failed: str | None = None) -> None:
         """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""
         if cr.cancel_requested:
             await self._end(kind, cr, Phase.CANCELED, f"{cancel_cause(cr)}; {why}")
@@ -383,15 +383,15 @@ def _has_result(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> bool:
     return read_outcome(cr) is not None or (ended and not stays)
 
 
-def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> str:
-    """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
+def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> str | None:
+    """Return why the mover of a running transfer is lost; None while it runs or if it left a result."""
     if not _may_run(cr) or _has_result(kind, cr, mover):
-        return ""
+        return None
     lost = f"data mover pod {cr.metadata.namespace}/{cr.name} was lost without a result"
     if mover is None:
         return lost
     if parse_pod_end(mover) is None:
-        return ""
+        return None
     why = explain_loss(mover)
     return f"{lost}: {why}" if why else lost
 
@@ -413,8 +413,8 @@ class Interruptions:
     rules: DispatchRules
     choose: Callable[[Transfer], tuple[str, str] | None]
 
-    async def refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str:
-        """Return why the transfer cannot continue; empty: it can.
+    async def refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
+        """Return why the transfer cannot continue; None: it can.
 
         Args:
             kind: the transfer's kind.

@@ -209,7 +209,7 @@ class OrphanRecovery:
             self._cluster.check_leading()
             if action is RecoveryAction.REPORT_INVALID:
                 self._explained.add(entry.uid)
-                await self._cluster.events.record_warning(raw, UNREADABLE, entry.fault)
+                await self._cluster.events.record_warning(raw, UNREADABLE, entry.fault or "")
                 return None
             requeue = await self._perform(action, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:
@@ -248,7 +248,7 @@ class OrphanRecovery:
     async def _has_pod_there(self, cr: Transfer) -> bool:
         """Return whether the next attempt already has a mover pod on its agent's node: no other agent can use it."""
         label = cr.metadata.labels.get(NODE_LABEL)
-        return cr.stage is AttemptStage.EXPOSING and label_value(await self._pod_node(cr)) == label
+        return cr.stage is AttemptStage.EXPOSING and label_value(await self._pod_node(cr) or "") == label
 
     async def _leave_node(self, kind: Admits[Any], cr: Transfer) -> bool:
         """Continue a transfer of a lost node or end it; return whether the node is lost."""
@@ -272,7 +272,7 @@ class OrphanRecovery:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
         if NODE_LABEL in cr.metadata.labels:
             pod = await read_mover(self._cluster.client, cr)
-            node = "" if pod is None else pod_node(pod)
+            node = (pod and pod_node(pod)) or ""
             # The kubelet of a lost node does not answer.
             if not self._nodes.explain_loss(label_value(node), node):
                 await self._logs.copy(cr, pod)
@@ -287,9 +287,9 @@ class OrphanRecovery:
         One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
         """
         acceptor = cr.status.accepted_by_node
-        node = cr.status.node or await self._pod_node(cr) or acceptor or await kind.read_node(cr)
+        node = cr.status.node or await self._pod_node(cr) or acceptor or await kind.read_node(cr) or ""
         live = label_value(node) in self._agents.nodes()
-        holders = {label_value(each) for each in (node, acceptor if cr.phase is Phase.ACCEPTED else "")}
+        holders = {label_value(each) for each in (node, (cr.phase is Phase.ACCEPTED and acceptor) or "")}
         if not live and holders & self._agents.velero_nodes():
             self._postpone(kind, cr)
             return
@@ -318,10 +318,10 @@ class OrphanRecovery:
             f"node agent on {previous} is not available; assigned to the node agent on node {node}",
         )
 
-    async def _pod_node(self, cr: Transfer) -> str:
-        """Return the node of the mover pod, or an empty string."""
+    async def _pod_node(self, cr: Transfer) -> str | None:
+        """Return the node of the mover pod, or None."""
         pod = await read_mover(self._cluster.client, cr)
-        return "" if pod is None else pod_node(pod)
+        return None if pod is None else pod_node(pod)
 
     def _choose(self, cr: Transfer) -> tuple[str, str] | None:
         """Return node label and node name of the live agent with the fewest idle transfers, to be given `cr` too.

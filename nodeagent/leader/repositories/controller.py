@@ -97,7 +97,7 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     return True
 
 
-_TYPES: Final = frozenset({"", REPOSITORY_TYPE})
+_TYPES: Final = frozenset({None, REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 """What a Velero server sets for kopia if no frequency is set.
 
@@ -415,7 +415,7 @@ class RepositoryController:
             await self._cluster.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
-        cause = message if by_mover else ""
+        cause = message if by_mover else None
         message = redact(cause or self._retries.explain(repository.uid, message))
         reported = (repository.phase, repository.status.message) == (RepositoryPhase.NOT_READY, message)
         if not reported and repository.phase is not RepositoryPhase.READY:

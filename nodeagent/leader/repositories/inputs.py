@@ -168,7 +168,7 @@ class _Attempt:
     """
 
     inputs: str
-    cause: str = ""
+    cause: str | None = None
     failed_at_seconds: float | None = None
     requested: bool = False
 
@@ -190,17 +190,17 @@ class RepositoryRetries:
     def begin(self, uid: str, inputs: str) -> None:
         """Record the start of an attempt that depends on `inputs` (`nodeagent.leader.repositories.inputs`)."""
         earlier = self._attempts.get(uid)
-        self._attempts[uid] = _Attempt(inputs, earlier.cause if earlier else "")
+        self._attempts[uid] = _Attempt(inputs, earlier.cause if earlier else None)
 
     def explain(self, uid: str, message: str) -> str:
         """Return `message` about an attempt that the storage did not answer, after the last cause that is known."""
         last = self._attempts.get(uid)
         return f"{last.cause}; next attempt: {message}" if last and last.cause else message
 
-    def fail(self, uid: str, inputs: str, *, cause: str = "") -> None:
+    def fail(self, uid: str, inputs: str, *, cause: str | None = None) -> None:
         """Record that the last attempt failed; `inputs` is used if an earlier process started it.
 
-        `cause` is what the storage or kopia reported; empty: the attempt did not get so far.
+        `cause` is what the storage or kopia reported; None: the attempt did not get so far.
         """
         last = self._attempts.setdefault(uid, _Attempt(inputs))
         last.cause = cause or last.cause

@@ -62,12 +62,12 @@ _STOP_TIMEOUT: Final = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a validation found: why the location is unavailable; empty: it is available.
+    """What a validation found: why the location is unavailable; None: it is available.
 
     `carried_out`: the storage was asked. Otherwise `cause` is why that was not possible.
     """
 
-    cause: str = ""
+    cause: str | None = None
     carried_out: bool = True
 
 
@@ -446,21 +446,23 @@ class LocationController:
 
     async def _write(self, location: BackupStorageLocation, verdict: Verdict) -> None:
         """Write the status, and nothing that a Velero server does not write after a validation."""
-        phase = "Unavailable" if verdict.cause else "Available"
-        message = f'BackupStorageLocation "{location.name}" is unavailable: {_shorten(verdict.cause)}'
+        phase, message = "Available", None
+        if verdict.cause is not None:
+            phase = "Unavailable"
+            message = f'BackupStorageLocation "{location.name}" is unavailable: {_shorten(verdict.cause)}'
         status: JsonDict = {
             "phase": phase,
-            "message": message if verdict.cause else None,
+            "message": message,
             "lastValidationTime": format_time(self._cluster.clock.now()),
         }
         self._cluster.check_leading()
         change = {"status": status}
         await self._cluster.client.patch_if_unchanged(BACKUP_STORAGE_LOCATIONS, location.metadata, change)
-        self._cluster.metrics.set(LOCATION_AVAILABLE, not verdict.cause, location.name)
+        self._cluster.metrics.set(LOCATION_AVAILABLE, message is None, location.name)
         if phase != location.status.phase:
-            level = logging.WARNING if verdict.cause else logging.INFO
+            level = logging.WARNING if message else logging.INFO
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
-            text = message if verdict.cause else f'BackupStorageLocation "{location.name}" is available'
+            text = message or f'BackupStorageLocation "{location.name}" is available'
             _log.log(level, "%s", text, extra=log_fields)
 
     def _show(self, location: BackupStorageLocation) -> None:

@@ -129,5 +129,5 @@ def _backup_of(entry: Entry) -> EndedBackup | None:
     if copy is None or not copy.complete or copy.completed is None or not entry.managed:
         return None
     return EndedBackup(
-        entry.uid, entry.queue, copy.claim, copy.completed, copy.bytes, copy.new_bytes, max(0.0, copy.seconds)
+        entry.uid, entry.queue, copy.claim or "", copy.completed, copy.bytes, copy.new_bytes, max(0.0, copy.seconds)
     )

@@ -134,7 +134,8 @@ class _Found:
                 self.day_new_bytes = (self.day_new_bytes or 0) + copy.new_bytes
         if copy.complete and (self.newest is None or copy.created >= self.newest.created):
             self.newest = copy
-        self.schedules.add(copy.schedule)
+        if copy.schedule is not None:
+            self.schedules.add(copy.schedule)
 
 
 def build_states(

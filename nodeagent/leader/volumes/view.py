@@ -154,7 +154,7 @@ def _copy_of(entry: Entry) -> CompletedBackup | None:
     if copy is None:
         return None
     return CompletedBackup(
-        (entry.queue, copy.claim),
+        (entry.queue, copy.claim or ""),
         copy.created,
         entry.name,
         complete=copy.complete,
@@ -289,7 +289,7 @@ def show_retention(metrics: Metrics, report: RetentionReport | None, old_schedul
     metrics.show(RETENTION_OLD_RULES, {(schedule,): 1 for schedule in old_schedules})
     if report is None:
         return
-    metrics.set(RETENTION_WAITING, report.waiting, report.waiting_why)
+    metrics.set(RETENTION_WAITING, report.waiting, report.waiting_why or "")
     if report.through is not None:
         metrics.set(RETENTION_WAITING_UNTIL, report.through.timestamp())
     held: dict[tuple[str, str, str], list[HeldBackup]] = {}

@@ -77,7 +77,7 @@ class Admission:
     `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
-    `warning` is recorded once a ready transfer is accepted: what may make it fail later; empty: nothing.
+    `warning` is recorded once a ready transfer is accepted: what may make it fail later.
     `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`. `datamover` is the preferred
     one of a transfer that names none; empty: it is left as it is.
     """
@@ -90,7 +90,7 @@ class Admission:
     blocked: bool = False
     limit: timedelta | None = None
     pod: tuple[str, str] | None = None
-    warning: str = ""
+    warning: str | None = None
     copies: tuple[str, ...] = ()
     datamover: str = ""
 
@@ -219,8 +219,8 @@ class Admits(Adapter[C], Protocol[C]):
         """Return whether `cr` may be admitted now; every object is read through `reader`."""
         ...
 
-    async def read_node(self, cr: C) -> str:
-        """Return the node that `cr` is bound to; empty where any node can run it, or none is known."""
+    async def read_node(self, cr: C) -> str | None:
+        """Return the node that `cr` is bound to; None where any node can run it, or none is known."""
         ...
 
 
@@ -285,9 +285,9 @@ def read_copies(cr: Transfer) -> tuple[str, ...]:
 class PlainKind(Generic[C]):
     """The defaults of a kind that any node can run, and that is complete once its mover succeeded."""
 
-    async def read_node(self, cr: C) -> str:  # noqa: ARG002 - the protocol's signature
-        """Return an empty name: any node can run it."""
-        return ""
+    async def read_node(self, cr: C) -> str | None:  # noqa: ARG002 - the protocol's signature
+        """Return None: any node can run it."""
+        return None
 
     async def confirm_volume(self, cr: C) -> None:
         """Return at once: the mover's own PVC keeps the volume."""

@@ -280,15 +280,15 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             location=spec.backup_storage_location,
             settings=settings,
             operation_timeout=cr.operation_timeout,
-            cache=settings.cache_for(spec.snapshot_size),
+            cache=settings.cache_for(spec.snapshot_size or None),
             # As in Velero, every value but windows means Linux.
             for_windows=spec.node_os == WINDOWS,
             copied=read_copies(cr),
-            volume=target.pv,
+            volume=target.pv or "",
             in_place=_read_in_place(cr),
             base_snapshot=_base_snapshot(cr),
             requested_at=meta.creation_timestamp,
-            restore=meta.annotations.get(RESTORE_ANNOTATION, "") or meta.labels.get(VELERO_RESTORE_LABEL, ""),
+            restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,
             by_block=cr.by_block,
             fs_type=target.fs_type,
         )

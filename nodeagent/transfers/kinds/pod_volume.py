@@ -18,7 +18,7 @@ from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import ExposeSettings
+from exposer.settings import CacheVolume, ExposeSettings
 from nodeagent.metrics import (
     POD_VOLUME_BACKUPS_ENDED,
     POD_VOLUME_BACKUPS_STARTED,
@@ -114,7 +114,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
 
     def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
-        snapshot_bytes, in_place = self._cached_bytes(cr), None
+        in_place = None
         # Clean-up needs a request, too; admission refuses what is invalid.
         with suppress(ConfigError):
             in_place = cr.in_place
@@ -125,12 +125,12 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
             volume=cr.spec.volume,
             location=cr.spec.backup_storage_location,
             settings=settings,
-            cache=None if snapshot_bytes is None else settings.cache_for(snapshot_bytes),
+            cache=self._cache(cr, settings),
             in_place=in_place,
         )
 
-    def _cached_bytes(self, cr: P) -> int | None:  # noqa: ARG002 - restores override it
-        """Return the size of the snapshot that is restored (0: unknown), None for a backup."""
+    def _cache(self, cr: P, settings: ExposeSettings) -> CacheVolume | None:  # noqa: ARG002 - restores override it
+        """Return the cache volume that the mover gets."""
         return None
 
 
@@ -203,7 +203,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         """Return the model of `raw`."""
         return PodVolumeRestore.parse(raw)
 
-    async def read_node(self, cr: PodVolumeRestore) -> str:
+    async def read_node(self, cr: PodVolumeRestore) -> str | None:
         """Return the node of the workload pod."""
         return await self.exposer.read_node(self._request(cr))
 
@@ -223,5 +223,5 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
         return find_unsupported(cr) or await self._locate(cr, reader)
 
-    def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
-        return cr.spec.snapshot_size
+    def _cache(self, cr: PodVolumeRestore, settings: ExposeSettings) -> CacheVolume | None:
+        return settings.cache_for(cr.spec.snapshot_size or None)

@@ -14,7 +14,7 @@ def test_the_annotation_has_the_policy_and_the_time_to_live() -> None:
     text = format_keep(_POLICY, timedelta(days=2))
     assert text == "daily=7,yearly=1,zone=Europe/Berlin,ttl=48h0m0s"
     assert (parse_keep(text), ttl_of_keep(text)) == (_POLICY, "48h0m0s")
-    assert ttl_of_keep(format_keep(_POLICY, None)) == ttl_of_keep("") == ""
+    assert ttl_of_keep(format_keep(_POLICY, None)) is ttl_of_keep("") is None
 
 
 def test_words_and_text_have_one_order() -> None:

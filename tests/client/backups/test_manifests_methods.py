@@ -32,7 +32,7 @@ def _snapshot_class(name: str, driver: str = _DRIVER, **meta: Any) -> JsonDict:
     return {"metadata": {"name": name, **meta}, "driver": driver}
 
 
-def _classes(*found: JsonDict, unread: str = "") -> ClusterClasses:
+def _classes(*found: JsonDict, unread: str | None = None) -> ClusterClasses:
     return ClusterClasses({"fast": _DRIVER, "plain": "none"}, found, unread)
 
 

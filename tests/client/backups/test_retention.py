@@ -85,7 +85,7 @@ def test_a_backup_is_kept_by_each_rule(change: JsonDict, rules: list[RetentionRu
 
 
 def test_the_newest_complete_copy_of_a_volume_is_kept() -> None:
-    judged = _judge(make_copy("a", 3), make_copy("b", 2), make_copy("c", 9, phase=Phase.FAILED, snapshot_id=""))
+    judged = _judge(make_copy("a", 3), make_copy("b", 2), make_copy("c", 9, phase=Phase.FAILED, snapshot_id=None))
     assert {name: _rules(one) for name, one in judged.items()} == {"a": [], "b": [RetentionRule.NEWEST_COPY], "c": []}
     assert judged["b"].holds[0].text == "it has the newest copy of app/data in default"
     assert list(judged) == ["c", "a", "b"]
@@ -129,7 +129,7 @@ def test_each_location_is_judged_by_itself() -> None:
 )
 def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase, rule: RetentionRule) -> None:
     copies = [make_copy(f"n{day}", day) for day in (2, 3, 4, 5)]
-    judged = _judge(*copies, make_copy("bad", 1.5, location="lab", phase=phase, snapshot_id=""))
+    judged = _judge(*copies, make_copy("bad", 1.5, location="lab", phase=phase, snapshot_id=None))
     assert {name: set(_rules(one)) - {RetentionRule.IN_PROGRESS} for name, one in judged.items()} == {
         "n5": set(),
         "n4": {rule},

@@ -85,12 +85,12 @@ def test_whole_backups_are_counted_before_the_first_goes_and_none_goes_before_an
 
 
 def test_a_person_may_let_more_go_and_what_has_no_data_has_no_limit() -> None:
-    failed = [make_copy(f"f{n}", 9, phase=Phase.FAILED, snapshot_id="") for n in range(5)]
+    failed = [make_copy(f"f{n}", 9, phase=Phase.FAILED, snapshot_id=None) for n in range(5)]
     assert len(_limit(*_OLD, *failed, make_copy("new", 1.5))["deleted"]) == 7
     assert _names(_limit(*_OLD, make_copy("new", 1.5), most=4)["deleted"]) == ["n9", "n8", "n7", "n6"]
 
 
-def _explain(*copies: Copy) -> tuple[int, str, float] | None:
+def _explain(*copies: Copy) -> tuple[int, str | None, float] | None:
     judged = limit_deletions(judge_backups(copies, Situation(now=NOON)), [], NOON)
     backlog = explain_backlog(judged, NOON)
     return (backlog.copies, backlog.why, (backlog.through - NOON) / DAY) if backlog.through is not None else None

@@ -27,5 +27,6 @@ async def test_fields_that_are_dropped_are_named(version: str, answer: int | Non
     if answer is not None:
         kube.fail_next("GET", "/customresourcedefinitions/", answer)
     note = await _describe_dropped(KubeClient(kube, Retry(LoopClock())))
+    assert note is not None
     assert note.startswith(expected)
     assert bool(note) is bool(expected)

@@ -54,7 +54,9 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def _fill(shell: _Shell) -> None:
-    velero = snapshot(FILES, "s3", backup="", backup_uid="6bc33b7d-f98e", cluster="", requester="snapshot-pod-volume")
+    velero = snapshot(
+        FILES, "s3", backup=None, backup_uid="6bc33b7d-f98e", cluster=None, requester="snapshot-pod-volume"
+    )
     odd = snapshot(None, "s4", backup="\x1b[2J", cluster="uid-2", source="default@default:\u202ex")
     both = [snapshot(DATA, "s1", requester="snapshot-data-upload-download"), snapshot(FILES, "s2", described=False)]
     shell.listed = StoredList(location="default", snapshots=[velero, *both, odd], notes=["the repository of x: no"])

@@ -204,7 +204,7 @@ async def test_without_a_snapshot_only_the_total_is_known() -> None:
     scene = InPlaceScene().with_controllers(PLAN)
     command = Command(scene)
     assert await command.run(snapshots=False)
-    assert [(one.plan, one.total_bytes, one.snapshot) for one in command.shown] == [(None, 7, "")]
+    assert [(one.plan, one.total_bytes, one.snapshot) for one in command.shown] == [(None, 7, None)]
     assert (left(scene), scene.snapshots) == ([], [])
 
 

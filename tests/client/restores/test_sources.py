@@ -135,7 +135,7 @@ def test_a_claim_of_another_namespace_than_the_repository_s_is_refused() -> None
 
 def test_a_backup_of_velero_is_named_by_its_uid() -> None:
     names = SavedClaim(namespace="app", name="web")
-    velero = stored(names, "s7", backup="", backup_uid="6bc33b7d", cluster="")
+    velero = stored(names, "s7", backup=None, backup_uid="6bc33b7d", cluster=None)
     (found,) = choose_stored(_list(velero, stored(DATA)), Source("6bc33b7d"))
     assert (found.snapshot_id, found.claim) == ("s7", names)
 

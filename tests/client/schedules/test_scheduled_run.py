@@ -96,7 +96,7 @@ async def test_a_backup_that_fails_does_not_eat_its_past(scene: ScheduleScene) -
         ("third", "failing-volume", "nodeagent backup delete third"),
         ("fourth", "newest-copy", "nodeagent backup delete fourth"),
     ]
-    assert (report.schedule, report.deleted, report.failure) == ("night", 1, "")
+    assert (report.schedule, report.deleted, report.failure) == ("night", 1, None)
     (stored,) = scene.kube.objects(CONFIG_MAPS)
     assert read_report(stored["data"]) == report
 

@@ -117,7 +117,7 @@ class JobKube(FakeKube):
                 backup=one.backup,
                 transfer_uid=one.uid,
                 bytes=2**30,
-                kept="DataDownload velero/back names it" if key in kept else "",
+                kept="DataDownload velero/back names it" if key in kept else None,
             )
             for key, one in found.items()
         ]

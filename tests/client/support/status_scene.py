@@ -69,7 +69,7 @@ class StatusScene:
     def put_config(self, document: str) -> None:
         self.put("ConfigMap", "node-agent-config", "v1", data={"config.json": document})
 
-    def put_agent(self, node: str, *, ready: bool = True, config: str = DIGEST) -> None:
+    def put_agent(self, node: str, *, ready: bool = True, config: str | None = DIGEST) -> None:
         meta = {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: config}}
         conditions = [{"type": "Ready", "status": str(ready)}]
         self.put(

@@ -35,12 +35,12 @@ def test_every_reason_is_one_camel_case_word() -> None:
             id="queued before 0.1.0",
         ),
         pytest.param("", "no node agent is ready on node a: x", "AgentUnavailable", id="agent away before 0.1.0"),
-        pytest.param("", "waiting for a free slot on node a", "", id="not reported"),
-        pytest.param("", "", "", id="nothing"),
+        pytest.param("", "waiting for a free slot on node a", None, id="not reported"),
+        pytest.param(None, None, None, id="nothing"),
     ],
 )
 def test_the_annotation_names_the_reason_and_messages_only_of_agents_before(
-    annotation: str, message: str, reason: str
+    annotation: str | None, message: str | None, reason: str | None
 ) -> None:
     assert parse_reason(annotation, message) == reason
 

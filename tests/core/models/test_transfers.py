@@ -94,7 +94,7 @@ def test_null_reads_as_absent(absent: object) -> None:
         "status": None,
     }
     location = BackupStorageLocation.parse(obj)
-    assert (location.spec.config, location.spec.object_storage.prefix, location.status.phase) == ({}, "", "")
+    assert (location.spec.config, location.spec.object_storage.prefix, location.status.phase) == ({}, "", None)
 
 
 def nested(depth: int) -> JsonDict:
@@ -145,7 +145,7 @@ def _shared(value: object, original: object) -> Any:
     """Return the fields of `value` that are in `original`; null and empty fields count as absent."""
     if isinstance(value, dict) and isinstance(original, dict):
         shared = {key: _shared(field, original[key]) for key, field in value.items() if original.get(key) is not None}
-        return {key: field for key, field in shared.items() if field not in (None, {})}
+        return {key: field for key, field in shared.items() if field not in (None, "", {})}
     return value
 
 

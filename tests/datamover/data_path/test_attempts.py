@@ -85,7 +85,7 @@ async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
     kopia = _Lister([_COMPLETE, *_CHECKPOINTS, _listed("parent", 0, 0, source={**_SOURCE, "path": "some"})])
     found = await inherit(kopia, _TARGET, _ATTEMPT)
     assert kopia.deleted == {"a", "c", "e", "f"}
-    assert (found.continued, found.warning) == (True, "")
+    assert (found.continued, found.warning) == (True, None)
     assert found.latest is not None
     assert found.latest.root_object == "root of z"
 
@@ -112,6 +112,7 @@ async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_check
 
 async def test_what_cannot_be_deleted_is_a_warning() -> None:
     found = await inherit(_Lister(_CHECKPOINTS, _DELETE), _TARGET, _ATTEMPT)
+    assert found.warning is not None
     assert found.warning.startswith("could not remove incomplete snapshots of earlier backups: ")
     assert not found.continued
 
@@ -130,7 +131,7 @@ async def test_a_complete_snapshot_of_an_earlier_attempt_is_continued_and_is_not
     """It has been seen by no agent: its node was lost."""
     found = await inherit(_Lister([_COMPLETE, _complete("first", "1")]), _TARGET, _ATTEMPT)
     assert found.latest is not None
-    assert (found.latest.snapshot_id, found.continued, found.warning) == ("z", True, "")
+    assert (found.latest.snapshot_id, found.continued, found.warning) == ("z", True, None)
     found = await inherit(_Lister([_complete("first", "1")]), _TARGET, replace(_ATTEMPT, uid="another"))
     assert found.latest is not None
     assert (found.latest.snapshot_id, found.continued) == ("first", False)
@@ -140,7 +141,7 @@ async def test_the_complete_snapshots_of_earlier_attempts_are_deleted_and_never_
     """Also where it has been cut off from the API server: the fourth has the result of the transfer."""
     numbered = {"first": "1", "second": "2", "own": "3", "fourth": "4", "tenth": "10", "untagged": None, "odd": "2a"}
     kopia = _Lister([*(_complete(name, number) for name, number in numbered.items()), _listed("c", 0, 1)])
-    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) == ""
+    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) is None
     assert kopia.calls[0][-1] == "--tags=nodeagent.io/transfer-uid:u"
     assert kopia.deleted == {"first", "second"}
 
@@ -157,13 +158,14 @@ async def test_an_attempt_that_was_overtaken_deletes_nothing() -> None:
 
 async def test_nothing_is_deleted_where_no_attempt_was_overtaken() -> None:
     kopia = _Lister([_complete("own", "3")])
-    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) == ""
+    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) is None
     assert len(kopia.calls) == 1
 
 
 @pytest.mark.parametrize("failing", [("snapshot", "list"), _DELETE])
 async def test_an_overtaken_snapshot_that_cannot_be_removed_is_a_warning(failing: tuple[str, ...]) -> None:
     warning = await remove_overtaken(_Lister([_complete("first", "1")], failing), _TARGET, _ATTEMPT)
+    assert warning is not None
     assert warning.startswith("could not remove the snapshots of overtaken attempts: ")
 
 

@@ -156,7 +156,7 @@ async def test_what_is_left_out_is_counted_and_named_and_its_rules_are_in_tags(
     assert (found, result.left_out.rules, result.files) == ((4, 5003, 3), exclude.digest, 1)
     assert str(result.note).startswith("left out 4 files with 5003 bytes and 3 directories by exclusions (rules ")
     snapshot = await read_snapshot(mover_repository.kopia, result.snapshot_id)
-    assert (Exclusions.parse(snapshot.exclude), snapshot.rules) == (exclude, exclude.digest)
+    assert (Exclusions.parse(snapshot.exclude or ""), snapshot.rules) == (exclude, exclude.digest)
     assert _files_policy(kopia) == {"ignore": None, "maxFileSize": None, "oneFileSystem": None}
 
 

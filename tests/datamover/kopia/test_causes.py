@@ -62,7 +62,7 @@ def test_what_may_pass_is_an_outage(error: str, cause: str) -> None:
     ],
 )
 def test_what_does_not_pass_is_no_outage(error: str) -> None:
-    assert find_outage([error]) == ""
+    assert find_outage([error]) is None
 
 
 _VOLUME = "/work/Volume.1"
@@ -75,15 +75,15 @@ _VOLUME = "/work/Volume.1"
         (f"open {_VOLUME}/a: connection refused: permission denied", "permission denied"),
         (f"chown {_VOLUME}/please try again: operation not permitted", "operation not permitted"),
         (f"open {_VOLUME}/Internal Error: file name too long", "file name too long"),
-        (f"read {_VOLUME}/unexpected EOF: is a directory", ""),
+        (f"read {_VOLUME}/unexpected EOF: is a directory", None),
         (f"open {_VOLUME}: permission denied", "permission denied"),
-        ('! Error when processing "slow down/connection refused": unsupported', ""),
-        (r'invalid placeholder for "a\"connection refused" contains foreign object.ID', ""),
+        ('! Error when processing "slow down/connection refused": unsupported', None),
+        (r'invalid placeholder for "a\"connection refused" contains foreign object.ID', None),
         (f"write {_VOLUME}/kopia-cache/a: no space left on device", "the disk is full"),
     ],
 )
-def test_the_name_of_a_file_is_no_cause(line: str, cause: str) -> None:
-    assert find_outage([line], _VOLUME) == ""
+def test_the_name_of_a_file_is_no_cause(line: str, cause: str | None) -> None:
+    assert find_outage([line], _VOLUME) is None
     assert find_cause([line], _VOLUME) == cause
 
 
@@ -95,11 +95,11 @@ def test_the_name_of_a_file_is_no_cause(line: str, cause: str) -> None:
         ("dial tcp 10.0.0.1:9000: connect: connection refused", "the endpoint cannot be reached"),
         (_OPEN + "Access Denied", "the credentials have no access"),
         ("cannot access storage path: stat /repository: permission denied", _DIRECTORY),
-        ("dial tcp 10.0.0.1:9000: connect: permission denied", ""),
+        ("dial tcp 10.0.0.1:9000: connect: permission denied", None),
         (f"open {_VOLUME}2/connection refused: permission denied", "the endpoint cannot be reached"),
     ],
 )
-def test_what_a_storage_says_keeps_its_cause_beside_a_volume(line: str, cause: str) -> None:
+def test_what_a_storage_says_keeps_its_cause_beside_a_volume(line: str, cause: str | None) -> None:
     assert find_cause([line], _VOLUME) == find_cause([line]) == cause
 
 
@@ -126,4 +126,4 @@ def test_the_number_of_index_blobs_is_found_in_kopias_warning() -> None:
 )
 def test_a_rejected_clock_is_named_and_no_outage(error: str) -> None:
     assert find_cause([_OPEN + error]) == "the node's clock differs too much from the storage's"
-    assert find_outage([_OPEN + error]) == ""
+    assert find_outage([_OPEN + error]) is None

@@ -166,7 +166,7 @@ def test_a_success_is_what_kopia_recorded_since_the_run_began(
     info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, missing: str
 ) -> None:
     found = find_missing_evidence(info, mode, began, epochs=True)
-    assert missing in found
+    assert missing in (found or "")
     assert bool(missing) is bool(found)
 
 
@@ -246,9 +246,9 @@ _PACKS = [f'missingPack {{"packID":"p{n}","numberOfReferencedContents":300}}' fo
             "blob not found: q1-s2",
         ),
         (["dial tcp: connection refused"], "the endpoint cannot be reached: dial tcp: connection refused"),
-        (["something else"], ""),
+        (["something else"], None),
     ],
     ids=["skew", "owner", "pack", "packs", "blob", "outage", "other"],
 )
-def test_the_cause_of_a_failure_is_one_line(lines: list[str], cause: str) -> None:
+def test_the_cause_of_a_failure_is_one_line(lines: list[str], cause: str | None) -> None:
     assert find_maintenance_cause(lines) == cause

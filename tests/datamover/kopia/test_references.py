@@ -32,7 +32,7 @@ def _judge(snapshot: ListedSnapshot, **read: Any) -> Judgment:
 def test_velero_names_the_backup_of_a_data_upload_and_not_of_a_pod_volume() -> None:
     upload, volume = (ListedSnapshot.from_wire(one) for one in _RECORDED)
     assert (upload.backup_uid, upload.requester) == (_UID, "snapshot-data-upload-download")
-    assert (volume.backup_uid, volume.requester) == ("", "snapshot-pod-volume")
+    assert (volume.backup_uid, volume.requester) == (None, "snapshot-pod-volume")
     assert upload.shown_source == "default@default:snapshot-data-upload-download/kopia/app/data"
     assert upload.size_bytes == 50_000_000
 
@@ -44,14 +44,14 @@ def test_velero_names_the_backup_of_a_data_upload_and_not_of_a_pod_volume() -> N
         ({"velero.io/async-operation-id": f"du-{_UID}.{_UID}"}, _UID),
         ({"backup-uid": "any"}, "any"),
         ({"tag:backup-uid": "any"}, "any"),
-        ({"velero.io/async-operation-id": f"du-{_UID}"}, ""),
-        ({"velero.io/async-operation-id": f"dd-{_UID}.{_UID}"}, ""),
-        ({"velero.io/async-operation-id": ""}, ""),
-        ({}, ""),
+        ({"velero.io/async-operation-id": f"du-{_UID}"}, None),
+        ({"velero.io/async-operation-id": f"dd-{_UID}.{_UID}"}, None),
+        ({"velero.io/async-operation-id": ""}, None),
+        ({}, None),
     ],
     ids=["of kopia's command", "uncut", "pod volume", "pod volume by kopia", "one part", "restore", "empty", "none"],
 )
-def test_the_uid_of_the_backup_by_the_tags(tags: dict[str, str], uid: str) -> None:
+def test_the_uid_of_the_backup_by_the_tags(tags: dict[str, str], uid: str | None) -> None:
     assert _snapshot(tags=tags).backup_uid == uid
 
 
@@ -81,7 +81,7 @@ def test_one_reference_suffices_whatever_else_cannot_be_read(read: dict[str, Any
         ({}, "the bucket says no", "the bucket says no"),
         ({"tags": {}}, "", "it has no tags: no data mover made it"),
         ({"tags": None}, "", "it has no tags: no data mover made it"),
-        ({"tags": {"a": "b"}}, "", 'its requester is "": no data mover made it'),
+        ({"tags": {"a": "b"}}, "", "it names no requester: no data mover made it"),
         (
             {"tags": _UPLOAD | {"snapshot-requester": "someone"}},
             "",

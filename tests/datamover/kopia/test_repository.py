@@ -207,8 +207,8 @@ def test_the_cache_is_divided_and_swept_as_veleros(
     assert [limit.config[key] for key in keys] == [mib << 20 for mib in soft_and_hard_mib]
 
 
-@pytest.mark.parametrize(("room", "total"), [(100, 100), (20_000, 10_000), (10_000, 10_000), (0, 10_000)])
-def test_a_cache_keeps_to_the_smaller_limit_of_repository_and_volume(room: int, total: int) -> None:
+@pytest.mark.parametrize(("room", "total"), [(100, 100), (20_000, 10_000), (10_000, 10_000), (None, 10_000)])
+def test_a_cache_keeps_to_the_smaller_limit_of_repository_and_volume(room: int | None, total: int) -> None:
     assert parse_cache_limit({"cacheLimitMB": "10000"}).at_most(room) == CacheLimit(total)
 
 

@@ -53,6 +53,7 @@ async def test_the_volume_is_listed_with_attributes_in_the_order_of_names(lister
     assert list(lister.printed) == ["a", "bad\ufffd", "empty", "new\nline\x1b[31m", "sparse", "sub"]
     file = lister.printed["a"]
     assert (file.type, file.mode, file.size_bytes) == (FileType.FILE, "0640", 3)
+    assert file.modified is not None
     assert file.modified[:4] == "2026" or file.modified.endswith("Z")
     assert (lister.printed["sub"].type, lister.printed["sub"].size_bytes) == (FileType.DIRECTORY, 7)
     assert lister.printed["sub"].files == 2

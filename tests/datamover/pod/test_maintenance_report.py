@@ -44,10 +44,11 @@ async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
     assert result.mode is MaintenanceMode.FULL
     assert result.report is not None
     assert result.report.unknown == SnapshotTotal(count=1, bytes=5)
+    assert result.report.unread is not None
     assert result.report.unread.endswith("kopia cannot read Velero's files in a storage of the type filesystem")
     lines = [found for line in capsys.readouterr().out.splitlines() if (found := REPORTED_LINE.parse(line))]
     assert [(one.id, one.reason, one.command) for one in lines] == [
-        (snapshot, "it has no tags: no data mover made it", "")
+        (snapshot, "it has no tags: no data mover made it", None)
     ]
 
     # So does one with nothing to do, and only one that is asked.

@@ -105,7 +105,7 @@ def _written(capsys: pytest.CaptureFixture[str]) -> dict[str, DeletedSnapshot]:
     return {line.id: line for line in lines if line is not None}
 
 
-def _faults(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
+def _faults(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str | None]:
     lines = CHECKED_LINE.find(capsys.readouterr().out)
     return {(line.volume_namespace, line.snapshot_id): line.fault for line in lines}
 
@@ -132,7 +132,7 @@ async def test_only_what_the_tags_say_is_of_the_transfer_is_deleted(
     line = _written(capsys)[own]
     assert (line.volume_namespace, line.backup, line.transfer_uid, line.bytes, line.kept) == (
         *("app", "night", "uid-of-night"),
-        *(5, ""),
+        *(5, None),
     )
     # Once more finds nothing to do.
     assert (await bed.deletion()).deleted == 0
@@ -208,7 +208,7 @@ async def test_a_dry_run_reads_the_root_directories_of_copies(bed: Bed, capsys: 
     assert done.now is not None
     assert done.now - datetime.now(UTC) > timedelta(days=30)
     assert _faults(capsys) == {
-        ("app", stays): "",
+        ("app", stays): None,
         ("app", lost): f"root directory of snapshot {lost}: a repository file is missing",
         ("app", "gone"): "snapshot gone is not in the repository",
         ("app", unfinished): f"snapshot {unfinished} is incomplete",

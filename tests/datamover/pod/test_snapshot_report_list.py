@@ -85,7 +85,7 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
         *("night-1", "uid-1"),
     )
     assert (listed[own].bytes, listed[own].volume_namespace, listed[own].backup_volumes) == (5, "app", 3)
-    assert listed[velero].backup_volumes == 0
+    assert listed[velero].backup_volumes is None
     assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
     assert listed[velero].backup_uid == _UID
     assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")

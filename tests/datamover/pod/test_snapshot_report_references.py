@@ -58,6 +58,7 @@ async def test_a_resource_that_is_not_defined_is_said(resource: Any) -> None:
     kube = FakeKube()
     kube.unserved.add(resource)
     references = await _read(kube)
+    assert references.unread is not None
     assert references.unread.startswith(f"a resource of Velero is not defined in this cluster: list {resource.kind}")
 
 
@@ -79,4 +80,4 @@ async def test_a_malformed_backup_is_said() -> None:
 async def test_a_refused_list_is_said() -> None:
     kube = FakeKube()
     kube.fail_next("GET", "/backups", 403)
-    assert "403" in (await _read(kube)).unread
+    assert "403" in ((await _read(kube)).unread or "")

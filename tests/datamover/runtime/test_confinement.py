@@ -28,10 +28,10 @@ _ROOT = Path(__file__).parents[3]
         (Means(abi=3, chroot=True, mounts=True), "Landlock ABI 3 and a chroot jail"),
         (Means(missing="x", chroot=True), "a chroot jail"),
         (Means(missing="x", chroot=True, mounts=True), "a chroot jail"),
-        (Means(missing="x"), ""),
+        (Means(missing="x"), None),
     ],
 )
-def test_the_means_in_force_are_named(means: Means, description: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_means_in_force_are_named(means: Means, description: str | None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert means.description == description
     report_means(means)
@@ -158,6 +158,6 @@ def test_a_kernel_without_landlock_leaves_the_jail(error: int) -> None:
     """As an old kernel and as a seccomp profile that does not know Landlock."""
     need_root("jails")
     mounts = find_means().mounts
-    assert _found(LANDLOCK, error) == repr(Means(0, os.strerror(error), mounts=mounts, chroot=True))
-    assert _found((*LANDLOCK, *MOUNTS), error) == repr(Means(0, os.strerror(error), mounts=False, chroot=True))
-    assert _found((*LANDLOCK, *MOUNTS, *CHROOT), error) == repr(Means(0, os.strerror(error)))
+    assert _found(LANDLOCK, error) == repr(Means(None, os.strerror(error), mounts=mounts, chroot=True))
+    assert _found((*LANDLOCK, *MOUNTS), error) == repr(Means(None, os.strerror(error), mounts=False, chroot=True))
+    assert _found((*LANDLOCK, *MOUNTS, *CHROOT), error) == repr(Means(None, os.strerror(error)))

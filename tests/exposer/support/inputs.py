@@ -152,7 +152,7 @@ def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreR
         "location": dd.spec.backup_storage_location,
         "operation_timeout": dd.operation_timeout,
         "requested_at": dd.metadata.creation_timestamp,
-        "restore": dd.metadata.labels.get("velero.io/restore-name", ""),
+        "restore": dd.metadata.labels.get("velero.io/restore-name"),
     }
     return RestoreRequest(**_with_settings(values, changes))
 

@@ -257,11 +257,11 @@ async def test_definitions_that_cannot_be_read_are_no_finding() -> None:
     [
         (["serve", "--node-agent-configmap=a"], "a"),
         (["serve", "--node-agent-configmap", "a", "--log-level=info"], "a"),
-        (["serve"], ""),
-        (["serve", "--node-agent-configmap"], ""),
+        (["serve"], None),
+        (["serve", "--node-agent-configmap"], None),
     ],
-    ids=" ".join,
+    ids=["equals", "next word", "no flag", "no value"],
 )
-def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str) -> None:
+def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str | None) -> None:
     container = {"name": "node-agent", "args": arguments}
     assert _flag_value(only(spec={"template": {"spec": {"containers": [container]}}})) == name

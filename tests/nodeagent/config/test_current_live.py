@@ -19,7 +19,7 @@ _CACHED = '{"cachePVC": {"storageClass": "fast"}}'
 def _live(text: str = "{}") -> tuple[OwnScene, LiveConfig]:
     scene = OwnScene.build(parse_config(text))
     initial = InitialConfig(parse_config(text), ExposeSettings(AgentTemplate("mover:1")))
-    sources = ConfigSources("velero", agent="", repositories="repository-config")
+    sources = ConfigSources("velero", agent=None, repositories="repository-config")
     return scene, LiveConfig(scene.client, LoopClock(), sources=sources, initial=initial, report=scene.report)
 
 
@@ -62,7 +62,7 @@ def test_an_edit_that_removes_the_movers_account_is_warned_about(caplog: pytest.
 
     live.current.update(parse_config("{}"))
 
-    assert live.expose_settings().pod.service_account == ""
+    assert live.expose_settings().pod.service_account is None
     assert len(caplog.messages) == 1
 
 
@@ -85,7 +85,7 @@ async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> Non
         await asyncio.sleep(5)
         found.append(live.expose_settings().pod.priority_class_name)
 
-    assert found == ["", "low", "", "low", ""]
+    assert found == [None, "low", None, "low", None]
 
 
 async def test_the_cache_limit_is_that_of_new_repositories() -> None:

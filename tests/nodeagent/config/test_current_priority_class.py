@@ -69,7 +69,7 @@ async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptu
 async def test_without_a_class_nothing_is_read() -> None:
     scene = _scene("")
     async with _running(scene):
-        assert scene.priority.name == ""
+        assert scene.priority.name is None
         assert scene.usable
     assert scene.kube.requests == []
 
@@ -78,7 +78,7 @@ async def test_without_a_class_nothing_is_read() -> None:
 async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:
     scene = _scene()
     async with _running(scene):
-        assert scene.priority.name == ""
+        assert scene.priority.name is None
         assert scene.board.reasons == ["PriorityClassMissing"]
         assert not scene.usable
         await scene.create("low")
@@ -95,7 +95,7 @@ async def test_a_deleted_class_is_dropped_and_reported() -> None:
     async with _running(scene):
         await scene.client.delete(PRIORITY_CLASSES, "", "low")
         await asyncio.sleep(_LIMIT_SECONDS)
-        assert scene.priority.name == ""
+        assert scene.priority.name is None
         assert scene.board.reasons == ["PriorityClassMissing"]
 
 
@@ -108,12 +108,12 @@ async def test_another_configured_class_is_used_immediately() -> None:
         await scene.configure("system-node-critical")
         assert scene.priority.name == "system-node-critical"
         await scene.configure("")
-        assert scene.priority.name == ""
+        assert scene.priority.name is None
         assert scene.usable
         await scene.configure("low")
         assert scene.priority.name == "low"
         await scene.configure("none-of-these")
-        assert scene.priority.name == ""
+        assert scene.priority.name is None
         assert scene.board.reasons == ["PriorityClassMissing"]
 
 
@@ -126,7 +126,7 @@ async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
     await scene.create("low")
     scene.kube.fail_next("GET", "priorityclasses", fault, times=12)
     await scene.priority.refresh()
-    assert scene.priority.name == ""
+    assert scene.priority.name is None
     assert "cannot check PriorityClass low, will retry; data movers get the default priority" in caplog.text
     async with _running(scene):
         await asyncio.sleep(600)

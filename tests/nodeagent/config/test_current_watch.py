@@ -70,8 +70,8 @@ async def test_an_edit_is_active_within_seconds_and_reported() -> None:
         assert [reason for reason, _ in scene.board.recorded] == ["ConfigActivated"]
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 1.0']
         (info,) = scene.shown("config_info")
-        assert scene.current.digest in info
-        assert before not in info
+        assert str(scene.current.digest) in info
+        assert str(before) not in info
 
 
 @pytest.mark.looptime
@@ -103,7 +103,7 @@ async def test_an_invalid_edit_is_rejected_and_reported(values: list[str], text:
         assert reason == "ConfigRejected"
         assert text in message
         assert scene.shown("config_valid") == ['nodeagent_config_valid{node="node-1"} 0.0']
-        assert scene.current.digest in scene.shown("config_info")[0]
+        assert str(scene.current.digest) in scene.shown("config_info")[0]
         await scene.edit(_text(5))
         assert scene.slots == 5
         assert scene.current.valid
@@ -141,7 +141,7 @@ async def test_without_a_config_map_nothing_is_watched() -> None:
     kube, clock = FakeKube(), LoopClock()
     report = AgentReport(FakeBoard(), Metrics("node-1"))
     client = KubeClient(kube, Retry(clock))
-    await ConfigWatch(client, clock, place=(NAMESPACE, ""), current=CurrentConfig(), report=report).run()
+    await ConfigWatch(client, clock, place=(NAMESPACE, None), current=CurrentConfig(), report=report).run()
     assert kube.requests == []
 
 
@@ -163,7 +163,7 @@ def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]
         metadata = {"namespace": NAMESPACE, "name": NAME}
         for values in edits:
             data = {str(index): value for index, value in enumerate(values or [])}
-            await watch._update(None if values is None else only(metadata=metadata, data=data))
+            await watch._update(NAME, None if values is None else only(metadata=metadata, data=data))
             assert current.valid != bool(current.rejected)
             assert current.config.load_concurrency.global_config >= 1
 

@@ -35,7 +35,7 @@ DEFAULTS = ExposeSettings(AgentTemplate("mover:1"), mover=MoverOptions(log_level
 GIB = 1024**3
 
 
-def build(priority_class: str = "", limit_mib: int = 5000, /, **document: Any) -> ExposeSettings:
+def build(priority_class: str | None = None, limit_mib: int = 5000, /, **document: Any) -> ExposeSettings:
     parsed = parse_config(json.dumps(document))
     assert not parsed.errors
     return build_expose_settings(DEFAULTS, parsed.config, priority_class=priority_class, cache_limit_mib=limit_mib)
@@ -95,7 +95,7 @@ def test_the_key_takes_precedence_over_the_flag(document: dict[str, Any], expect
     defaults = replace(DEFAULTS, pod=PodSettings(service_account="of-the-flag"))
     config = parse_config(json.dumps(document)).config
 
-    settings = build_expose_settings(defaults, config, priority_class="", cache_limit_mib=5000)
+    settings = build_expose_settings(defaults, config, priority_class=None, cache_limit_mib=5000)
 
     assert settings.pod.service_account == expected
 
@@ -125,7 +125,7 @@ def test_a_key_becomes_a_setting_of_pods(document: dict[str, Any], expected: dic
 
 def test_the_priority_class_is_the_one_that_the_cluster_has() -> None:
     """The configured name counts for nothing as long as the class is missing."""
-    assert build(priorityClassName="movers").pod.priority_class_name == ""
+    assert build(priorityClassName="movers").pod.priority_class_name is None
     assert build("movers", priorityClassName="movers").pod.priority_class_name == "movers"
 
 

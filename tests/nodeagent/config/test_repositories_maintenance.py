@@ -160,7 +160,7 @@ def test_the_repositorys_number_of_kept_jobs_counts_also_if_it_is_0(
 @pytest.mark.parametrize(
     ("key", "attribute", "own", "common", "nothing"),
     [
-        ("priorityClassName", "priority_class_name", "low", "high", ""),
+        ("priorityClassName", "priority_class_name", "low", "high", None),
         ("podLabels", "labels", {"a": "1"}, {"b": "2"}, {}),
         ("podAnnotations", "annotations", {"a": "1"}, {"b": "2"}, {}),
     ],
@@ -174,7 +174,7 @@ def test_the_repositorys_value_counts_if_global_has_none(
     assert value() == nothing
     assert value(own={key: own}) == own
     assert value(own={key: own}, common={}) == own
-    assert value(own={key: own}, common={key: nothing}) == own
+    assert value(own={key: own}, common={key: type(own)()}) == own
     assert value(own={key: own}, common={key: common}) == common
     assert value(common={key: common}) == common
 
@@ -215,7 +215,7 @@ def test_without_a_key_the_defaults_apply() -> None:
     assert _settings(common=None, own=None) == settings
     assert (settings.keep_jobs, settings.max_concurrent_jobs, settings.windows) == (3, 1, ())
     assert (settings.memory_limit_max_bytes, settings.verify_blob_limit) == (4 * 2**30, 100_000)
-    assert settings.job == JobSettings(None, (), "", {}, {}, timedelta(hours=6))
+    assert settings.job == JobSettings(None, (), None, {}, {}, timedelta(hours=6))
 
 
 def test_an_entry_applies_to_its_own_repository_only() -> None:

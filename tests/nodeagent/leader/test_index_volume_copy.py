@@ -26,7 +26,7 @@ def backup_owner(name: str) -> list[JsonDict]:
 
 def test_a_completed_data_upload_saved_its_source_pvc() -> None:
     raw = data_upload(status=DONE)
-    assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, "", None)
+    assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, None, None)
 
 
 def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
@@ -38,8 +38,8 @@ def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
 def test_a_pod_volume_backup_saved_a_pvc_if_it_names_one() -> None:
     named = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations={PVC_NAME_ANNOTATION: "data"}))
     unnamed = PodVolumeBackup.parse(pod_volume_backup(status=DONE))
-    assert read_copy(named) == VolumeCopy("data", CREATED, 9, "", None)
-    assert read_copy(unnamed) == VolumeCopy("", CREATED, 9, "", None)
+    assert read_copy(named) == VolumeCopy("data", CREATED, 9, None, None)
+    assert read_copy(unnamed) == VolumeCopy(None, CREATED, 9, None, None)
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Canceled"])
@@ -60,12 +60,12 @@ def test_a_restore_saved_nothing() -> None:
     ("meta", "schedule"),
     [
         pytest.param({"ownerReferences": backup_owner("nightly-20261121020000")}, "nightly", id="of Velero"),
-        pytest.param({"ownerReferences": backup_owner("by-hand")}, "", id="a Backup without Schedule"),
+        pytest.param({"ownerReferences": backup_owner("by-hand")}, None, id="a Backup without Schedule"),
         pytest.param({"labels": {SCHEDULE_LABEL: "hourly"}}, "hourly", id="of a CronJob"),
-        pytest.param({}, "", id="none"),
+        pytest.param({}, None, id="none"),
     ],
 )
-def test_the_schedule_is_that_of_the_label_or_of_the_backups_name(meta: JsonDict, schedule: str) -> None:
+def test_the_schedule_is_that_of_the_label_or_of_the_backups_name(meta: JsonDict, schedule: str | None) -> None:
     assert copy_of(data_upload(status=DONE, **meta)).schedule == schedule
 
 

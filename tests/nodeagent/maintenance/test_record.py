@@ -34,7 +34,7 @@ def succeed(record: MaintenanceRecord, result: MaintenanceResult, fingerprint: s
     return after_success(record, result, fingerprint=fingerprint, at=AT)
 
 
-def fail(record: MaintenanceRecord, cause: FailureCause, limit_bytes: int = 0) -> MaintenanceRecord:
+def fail(record: MaintenanceRecord, cause: FailureCause, limit_bytes: int | None = None) -> MaintenanceRecord:
     return after_failure(record, cause, inputs="inputs", limit_bytes=limit_bytes, at=AT)
 
 
@@ -120,9 +120,9 @@ def test_a_failure_keeps_all_facts_of_the_last_success(cause: FailureCause) -> N
     assert after == replace(
         before,
         last_failure=AT,
-        blocked_inputs="inputs" if cause is FailureCause.NEEDS_CHANGE else "",
+        blocked_inputs="inputs" if cause is FailureCause.NEEDS_CHANGE else None,
         retry_at_frequency=cause is FailureCause.CLOCK_SKEW,
-        memory_bytes=1024 if cause is FailureCause.OUT_OF_MEMORY else 0,
+        memory_bytes=1024 if cause is FailureCause.OUT_OF_MEMORY else None,
     )
 
 
@@ -135,13 +135,15 @@ def test_a_success_ends_what_a_failure_has_caused(result: MaintenanceResult) -> 
     record = succeed(record, result)
     assert (record.last_failure, record.blocked_inputs, record.retry_at_frequency, record.memory_bytes) == (
         None,
-        "",
+        None,
         False,
-        0,
+        None,
     )
 
 
-@pytest.mark.parametrize(("cause", "limit_bytes"), [(FailureCause.OTHER, 1024), (FailureCause.OUT_OF_MEMORY, 0)])
-def test_another_failure_after_one_without_memory_keeps_the_memory(cause: FailureCause, limit_bytes: int) -> None:
+@pytest.mark.parametrize(("cause", "limit_bytes"), [(FailureCause.OTHER, 1024), (FailureCause.OUT_OF_MEMORY, None)])
+def test_another_failure_after_one_without_memory_keeps_the_memory(
+    cause: FailureCause, limit_bytes: int | None
+) -> None:
     record = fail(fail(MaintenanceRecord(), FailureCause.OUT_OF_MEMORY, 512), cause, limit_bytes)
     assert record.memory_bytes == 1024

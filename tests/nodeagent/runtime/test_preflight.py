@@ -330,7 +330,7 @@ async def test_pods_that_come_and_go_without_end_do_not_hold_the_check(tmp_path:
 
 
 async def test_an_agent_without_the_mount_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    await check_host_pods(scripted_client(lambda _: rejection(500, "not asked")), LoopClock(), "node-a", "")
+    await check_host_pods(scripted_client(lambda _: rejection(500, "not asked")), LoopClock(), "node-a", None)
     assert caplog.messages == [
         "the DaemonSet does not mount the volume host-pods: PodVolumeBackups and PodVolumeRestores will fail"
     ]

@@ -89,7 +89,7 @@ def test_the_command_of_a_recorded_daemonset_means_serve(recorded: Path) -> None
     assert parsed.run is _parser().parse_args(["serve"]).run
     settings = parse_settings(parsed, {"NODE_NAME": "node-a"})
     named = "--node-agent-configmap=node-agent-config" in container["args"]
-    assert settings.config_map_name == ("node-agent-config" if named else "")
+    assert settings.config_map_name == ("node-agent-config" if named else None)
     assert getattr(parsed, IGNORED_FLAGS) == ["--features"]
 
 

@@ -120,7 +120,7 @@ async def test_kubeconfig_of_the_environment_is_used(
     transport, namespace = await load_transport(None)
     await transport.request(Request("GET", "/version"))
     await transport.close()
-    assert namespace == ""
+    assert namespace is None
     assert server.requests[0][2] == "Bearer t2"
 
 

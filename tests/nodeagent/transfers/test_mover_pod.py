@@ -86,12 +86,12 @@ def test_no_pod_is_absent() -> None:
         pytest.param({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory", id="evicted"),
         pytest.param({"reason": "NodeAffinity"}, "NodeAffinity", id="no message"),
         pytest.param({"conditions": [DISRUPTION]}, f"PreemptionByScheduler: {DISRUPTION['message']}", id="preempted"),
-        pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, "", id="no disruption"),
-        pytest.param({"phase": "Running"}, "", id="unknown"),
+        pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, None, id="no disruption"),
+        pytest.param({"phase": "Running"}, None, id="unknown"),
         pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
     ],
 )
-def test_the_cause_of_a_loss_is_taken_from_the_status(status: JsonDict, text: str) -> None:
+def test_the_cause_of_a_loss_is_taken_from_the_status(status: JsonDict, text: str | None) -> None:
     assert explain_loss(mover_pod(data_upload(), **status)) == text
 
 
@@ -156,12 +156,12 @@ OUT_OF_CPU = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejec
         pytest.param(OUT_OF_CPU, "OutOfcpu", id="no room"),
         pytest.param({"phase": "Failed", "reason": "NodeAffinity"}, "NodeAffinity", id="other labels"),
         pytest.param({"phase": "Failed", "reason": "Evicted"}, "Evicted", id="node under pressure"),
-        pytest.param({"phase": "Failed", "reason": "Evicted", "conditions": [DISRUPTION]}, "", id="evicted"),
-        pytest.param(ended(137, reason="ContainerStatusUnknown") | {"reason": "Evicted"}, "", id="had run"),
-        pytest.param({"phase": "Failed"}, "", id="no reason"),
-        pytest.param({"phase": "Running"}, "", id="running"),
+        pytest.param({"phase": "Failed", "reason": "Evicted", "conditions": [DISRUPTION]}, None, id="evicted"),
+        pytest.param(ended(137, reason="ContainerStatusUnknown") | {"reason": "Evicted"}, None, id="had run"),
+        pytest.param({"phase": "Failed"}, None, id="no reason"),
+        pytest.param({"phase": "Running"}, None, id="running"),
     ],
 )
-def test_a_pod_that_its_kubelet_did_not_admit_has_the_reason(status: JsonDict, reason: str) -> None:
+def test_a_pod_that_its_kubelet_did_not_admit_has_the_reason(status: JsonDict, reason: str | None) -> None:
     pod = mover_pod(data_upload(), **status)
     assert [rejection_reason(each) for each in (pod, trim_pod(pod))] == [reason, reason]

@@ -28,14 +28,14 @@ def kube_with(phase: str | None) -> FakeKube:
     return kube
 
 
-async def refusal(kube: FakeKube, *owners: JsonDict) -> str:
+async def refusal(kube: FakeKube, *owners: JsonDict) -> str | None:
     cr = PodVolumeBackup.parse(pod_volume_backup(ownerReferences=list(owners)))
     return await read_owner_refusal(KubeClient(kube, Retry(LoopClock())), cr)
 
 
 @pytest.mark.parametrize("phase", ["", "New", "InProgress", "WaitingForPluginOperations", "Finalizing"])
 async def test_a_backup_that_is_not_final_waits(phase: str) -> None:
-    assert await refusal(kube_with(phase), OWNER) == ""
+    assert await refusal(kube_with(phase), OWNER) is None
 
 
 @pytest.mark.parametrize("phase", ["Completed", "PartiallyFailed", "Failed", "FailedValidation", "Deleting"])
@@ -57,21 +57,21 @@ async def test_a_backup_that_is_gone_does_not_wait(phase: str | None, uid: str) 
 )
 async def test_without_an_owning_backup_nothing_is_read(owners: list[JsonDict]) -> None:
     kube = kube_with(None)
-    assert await refusal(kube, *owners) == ""
+    assert await refusal(kube, *owners) is None
     assert kube.requests == []
 
 
 async def test_other_kinds_do_not_depend_on_their_owner() -> None:
     kube = kube_with(None)
     cr: Transfer = DataUpload.parse(data_upload(ownerReferences=[OWNER]))
-    assert await read_owner_refusal(KubeClient(kube, Retry(LoopClock())), cr) == ""
+    assert await read_owner_refusal(KubeClient(kube, Retry(LoopClock())), cr) is None
     assert kube.requests == []
 
 
 async def test_without_the_permission_the_owner_does_not_matter(caplog: pytest.LogCaptureFixture) -> None:
     kube = kube_with("Failed")
     kube.fail_next("GET", "/backups/nightly", 403)
-    assert await refusal(kube, OWNER) == ""
+    assert await refusal(kube, OWNER) is None
     assert "whatever has become of its Backup" in caplog.text
 
 

@@ -162,7 +162,7 @@ def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> Non
     records.mark_reported("a", UNSCHEDULABLE)
     assert records.is_reported("a", UNSCHEDULABLE.reason)
     records.forget("a")
-    assert (records.message("a"), records.reported_message("a")) == ("", "")
+    assert (records.message("a"), records.reported_message("a")) == ("", None)
 
 
 @pytest.mark.parametrize("skew", [timedelta(hours=24), timedelta(hours=-24)], ids=["a day ahead", "a day behind"])

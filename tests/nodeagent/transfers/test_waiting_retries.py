@@ -207,9 +207,9 @@ def test_as_many_retries_are_allowed_as_configured(cause: InterruptionCause, lim
 
 def test_ends_of_fenced_movers_leave_room_for_all_retries() -> None:
     attempts = _interrupted(*[Cause.FENCED] * 5, Cause.KILLED, Cause.KILLED)
-    assert refusal(RetryRules(), attempts, Cause.KILLED, age_seconds=0) == ""
+    assert refusal(RetryRules(), attempts, Cause.KILLED, age_seconds=0) is None
     assert refusal(RetryRules(max_retries=2), attempts, Cause.KILLED, age_seconds=0) == "2 retries (maxRetries)"
-    assert refusal(RetryRules(max_retries=2), attempts, Cause.FENCED, age_seconds=0) == ""
+    assert refusal(RetryRules(max_retries=2), attempts, Cause.FENCED, age_seconds=0) is None
 
 
 def test_the_refusal_of_a_single_retry_names_the_limit() -> None:
@@ -220,9 +220,9 @@ def test_the_refusal_of_a_single_retry_names_the_limit() -> None:
 
 @pytest.mark.parametrize(("cause", "seconds"), list(product(Cause, [0.0, 4 * _HOUR - 1, 4 * _HOUR, 40 * _HOUR])))
 def test_an_old_transfer_is_not_retried(cause: InterruptionCause, seconds: float) -> None:
-    text = "" if seconds < 4 * _HOUR else "older than 4h0m0s (deadline)"
+    text = None if seconds < 4 * _HOUR else "older than 4h0m0s (deadline)"
     assert refusal(RetryRules(), Attempts(), cause, age_seconds=seconds) == text
-    assert refusal(RetryRules(deadline=None), Attempts(), cause, age_seconds=seconds) == ""
+    assert refusal(RetryRules(deadline=None), Attempts(), cause, age_seconds=seconds) is None
     assert explain_deadline(RetryRules(), age_seconds=seconds) == text
 
 

@@ -109,7 +109,7 @@ def test_only_a_success_has_a_completion_and_only_a_failure_a_message() -> None:
     """A Velero server takes the newest completion for the last maintenance, whatever its result."""
     start = NOW
     for result, complete, message in (
-        (MaintenanceOutcome.SUCCEEDED, NOW + HOUR, ""),
+        (MaintenanceOutcome.SUCCEEDED, NOW + HOUR, None),
         (MaintenanceOutcome.FAILED, None, "text"),
     ):
         given = MaintenanceEntry(result=result, start_timestamp=start, complete_timestamp=NOW + HOUR, message="text")

@@ -24,10 +24,10 @@ UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStat
     ("condition", "seconds", "words"),
     [
         pytest.param(None, 0, "node n does not exist", id="no such node"),
-        pytest.param({"status": "True", "lastTransitionTime": SINCE}, 9999, "", id="ready"),
-        pytest.param({}, 9999, "", id="never said anything"),
-        pytest.param({"status": "Unknown"}, 9999, "", id="no time"),
-        pytest.param(UNKNOWN, 299, "", id="not yet"),
+        pytest.param({"status": "True", "lastTransitionTime": SINCE}, 9999, None, id="ready"),
+        pytest.param({}, 9999, None, id="never said anything"),
+        pytest.param({"status": "Unknown"}, 9999, None, id="no time"),
+        pytest.param(UNKNOWN, 299, None, id="not yet"),
         pytest.param(UNKNOWN, 300, "node n is not Ready for 5m0s: NodeStatusUnknown: no word", id="unknown"),
         pytest.param(
             {"status": "False", "lastTransitionTime": SINCE}, 300, "node n is not Ready for 5m0s", id="without words"
@@ -35,12 +35,12 @@ UNKNOWN = {"status": "Unknown", "lastTransitionTime": SINCE, "reason": "NodeStat
     ],
 )
 def test_a_node_is_lost_if_deleted_or_not_ready_for_long(
-    condition: JsonDict | None, seconds: float, words: str
+    condition: JsonDict | None, seconds: float, words: str | None
 ) -> None:
     assert explain_node_loss("n", condition, seconds=seconds, gone_after=FIVE) == words
 
 
-async def losses(kube: FakeKube, *labels: str, skew: timedelta = timedelta()) -> list[str]:
+async def losses(kube: FakeKube, *labels: str, skew: timedelta = timedelta()) -> list[str | None]:
     """Return why the nodes with those label values are lost, five minutes after the first list."""
     clock = LoopClock(skew)
     health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
@@ -68,8 +68,8 @@ async def test_nodes_are_found_by_label_value(skew: timedelta) -> None:
     kube.put(cluster_node("node-b", ready=False))
     kube.put(cluster_node(long))
     found = await losses(kube, "node-a", "node-b", "node-c", long[:57] + "5e9d2f", "n" * 57, skew=skew)
-    assert [text.partition(":")[0] for text in found[:3]] == [
-        "",
+    assert [text and text.partition(":")[0] for text in found[:3]] == [
+        None,
         "node node-b is not Ready for 5m0s",
         "node node-c does not exist",
     ]
@@ -80,7 +80,7 @@ async def test_without_permission_no_node_is_lost() -> None:
     kube = FakeKube()
     kube.put(cluster_node("node-a"))
     kube.fail_next("GET", "/nodes", 403, times=100)
-    assert await losses(kube, "node-b") == [""]
+    assert await losses(kube, "node-b") == [None]
 
 
 @pytest.mark.looptime
@@ -94,12 +94,12 @@ async def test_a_node_that_was_ready_in_between_is_not_lost() -> None:
     await asyncio.sleep(1)
     kube.put(cluster_node("node-a", ready=False, since="2026-11-21T12:03:21Z"))
     await asyncio.sleep(299)
-    assert health.explain_loss("node-a", "node-a") == ""
+    assert health.explain_loss("node-a", "node-a") is None
     await asyncio.sleep(2)
-    assert health.explain_loss("node-a", "node-a").startswith("node node-a is not Ready for 5m0s")
+    assert str(health.explain_loss("node-a", "node-a")).startswith("node node-a is not Ready for 5m0s")
     kube.put(cluster_node("node-a"))
     await asyncio.sleep(1)
-    assert (health.explain_loss("node-a", "node-a"), len(health._not_ready)) == ("", 0)
+    assert (health.explain_loss("node-a", "node-a"), len(health._not_ready)) == (None, 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -112,9 +112,9 @@ async def test_a_rejected_first_list_is_repeated(caplog: pytest.LogCaptureFixtur
     health = NodeHealth(KubeClient(kube, Retry(clock)), clock, gone_after=FIVE)
     task = asyncio.create_task(health.run(), name="node health")
     await asyncio.sleep(30)
-    assert health.explain_loss("node-b", "node-b") == ""
+    assert health.explain_loss("node-b", "node-b") is None
     await asyncio.sleep(200)
-    assert health.explain_loss("node-a", "node-a") == ""
+    assert health.explain_loss("node-a", "node-a") is None
     assert health.explain_loss("node-b", "node-b") == "node node-b does not exist"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

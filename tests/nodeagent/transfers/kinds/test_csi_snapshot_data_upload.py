@@ -92,18 +92,18 @@ async def test_an_unusable_location_is_named_and_pending(
         ({"phase": "Unavailable", "message": "no bucket"}, "velero/default is Unavailable: no bucket"),
         ({"phase": "Unavailable"}, "velero/default is Unavailable"),
         ({"phase": "Odd"}, "velero/default is Odd"),
-        ({"phase": "Available", "message": "old"}, ""),
-        ({}, ""),
+        ({"phase": "Available", "message": "old"}, None),
+        ({}, None),
     ],
     ids=["message", "no message", "unknown phase", "available", "no phase"],
 )
-async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str) -> None:
+async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict, warning: str | None) -> None:
     world = READY_WORLD | {LOCATION_PATH: LOCATION | {"status": status}}
     for found in (
         await admission(uploads(), data_upload(), world),
         await admission(downloads(), data_download(), world),
     ):
-        wanted = f"BackupStorageLocation {warning}" if warning else ""
+        wanted = f"BackupStorageLocation {warning}" if warning else None
         assert found == Admission(AdmissionState.READY, warning=wanted)
 
 
