@@ -114,6 +114,11 @@ func (c *checkpointer) save(ctx context.Context, reason string) error {
 		return nil
 	}
 
+	// A write that fails beside this flush fails the next one: otherwise kopia might store the manifest without a block.
+	if err := w.Flush(ctx); err != nil {
+		return errors.Wrap(err, "flush error")
+	}
+
 	root, err := list.writeFile(ctx, w, writer.name, writer.description)
 	if err != nil {
 		return err
@@ -186,8 +191,8 @@ func (b *blockWriter) resume(ctx context.Context, id manifest.ID) error {
 		return errors.Errorf("its blocks were read otherwise: %v, not %v", rule, b.rule())
 	}
 
-	if len(list) > len(b.list) {
-		return errors.Errorf("it has %v bytes, more than the device", list.size())
+	if count := len(list); count == 0 || count > len(b.list) {
+		return errors.Errorf("it has %v bytes, the device %v", list.size(), b.from.size)
 	}
 
 	if err := list.verify(ctx, b.w); err != nil {
@@ -210,7 +215,7 @@ func (b *blockWriter) resume(ctx context.Context, id manifest.ID) error {
 	return nil
 }
 
-// verify returns an error if the repository does not have a block.
+// verify returns an error if the repository does not have a block, or one of another length.
 func (l blockList) verify(ctx context.Context, rep repo.Repository) error {
 	for at, one := range l {
 		if at > 0 && one.Object == l[at-1].Object {
@@ -226,6 +231,10 @@ func (l blockList) verify(ctx context.Context, rep repo.Repository) error {
 
 		if info.Deleted {
 			return errors.Errorf("block %v is deleted", at)
+		}
+
+		if info.OriginalLength != blockSize {
+			return errors.Errorf("block %v has %v bytes", at, info.OriginalLength)
 		}
 	}
 

@@ -4,11 +4,16 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/pkg/errors"
+
 	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
@@ -141,10 +146,27 @@ func TestCheckpointInDoubtIsNotUsed(t *testing.T) {
 	missing := `{"entries":[{"l":1048576,"o":"0123456789abcdef0123456789abcdef"},{"s":1048576,"l":1048576,"o":"0123456789abcdef0123456789abcdef"},` +
 		`{"s":2097152,"l":1048576,"o":"0123456789abcdef0123456789abcdef"}]}`
 
+	valid, err := loadBlocks(context.Background(), b.rep, first.Snapshot.RootObjectID())
+	must(t, err)
+
+	directory := first.Snapshot.RootObjectID().String()
+	short := strings.NewReplacer("0123456789abcdef0123456789abcdef", directory).Replace(missing)
+	short = strings.Replace(short, directory, valid[0].Object.String(), 1)
+
+	var empty object.ID
+
+	must(t, repo.WriteSession(context.Background(), b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+		empty, err = writeRoot(ctx, w, "device", b.deviceObject(b.writeList(`{"entries":[]}`)), 0)
+
+		return err
+	}))
+
 	for want, id := range map[string]manifest.ID{
+		"it has 0 bytes, the device 4194": save(empty, all),
+		"block 1 has ":                    save(b.writeList(short), all),
 		"not found":                       "0123456789abcdef0123456789abcdef",
 		"its blocks were read otherwise":  first.Snapshot.ID,
-		"more than the device":            save(b.writeDevice(random.bytes(9*blockSize), blockDecision{}).Snapshot.RootObjectID(), all),
+		"it has 9437184 bytes":            save(b.writeDevice(random.bytes(9*blockSize), blockDecision{}).Snapshot.RootObjectID(), all),
 		"the device has other bytes at 0": b.saveSome(other, 4, blockDecision{}),
 		"block 0: ":                       save(b.writeList(missing), all),
 		"read the list of blocks":         save(b.writeList(missing[:100]), all),
@@ -159,6 +181,93 @@ func TestCheckpointInDoubtIsNotUsed(t *testing.T) {
 		if err != nil || !bytes.Equal(restored, content) {
 			t.Errorf("the restored device differs when %v: %v", want, err)
 		}
+	}
+}
+
+// fullStorage writes no blocks: each write fails once the channel is closed.
+type fullStorage struct {
+	blob.Storage
+
+	fail <-chan struct{}
+}
+
+func (f *fullStorage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, options blob.PutOptions) error {
+	if !strings.HasPrefix(string(id), "p") {
+		return f.Storage.PutBlob(ctx, id, data, options)
+	}
+
+	<-f.fail
+
+	return errors.New("the storage is full")
+}
+
+func (f *fullStorage) ConnectionInfo() blob.ConnectionInfo {
+	return blob.ConnectionInfo{Type: "full", Config: f.Storage.ConnectionInfo().Config}
+}
+
+// TestCheckpointWithoutItsBlocksIsNotSaved has a write of blocks fail while a checkpoint waits for it.
+func TestCheckpointWithoutItsBlocksIsNotSaved(t *testing.T) {
+	b, ctx, fail := newBench(t), context.Background(), make(chan struct{})
+	folder := filepath.Dir(b.volume)
+
+	blob.AddSupportedStorage("full", filesystem.Options{}, func(ctx context.Context, options *filesystem.Options, _ bool) (blob.Storage, error) {
+		found, err := filesystem.New(ctx, options, false)
+
+		return &fullStorage{found, fail}, err
+	})
+
+	store, err := blob.NewStorage(ctx, blob.ConnectionInfo{
+		Type: "full", Config: &filesystem.Options{Path: filepath.Join(folder, "store")},
+	}, false)
+	must(t, err)
+
+	config := filepath.Join(folder, "full")
+	options := repo.ConnectOptions{ClientOptions: repo.ClientOptions{Hostname: "default", Username: "default"}}
+	must(t, repo.Connect(ctx, config, store, "password", &options))
+
+	rep, err := repo.Open(ctx, config, "password", nil)
+	must(t, err)
+
+	defer rep.Close(ctx) //nolint:errcheck // tests
+
+	// More than kopia puts into one file of the repository.
+	from, _ := b.device(newSeeded().bytes(24 * blockSize))
+	report := newReport(io.Discard, io.Discard)
+
+	defer report.stop()
+
+	decided := &blockDecision{Checkpoint: &checkpointDecision{Path: checkpoints, Seconds: 600}}
+
+	err = repo.WriteSession(ctx, rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		writer, err := newBlockWriter(ctx, w, blockSource, from, decided, report, &blockResult{})
+		must(t, err)
+
+		written := make(chan error)
+
+		go func() {
+			written <- inParallel(ctx, len(writer.list), 1, writer.writeOne)
+		}()
+
+		for writer.checkpoint.done() < 19 {
+			time.Sleep(time.Millisecond)
+		}
+
+		time.AfterFunc(200*time.Millisecond, func() { close(fail) })
+
+		if err := writer.checkpoint.save(ctx, upload.IncompleteReasonCheckpoint); err == nil {
+			t.Error("a checkpoint was saved")
+		}
+
+		return <-written
+	})
+	if err == nil || !strings.Contains(err.Error(), "the storage is full") {
+		t.Errorf("the backup did not fail: %v", err)
+	}
+
+	must(t, b.rep.Refresh(ctx))
+
+	if found := b.saved(); len(found) != 0 {
+		t.Errorf("there is the checkpoint %+v", found[0])
 	}
 }
 
