@@ -116,7 +116,9 @@ def run_alone(parser: argparse.ArgumentParser, measure: Callable[[argparse.Names
         measure: measures in a bed whose folder is removed afterwards.
     """
     parser.add_argument("--quick", action="store_true", help="tiny trees, one round: does the benchmark work?")
-    parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to restore to (default: the folder of temporary files)"
+    )
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:

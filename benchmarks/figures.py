@@ -50,7 +50,7 @@ class Runs:
         return median(run.seconds for run in self._runs[name])
 
     def ratio(self, name: str, other: str) -> float:
-        """Return the median of the times compared with that of others."""
+        """Return the ratio of the medians of two sets of times."""
         return round(self.seconds(name) / self.seconds(other), 3)
 
     def paired_ratio(self, name: str, other: str, figure: Callable[[Measured], float]) -> float:

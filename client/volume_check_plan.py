@@ -189,11 +189,11 @@ _DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
 
 @dataclass(frozen=True)
 class CheckChoice:
-    """What the user chose; empty: the default of the cluster, or a namespace of the check's own."""
+    """What the user chose; None: the default of the cluster, or a namespace of the check's own."""
 
-    storage_class: str = ""
-    snapshot_class: str = ""
-    space: str = ""
+    storage_class: str | None = None
+    snapshot_class: str | None = None
+    space: str | None = None
     location: str = "default"
     size: str = "64Mi"
 
@@ -234,12 +234,12 @@ def _retaining(kind: str, found: Mapping[str, Any], policy: str) -> list[str]:
     return [f"{kind} {_name(found)} has {policy} Retain"] if found.get(policy) == "Retain" else []
 
 
-async def _check_user(client: KubeClient, namespace: str, space: str) -> None:
+async def _check_user(client: KubeClient, namespace: str, space: str | None) -> None:
     """Check the permissions; with `space`, those on its objects in it alone."""
     needed = [one for one in VOLUME_CHECK_PERMISSIONS if not one.without]
     moved = [one for one in needed if space and _is_of_space(one)]
     missing = [*(await missing_permissions(client, namespace, [one for one in needed if one not in moved])).values()]
-    if moved:
+    if space and moved:
         # A Role may permit to get its own namespace.
         there = [replace(one, scope=Scope.OWN_NAMESPACE) for one in moved if one.resource is not kube.NAMESPACES]
         there.append(Permission(Scope.OWN_NAMESPACE, kube.NAMESPACES, ("get",), "whether it exists", names=(space,)))
@@ -266,7 +266,7 @@ async def _check_location(client: KubeClient, namespace: str, name: str) -> None
         raise ConfigError(f"{place} is read-only: --storage-location names another")
 
 
-async def _find_class(client: KubeClient, name: str) -> StorageClass:
+async def _find_class(client: KubeClient, name: str | None) -> StorageClass:
     if name:
         found = await client.read(kube.STORAGE_CLASSES, "", name)
         if found is None:
@@ -280,7 +280,7 @@ async def _find_class(client: KubeClient, name: str) -> StorageClass:
     return default[0]
 
 
-async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> VolumeSnapshotClass:
+async def _find_snapshot_class(client: KubeClient, name: str | None, driver: str) -> VolumeSnapshotClass:
     classes = [
         one for one in await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES)) if not name or _name(one) == name
     ]

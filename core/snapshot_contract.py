@@ -297,21 +297,22 @@ class FileEntry(SparseModel, omit_defaults=True):
 ENTRY_LINE: Final = OutputLine("nodeagent.io/file-entry", FileEntry)
 
 
-class FileListing(WireModel, omit_defaults=True):
+class FileListing(SparseModel, omit_defaults=True):
     """The termination message of `list-files` that succeeded.
 
     `type` is the type of what was listed: of a directory, `entries` is how many it has after the name where the list
     begins, and `listed` how many of them were listed; the others exceed the limit. Of anything else, both are 1.
-    `note` is what a reader should know about the entries, or empty.
+    `note` is what a reader should know about the entries, or None.
     """
 
     type: FileType
     entries: Int64 = 0
     listed: Int64 = 0
-    note: str = ""
+    note: str | None = None
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""
+        super().__post_init__()
         cut_texts(self, note=_MESSAGE_BYTES)
 
 

@@ -115,10 +115,10 @@ class BackupPlan:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The snapshot to restore, and the UID that names the done file; empty for no such file."""
+    """The snapshot to restore, and the UID that names the done file; None: there is no such file."""
 
     snapshot_id: str
-    done_owner_uid: str = ""
+    done_owner_uid: str | None = None
 
 
 TRANSFER_KINDS: Final[Mapping[str, MoverKind]] = {
@@ -170,8 +170,8 @@ def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
     return tags
 
 
-def _restore_uid(cr: PodVolumeRestore) -> str:
-    """Return the UID that the workload's init container waits for.
+def _restore_uid(cr: PodVolumeRestore) -> str | None:
+    """Return the UID that the workload's init container waits for; None: none is known.
 
     Velero uses the first owner, of any kind. A resource that a user writes may have no owner,
     since an owner must exist, but may have the label that Velero's server sets too.
@@ -179,8 +179,8 @@ def _restore_uid(cr: PodVolumeRestore) -> str:
     """
     owners = cr.metadata.owner_references
     uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
-    uid = next(iter(uids), "") or cr.metadata.labels.get(RESTORE_UID_LABEL, "")
-    if not uid:
+    uid = next(iter(uids), None) or cr.metadata.labels.get(RESTORE_UID_LABEL) or None
+    if uid is None:
         _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
     return uid
 

@@ -357,12 +357,12 @@ class CacheClaims:
         self._client = client
 
     async def ensure(
-        self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str
+        self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str | None
     ) -> CacheVolume | Pending | None:
         """Return the cache that the owner's PVC holds, created where needed; None where there is none.
 
         A PVC that was created before an edit of the configuration holds what it was created for.
-        `node`: where the cache must be reachable; empty: anywhere.
+        `node`: where the cache must be reachable; None: anywhere.
 
         Raises:
             ExposeError: another PVC has the name.

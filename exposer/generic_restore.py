@@ -130,6 +130,8 @@ class Rebinder:
 
         Also one that was not taken yet, if it was released for this restore.
         """
+        if request.volume is None:
+            return None
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         if volume is not None and is_taken_by(volume, request.owner):
             pending = await self._delete_pod_and_claim(request.owner, attached=request.volume)
@@ -205,7 +207,7 @@ class Rebinder:
         claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
         await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": claim}})
 
-    async def _delete_pod_and_claim(self, owner: Owner, *, attached: str = "") -> Pending | None:
+    async def _delete_pod_and_claim(self, owner: Owner, *, attached: str | None = None) -> Pending | None:
         """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         if pending is None and attached and (nodes := await attached_nodes(self._client, attached)):
@@ -313,7 +315,7 @@ class GenericRestoreExposer:
         placement = await self._place(request, target, reader)
         if isinstance(placement, Pending):
             return placement
-        existing = await self._check_existing(request, target, reader)
+        existing = await check_existing(request, target=target, reader=reader)
         if isinstance(existing, Pending):
             return existing
         return await self._copies.check(request.copies, reader)
@@ -409,10 +411,10 @@ class GenericRestoreExposer:
             return claim
         if request.owner.attempt > 1 and claim["spec"].get("volumeName"):
             # The volume is there: the scheduler knows which nodes can reach it, if the consumer's node is lost.
-            placement = replace(placement, node="")
+            placement = replace(placement, node=None)
         elif placement.node:
             # The consumer's node may have changed since the PVC was created for the previous one.
-            selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
+            selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
             placement = replace(placement, node=selected or placement.node)
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=placement.node)
         if isinstance(cache, Pending):
@@ -424,10 +426,10 @@ class GenericRestoreExposer:
         return await run.ensure(PODS, manifest)
 
     async def _ensure_claim(
-        self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str
+        self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str | None
     ) -> PersistentVolumeClaim | Pending:
         """Return the restore PVC; an existing volume is taken for it first."""
-        existing = await self._check_existing(request, target, self._client)
+        existing = await check_existing(request, target=target, reader=self._client)
         if isinstance(existing, Pending):
             return existing
         if existing is not None:
@@ -445,12 +447,6 @@ class GenericRestoreExposer:
         """
         pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
         return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
-
-    async def _check_existing(
-        self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
-    ) -> PersistentVolume | Pending | None:
-        """Return the existing volume that is restored into; None: a new one is."""
-        return await check_existing(request, target=target, reader=reader) if request.volume else None
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
         """Return the target PVC, which has no volume yet but the existing one that is restored into.
@@ -490,7 +486,7 @@ class GenericRestoreExposer:
             if storage_class is None:
                 raise ExposeError(f"StorageClass {class_name} of {place} does not exist")
             if binds_late(storage_class):
-                node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
+                node = (target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
                 if node:
                     return Placement(node=node)
                 return Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, f"{place} is not used by a pod yet")

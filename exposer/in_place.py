@@ -56,13 +56,17 @@ def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
 
 async def check_existing(
     request: RestoreRequest, *, target: PersistentVolumeClaim, reader: Reader
-) -> PersistentVolume | Pending:
-    """Return the existing volume of the request, or what it cannot be taken for yet; reads only.
+) -> PersistentVolume | Pending | None:
+    """Return the existing volume of the request, or why it cannot be taken yet; None: a new one is restored into.
+
+    It only reads.
 
     Raises:
         ExposeError: it can never be restored into.
         KubeError: the API server rejected a request.
     """
+    if request.volume is None:
+        return None
     volume = await reader.read(PERSISTENT_VOLUMES, "", request.volume)
     if volume is None or volume["metadata"].get("deletionTimestamp"):
         state = "does not exist" if volume is None else "is being deleted"
@@ -101,7 +105,7 @@ def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume:
     Raises:
         ExposeError: it is not.
     """
-    place = f"PersistentVolume {request.volume}"
+    place = f"PersistentVolume {volume['metadata']['name']}"
     claim = f"PVC {request.target_namespace}/{request.target_claim}"
     reference = volume["spec"].get("claimRef")
     if reference and not _refers_to(reference, request.target_namespace, request.target_claim):

@@ -127,7 +127,7 @@ def build_restore_claim(
     owner: Owner,
     target: PersistentVolumeClaim,
     *,
-    node: str,
+    node: str | None,
     excluded: tuple[str, ...],
     volume: PersistentVolume | None = None,
     by_block: bool = False,
@@ -135,7 +135,7 @@ def build_restore_claim(
     """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for `volume`; None: for a new one.
 
     It has neither the target's selector nor its data source nor its binding: the volume is
-    provisioned empty. `node`: where the volume must be reachable; empty: anywhere. `excluded`: how
+    provisioned empty. `node`: where the volume must be reachable; None: anywhere. `excluded`: how
     the keys of annotations and labels begin that it does not get either. `by_block`: it is for a device.
     """
     annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
@@ -163,10 +163,10 @@ def changed_name(volume: str) -> str:
     return f"{volume}-fs"
 
 
-def build_changed_volume(volume: PersistentVolume, *, fs_type: str) -> Manifest:
+def build_changed_volume(volume: PersistentVolume, *, fs_type: str | None) -> Manifest:
     """Return a PersistentVolume with the storage and all marks of `volume`, which has a file system instead.
 
-    `fs_type` is empty where that is not known. Neither mode nor handle of an existing one can change.
+    `fs_type` is None where that is not known. Neither mode nor handle of an existing one can change.
     Source: Velero main at d2241adba, RebindPV in pkg/util/kube/pvc_pv.go; Kubernetes v1.34,
     pkg/apis/core/validation (ValidatePersistentVolumeUpdate).
     """
@@ -190,7 +190,7 @@ def claim_size_gib(claim: PersistentVolumeClaim) -> int:
     return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) // _BYTES_IN_A_GIB
 
 
-def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> Manifest:
+def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str | None) -> Manifest:
     """Return the PVC of a restore's cache; `node` as for the restore PVC."""
     spec: Manifest = {
         "accessModes": [_WRITABLE],

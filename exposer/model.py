@@ -153,13 +153,13 @@ class KeptVolume:
     """A restored volume: its PersistentVolume, and the reclaim policy it came with.
 
     `provisioned` is whether it was created for the restore. One that existed before is never deleted. `fs_type` is the
-    file system that the data mover found on a device; empty: none that it knows, or it wrote files.
+    file system that the data mover found on a device; None: none that it knows, or it wrote files.
     """
 
     pv_name: str
     reclaim_policy: str
     provisioned: bool = False
-    fs_type: str = ""
+    fs_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class CopyPlan:
         owner: the custom resource, whose namespace gets the copies.
         namespace: the volume's namespace.
         configured: those that the active settings name.
-        recorded: those that the custom resource was accepted with, by its annotation; empty: none is recorded.
+        recorded: those that the custom resource was accepted with, by its annotation.
     """
 
     owner: Owner
@@ -240,10 +240,10 @@ class SnapshotRequest:
 class RestoreRequest:
     """Expose a volume in a mover pod, to be bound to the target PVC later.
 
-    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; "": a new one.
+    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; None: a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
     taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
-    `by_block`: a device is written, also for a target with a file system, which `fs_type` names; empty: not known.
+    `by_block`: a device is written, also for a target with a file system, which `fs_type` names, if it is known.
     """
 
     owner: Owner
@@ -256,12 +256,12 @@ class RestoreRequest:
     for_windows: bool = False
     in_place: InPlace | None = None
     copied: tuple[str, ...] = ()
-    volume: str = ""
+    volume: str | None = None
     base_snapshot: tuple[str, str] | None = None
     requested_at: datetime | None = None
     restore: str | None = None
     by_block: bool = False
-    fs_type: str = ""
+    fs_type: str | None = None
 
     @property
     def copies(self) -> CopyPlan:

@@ -379,7 +379,7 @@ async def delete_with_volume(client: KubeClient, claim: PersistentVolumeClaim) -
 
 
 def explain_deletion(volume: PersistentVolume) -> str:
-    """Return why a PersistentVolume could not be deleted, to be appended to a text; empty: it does not say.
+    """Return the end of a message: why a PersistentVolume could not be deleted, if it says so.
 
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (reclaimVolume).
     """

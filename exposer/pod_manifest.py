@@ -86,7 +86,7 @@ class OwnVolumes:
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
     None: the cache is in the scratch volume. `repository` is the shared volume with the repository.
     With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is the
-    audience of a token of the pod's account; empty: it gets none.
+    audience of a token of the pod's account; None: it gets none.
     """
 
     uid: str
@@ -94,7 +94,7 @@ class OwnVolumes:
     cache_claim: str | None = None
     repository: RepositoryMount | None = None
     events: bool = False
-    token_audience: str = ""
+    token_audience: str | None = None
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class MoverPod:
     `node` is the node that the pod is bound to without the scheduler; None: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
     the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
-    the pod's by a mount option. `token_audience` is the audience of its token; empty: it gets none.
+    the pod's by a mount option. `token_audience` is the audience of its token; None: it gets none.
     """
 
     owner: Owner
@@ -284,7 +284,7 @@ class MoverPod:
     privileged: bool | None = None
     no_relabeling: bool = False
     label_at_mount: bool = False
-    token_audience: str = ""
+    token_audience: str | None = None
 
 
 def complete_spec(spec: MoverSpec, owner: Owner, options: MoverOptions) -> MoverSpec:

@@ -223,7 +223,7 @@ def _diagnose_placement(pod: Pod, status: PodStatus, place: str) -> Pending:
 
 
 def _waiting_state(status: PodStatus) -> Waiting:
-    """Return the state of the first waiting container; empty where none is waiting."""
+    """Return the state of the first waiting container; an empty one where none is waiting."""
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting")
         if waiting:

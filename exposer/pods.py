@@ -103,7 +103,7 @@ def build_backup_pod(
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
         label_at_mount=claim_for_one_pod(claim),
-        token_audience=service["audience"] if tracked is not None and service is not None else "",
+        token_audience=service["audience"] if tracked is not None and service is not None else None,
     )
     return build_mover_pod(plan, request.settings)
 

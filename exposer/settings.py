@@ -229,7 +229,7 @@ class CompressionRules:
 
 @dataclass(frozen=True)
 class ExclusionRule:
-    """What the volumes of some namespaces and storage classes leave out of backups; empty: of all."""
+    """What the volumes of some namespaces and storage classes leave out of backups; without any: of all."""
 
     exclude: Exclusions
     namespaces: frozenset[str] = frozenset()

@@ -371,18 +371,18 @@ async def _is_for_windows(
         return False
     if request.settings.template.windows:
         nodes = await _attached_nodes(client, claim)
-        selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
+        selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
         if found := await _read_node_os(client, nodes[0] if nodes else selected):
             return found == WINDOWS
     parameters = (storage_class.get("parameters") or {}) if storage_class else {}
     return str(parameters.get(_FS_TYPE, "")).lower() == _WINDOWS_FS
 
 
-async def _read_node_os(client: KubeClient, node: str) -> str:
-    """Return the operating system of a node; empty where its label is missing."""
+async def _read_node_os(client: KubeClient, node: str | None) -> str | None:
+    """Return the operating system of a node; None where its label is missing."""
     found = await client.read(NODES, "", node) if node else None
     labels = (found["metadata"].get("labels") or {}) if found else {}
-    return str(labels.get(_OS_LABEL, ""))
+    return labels.get(_OS_LABEL)
 
 
 async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> tuple[str, ...]:

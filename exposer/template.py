@@ -198,7 +198,7 @@ class Placement:
     added to what all movers have.
     """
 
-    node: str = ""
+    node: str | None = None
     avoid_nodes: tuple[str, ...] = ()
     alternatives: Alternatives = ()
     topology: tuple[NodeSelectorTerm, ...] = field(default=())

@@ -324,15 +324,16 @@ _DIRECTORY: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/moun
 """A volume may be named `volumes` or `mount`."""
 
 
-def split_directory(directory: str) -> tuple[str, str, str]:
-    """Return pod directory, plugin and name from `directory`, a result of `join_directory`; empty if it is none."""
+def split_directory(directory: str) -> tuple[str, str, str] | None:
+    """Return pod directory, plugin and name from `directory`, a result of `join_directory`; None if it is none."""
     parts = _DIRECTORY.fullmatch(directory)
-    return (parts[1], parts[2], parts[3]) if parts else ("", "", "")
+    return (parts[1], parts[2], parts[3]) if parts else None
 
 
 def pod_of_directory(directory: str) -> str | None:
     """Return the UID of the pod in `directory`, a result of `join_directory`; None if it is none."""
-    return split_directory(directory)[0].rpartition("/")[2] or None
+    parts = split_directory(directory)
+    return parts[0].rpartition("/")[2] if parts else None
 
 
 def _plugin_of(source: Mapping[str, Any]) -> str | None:
@@ -373,7 +374,10 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
 
     Source: Velero v1.18, pkg/exposer/host_path.go (GetPodVolumeHostPath).
     """
-    pod_directory, plugin, name = split_directory(directory)
+    parts = split_directory(directory)
+    if parts is None:
+        return directory
+    pod_directory, plugin, name = parts
     try:
         list_pods(host_pods)
         volumes = _list_volumes(Path(host_pods, Path(pod_directory).name, "volumes"))
@@ -422,12 +426,12 @@ def read_termination_message(host_pods: str, uid: str, container: str) -> str | 
     return next(filter(None, messages), None)
 
 
-def _read_start(file: Path) -> str:
-    """Return the text of a regular file up to the limit of termination messages; empty if it cannot be read."""
+def _read_start(file: Path) -> str | None:
+    """Return the text of a regular file up to the limit of termination messages; None if it cannot be read."""
     try:
         return read_start(file, TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
     except OSError:
-        return ""
+        return None
 
 
 def _list_volumes(directory: Path) -> dict[str, list[str]]:

@@ -142,7 +142,7 @@ def build_schema() -> JsonDict:
     """Return the JSON Schema of the chart's values, in which a name that is no option is an error."""
     schema = _schema_of(InstallOptions)
     properties = schema["properties"]
-    # The namespace is that of the release.
+    # Helm chooses the namespace with the release.
     del properties["namespace"]
     # Helm passes `global` to a chart that another one contains.
     properties |= {"crds": _CRDS_VALUE, "monitoring": _MONITORING_VALUE, "global": {"type": "object"}}

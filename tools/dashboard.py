@@ -324,7 +324,7 @@ def _build_panel(panel: Panel, number: int, place: JsonDict) -> JsonDict:
         "targets": targets,
     }
     if table:
-        # The time of the query is that of every line.
+        # All lines have the time of the query.
         hidden = {"excludeByName": {"Time": True}, "renameByName": {}}
         found["transformations"] = [{"id": "organize", "options": hidden}]
         unit = {"matcher": {"id": "byName", "options": "Value"}, "properties": [{"id": "unit", "value": panel.unit}]}

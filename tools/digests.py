@@ -54,7 +54,7 @@ class _Tag:
 
         Raises:
             OSError, HTTPException: The registry did not answer, or with an error.
-            ValueError: The answer is not that of a registry, or the image is of one architecture.
+            ValueError: No registry sent the answer, or the image is of one architecture.
         """
         request = urllib.request.Request(f"{self._base}/v2/{self.repository}/manifests/{self.tag}")
         request.add_header("Accept", ", ".join(_INDEXES))

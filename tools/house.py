@@ -69,7 +69,7 @@ def _count(text: str) -> int:
 
 
 def _count_code(text: str, tree: ast.Module) -> int:
-    """Return the number of lines that are not blank, comment or docstring, also that of an attribute."""
+    """Return the number of lines that are not blank, comment or docstring (an attribute's included)."""
     lines = set[int]()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE:

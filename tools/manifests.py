@@ -62,7 +62,7 @@ _PRIORITY = """\
 A hierarchy for backups: server, agents, data movers. docs/priority.md explains it, and the order of creation.
 Workloads have the value 0 by default: any of them can preempt a data mover with a negative value."""
 _NETWORK = """\
-Change the namespace below to that of your Prometheus. The kubelet's probes need no rule: traffic from a pod's own
+Change the namespace below to your Prometheus' own. The kubelet's probes need no rule: traffic from a pod's own
 node is always allowed. (Kubernetes v1.34, "Network Policies")"""
 _COPIES = """\
 Permissions of the agent to copy Secrets and ConfigMaps that a driver needs beside the PVC of a backup or restore

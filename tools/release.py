@@ -4,7 +4,7 @@
     python -m tools.release checksums       SHA256SUMS of everything in _output/
     python -m tools.release notes           what CHANGELOG.md says about this version
 
-With TAG, such as v0.1.0, it must be that of the version, and CHANGELOG.md must have a section of it; without, an
+With TAG, such as v0.1.0, it must name the version, and CHANGELOG.md must have a section of it; without, an
 "Unreleased" one will do.
 """
 
@@ -66,7 +66,7 @@ def read_notes(changelog: str, *, tagged: bool) -> str:
 
 
 def check_chart(chart: Path) -> None:
-    """Compare the versions that a Helm chart has with that of the code.
+    """Compare the versions in a Helm chart with the version of the code.
 
     Raises:
         ReleaseError: They differ.

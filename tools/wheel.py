@@ -117,7 +117,7 @@ def check_installed(wheel: Path, pins: Path, folder: Path) -> None:
         ReleaseError: The installation or a program failed, or a license is not allowed.
     """
     binaries, constraints = folder / "environment" / "bin", folder / "constraints.txt"
-    # With hashes pip would also ask for that of the wheel.
+    # With hashes pip would also ask for a hash of the wheel.
     versions = re.findall(r"(?m)^([A-Za-z0-9._-]+==[^\s\\;]+(?: *;[^\\\n]+)?)", pins.read_text(encoding="utf-8"))
     constraints.write_text("\n".join(versions), encoding="utf-8")
     run(folder, sys.executable, "-m", "venv", binaries.parent)

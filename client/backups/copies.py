@@ -94,7 +94,7 @@ class KeepPolicy:
     zone: str = UTC_ZONE
 
     @classmethod
-    def of(cls, given: Mapping[KeepRule, int | None], zone: str) -> "KeepPolicy | None":
+    def of(cls, given: Mapping[KeepRule, int | None], zone: str | None) -> "KeepPolicy | None":
         """Return the policy with these counts, as options have them; None: none is given.
 
         Raises:

@@ -317,7 +317,7 @@ class _CheckRun:
         except ConfigError:
             raise
         except AgentError as e:
-            self.refused[location, ""] = str(e)
+            self.refused[location, None] = str(e)
             self.said, self.at_seconds = before
             return
         if not self.tools.in_pod and run.ended is not None:
@@ -436,7 +436,7 @@ async def _execute(
         kept = {one.transfer_uid for one in run.found if one.kept}
         failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
-        dropped = {one for one in done if not {"", one.volume_namespace} & run.unread.keys()}
+        dropped = {one for one in done if not {None, one.volume_namespace} & run.unread.keys()}
         if plan.time is not None:
             await record.drop(dropped, plan.time.now(tools.jobs.clock), proved=True)
         else:

@@ -62,7 +62,7 @@ _AT_ONCE: Final = 1000
 class LocationJobs:
     """The Jobs of one location, and what they found. `cluster` is the cluster in the tags of its snapshots.
 
-    `unread` has why some snapshots were not looked for, by the namespace of their repository; empty: of any. `faults`
+    `unread` has why some snapshots were not looked for, by the namespace of their repository; None: of any. `faults`
     are of the copies that were checked, `ended` is the time by the clock of the last pod.
     """
 
@@ -70,7 +70,7 @@ class LocationJobs:
     location: str
     cluster: str
     found: list[DeletedSnapshot] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str | None, str] = field(default_factory=dict)
     faults: dict[CopyToCheck, str | None] = field(default_factory=dict)
     ended: datetime | None = None
 
@@ -103,7 +103,7 @@ class LocationJobs:
     def _read(self, answer: JobAnswer) -> None:
         totals = parse_result(SnapshotDeletion, answer.message)
         for missed in totals.unread:
-            key = missed.volume_namespace if totals.unread_count == len(totals.unread) else ""
+            key = missed.volume_namespace if totals.unread_count == len(totals.unread) else None
             self.unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
         self.found += answer.find(DELETED_LINE)
         checked = answer.find(CHECKED_LINE)
@@ -146,23 +146,23 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
             yield restore.spec.snapshot_id, f"PodVolumeRestore {restore.name}"
 
 
-async def read_locations(client: KubeClient, namespace: str) -> dict[str, str]:
-    """Return why nothing may be deleted in each location that exists, by its name; empty: something may.
+async def read_locations(client: KubeClient, namespace: str) -> dict[str, str | None]:
+    """Return why nothing may be deleted in each location that exists, by its name; None: something may.
 
     Raises:
         KubeError: the API server rejected a request.
     """
-    found = {}
+    found: dict[str, str | None] = {}
     for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
         name = raw["metadata"]["name"]
         try:
             location = BackupStorageLocation.parse(raw)
         except ContractError as e:
-            why = f"cannot be read: {e}"
+            why: str | None = f"cannot be read: {e}"
         else:
-            why = f"is {location.status.phase}" if not location.available else "is read-only"
-            why = "" if location.available and not location.read_only else why
-        found[name] = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} {why}" if why else ""
+            closed = "is read-only" if location.read_only else None
+            why = closed if location.available else f"is {location.status.phase}"
+        found[name] = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} {why}" if why else None
     return found
 
 

@@ -38,7 +38,7 @@ Located = tuple[str, TransferToDelete]
 """The name of a BackupStorageLocation, and a transfer with snapshots in it."""
 
 _Seconds = int
-"""Since the epoch; 0: not known."""
+"""Since the epoch; 0 stands for a time that is not known."""
 
 _Entry = dict[str, dict[str, tuple[str, _Seconds]] | list[str]]
 """By the BackupStorageLocation, and by the transfer as `TransferToDelete` writes it: the name of the PVC, and when the

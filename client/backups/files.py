@@ -72,7 +72,7 @@ class FilesError(AgentError):
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A path in a volume of a backup; empty: the whole volume.
+    """A path in a volume of a backup; "" is its root.
 
     In a block `device`, a path begins with a slash: it is in the file system of the device.
     """
@@ -149,21 +149,23 @@ def _missing(backup: Backup, claim: str, name: str) -> FilesError:
     return FilesError(f"backup {backup.name} has no PVC {claim}{known}")
 
 
-async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after: str = "") -> Manifest:
-    """Return the manifest of the Job that lists the place, up to `limit` entries; 0: that sends it.
+async def _build_job(
+    tools: JobTools, place: FilePlace, *, limit: int | None = None, after: str | None = None
+) -> Manifest:
+    """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it.
 
     Raises:
         NotFoundError: the location of the backup does not exist.
         ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
         KubeError: the API server rejected a request.
     """
-    _check_text(after)
+    _check_text(after or "")
     volume = place.volume
     location = await read_location(tools.client, tools.namespace, volume.location)
     subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location), location)
     namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
     spec: ListFiles | SendFiles
-    if limit:
+    if limit is not None:
         spec = ListFiles(
             volume_namespace=namespace, snapshot=snapshot, path=path, device=device, limit=limit, after=after
         )
@@ -177,7 +179,7 @@ async def list_files(
     place: FilePlace,
     *,
     limit: int,
-    after: str = "",
+    after: str | None = None,
     timeout: timedelta,  # noqa: ASYNC109 - of the Job
 ) -> FileList:
     """Return the entries of a directory, at most `limit`, of names after `after`; or the file at the place.
@@ -211,13 +213,13 @@ class CopyEvents:
 
 @dataclass(frozen=True)
 class CopyResult:
-    """What was copied, where to, and how many entries were refused; `note` is about the files, or empty."""
+    """What was copied, where to, and how many entries were refused; `note` is about the files, or None."""
 
     target: Path
     files: int
     size_bytes: int
     refused: int
-    note: str = ""
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,7 @@ class _Stream:
         self._check_result()
         raise _UnexplainedError("what the pod sent does not say what it is")
 
-    def _check_result(self) -> str:
+    def _check_result(self) -> str | None:
         """Check that everything arrived, and return the note about it.
 
         Raises:
@@ -329,7 +331,7 @@ class _Stream:
             raise FilesError(result.error)
         if result.bytes != self._bytes:
             raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
-        return result.note or ""
+        return result.note
 
     def _refused(self, name: str, why: str) -> None:
         self._copy.events.on_refused(name, why)

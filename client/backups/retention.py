@@ -43,8 +43,8 @@ __all__ = [
 _KEPT_OF_FAILING: Final = 3
 """The complete copies that a volume keeps in a location while its newest transfer is not completed."""
 
-Place = tuple[str, str]
-"""The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
+Place = tuple[str, str | None]
+"""The name of a BackupStorageLocation, and the namespace of a repository in it; None: all of them."""
 
 
 class DeletionError(AgentError):
@@ -134,7 +134,7 @@ class Check:
 
     def refusal(self, location: str, volume_namespace: str) -> str | None:
         """Return why nothing can be deleted in the repository; None: it can."""
-        return self.refused.get((location, "")) or self.refused.get((location, volume_namespace))
+        return self.refused.get((location, None)) or self.refused.get((location, volume_namespace))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Situation:
     """
 
     restoring: Mapping[str, str] = field(default_factory=dict)
-    closed: Mapping[str, str] = field(default_factory=dict)
+    closed: Mapping[str, str | None] = field(default_factory=dict)
     now: datetime | None = None
     check: Check | None = None
     policies: Mapping[str, KeepPolicy | None] = field(default_factory=dict)
@@ -446,7 +446,7 @@ def explain_backlog(judgments: Iterable[RetentionDecision], now: datetime) -> Ba
 def _explain_waiting(copies: Sequence[Copy]) -> str:
     """Return why so many copies of one volume in one location expire at once."""
     ordered = sorted((one for one in copies if one.created is not None), key=attrgetter("age_key"))
-    schedule, keep = (ordered[-1].schedule, ordered[-1].keep) if ordered else ("", "")
+    schedule, keep = (ordered[-1].schedule, ordered[-1].keep) if ordered else (None, None)
     if keep and any(one.schedule == schedule and one.keep != keep for one in ordered):
         return f"what schedule {schedule} keeps was changed"
     times = [one.ttl for one in ordered if one.ttl is not None]

@@ -101,7 +101,7 @@ def ls(
     *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
 ) -> None:
     """List the volumes of a backup, or the files in one."""
-    asyncio.run(_ls(_Listing(name, place, limit, after, timeout, form), access))
+    asyncio.run(_ls(_Listing(name, place, limit, after or None, timeout, form), access))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Listing:
     name: str
     place: str
     limit: int
-    after: str
+    after: str | None
     timeout: timedelta
     form: OutputFormat
 

@@ -59,9 +59,9 @@ exit codes:
 def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
     """Check the installed agents by a small volume."""
     choice = CheckChoice(
-        storage_class=chosen["storage_class"],
-        snapshot_class=chosen["volume_snapshot_class"],
-        space=chosen["namespace_for_test"],
+        storage_class=chosen["storage_class"] or None,
+        snapshot_class=chosen["volume_snapshot_class"] or None,
+        space=chosen["namespace_for_test"] or None,
         location=chosen["storage_location"],
         size=_check_size(chosen["size"]),
     )

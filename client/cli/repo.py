@@ -297,7 +297,7 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
 
 
 def _moment(moment: datetime | None, now: datetime) -> str:
-    """Return the time and how far away it is; empty if there is none."""
+    """Return a cell with the time and how far away it is."""
     if moment is None:
         return ""
     distance = f"in {_until(moment, now)}" if moment > now else f"{_age(moment, now)} ago"

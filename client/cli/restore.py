@@ -97,14 +97,14 @@ _BY_POD: Final = "restore-wait"
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the user asked for; `location` is the bucket to look in, or empty, `again` the command that repeats it.
+    """What the user asked for; `location` is the bucket to look in, or None, `again` the command that repeats it.
 
     `in_place` is about volumes that exist; None: new PVCs are created.
     """
 
     request: RequestedRestore
     source: Source
-    location: str
+    location: str | None
     ignore_velero_server: bool
     again: str
     in_place: InPlaceWish | None = None
@@ -152,7 +152,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     wish = _Wish(
         request,
         source,
-        given["from_storage_location"],
+        given["from_storage_location"] or None,
         ignore_velero_server=given["ignore_velero_server"],
         again=_repetition(request.name),
         in_place=in_place,

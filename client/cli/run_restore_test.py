@@ -86,7 +86,7 @@ def _parse(words: Sequence[str]) -> tuple[RestoreTestRequest, ClusterAccess]:
         timeout = parse_positive_duration(given.timeout)
     except ValueError as e:
         raise ConfigError(f"--timeout: {e}") from e
-    request = RestoreTestRequest(given.kind, given.name, given.agent_namespace, timeout, given.storage_class)
+    request = RestoreTestRequest(given.kind, given.name, given.agent_namespace, timeout, given.storage_class or None)
     return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
 
 
@@ -136,7 +136,7 @@ async def _find(jobs: JobTools, request: RestoreTestRequest) -> BackupVolume:
 
 
 async def _own(jobs: JobTools, name: str) -> JobTools:
-    """Return the tools so that the Job of that name owns what is created; empty: this is no pod of a Job."""
+    """Return the tools so that the Job of that name, if this is a pod of one, owns what is created."""
     if not name:
         return jobs
     meta = (await jobs.client.get(JOBS, jobs.namespace, name))["metadata"]

@@ -183,7 +183,7 @@ def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | No
 @workload_options
 def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Create or change a schedule; -o yaml only prints its objects."""
-    times = ScheduleTimes(given.pop("cron"), given.pop("time_zone"), given.pop("suspend"))
+    times = ScheduleTimes(given.pop("cron"), given.pop("time_zone") or None, given.pop("suspend"))
     keep = KeepPolicy.of({rule: given.pop(f"keep_{rule}") for rule in KeepRule}, times.time_zone)
     request = ScheduleRequest(name, access.namespace, choice, keep=keep, **given)
     request.check()

@@ -57,7 +57,7 @@ _RECORDS: Final = (
 
 @dataclass(frozen=True)
 class Dependents:
-    """What others lose with the namespace, and with the custom resource definitions, as text; empty: nothing."""
+    """What others lose with the namespace, and with the custom resource definitions, as text, if anything."""
 
     namespace: Sequence[str]
     definitions: Sequence[str]

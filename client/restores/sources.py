@@ -137,7 +137,7 @@ class Source:
 class SavedVolume:
     """A volume in a bucket: its snapshot, the repository by its namespace and location, and the PVC as it was.
 
-    Only the names of the PVC are known if its `size` is empty. `size_bytes` is the size of its files; 0: not known.
+    Only the names of the PVC are known if it has no `size`. `size_bytes` is the size of its files; 0: not known.
     `by_block`: a device was stored, also of a PVC with a file system.
     """
 
@@ -217,7 +217,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
         volume = SavedVolume(one.id, one.volume_namespace, stored.location, claim, one.bytes, one.by_block)
         before = newest.get(volume.name)
         if before is not None and before.transfer_uid != one.transfer_uid:
-            what = f"different transfers made those of PVC {volume.name}, {_at(before)} and {_at(one)}"
+            what = f"different transfers made the snapshots {_at(before)} and {_at(one)} of PVC {volume.name}"
             raise _several_runs(source, place, what)
         newest[volume.name], by_claim[volume.name] = one, volume
     if not source.snapshot:
@@ -245,7 +245,7 @@ def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -
     """Check that these snapshots, one of each PVC, can be of one backup, by how many volumes they say it has.
 
     Raises:
-        RestoreError: the name was used for several backups, and which snapshot is of which is not known.
+        RestoreError: the name was used for several backups, and it is not known to which one a snapshot belongs.
     """
     by_count = {one.backup_volumes: one for one in found if one.backup_volumes}
     if len(by_count) > 1:

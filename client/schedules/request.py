@@ -60,10 +60,10 @@ _ZONE_PREFIX: Final = re.compile(r"(CRON_)?TZ=")
 
 @dataclass(frozen=True)
 class ScheduleTimes:
-    """When a schedule runs: a cron expression, and an IANA time zone, empty: the cluster controllers' own, UTC."""
+    """When a schedule runs: a cron expression, and an IANA time zone; None: the cluster controllers' own, UTC."""
 
     schedule: str
-    time_zone: str = ""
+    time_zone: str | None = None
     suspend: bool = False
 
     def check(self) -> None:

@@ -357,7 +357,7 @@ def _build(raw: UncheckedObject, request: ScheduleRequest, now: datetime) -> Sch
 
 def _times_of(cron_job: _CronJob) -> ScheduleTimes:
     spec = cron_job.spec
-    return ScheduleTimes(spec.schedule, spec.time_zone, spec.suspend)
+    return ScheduleTimes(spec.schedule, spec.time_zone or None, spec.suspend)
 
 
 async def read_request(client: KubeClient, namespace: str, name: str) -> ScheduleRequest:

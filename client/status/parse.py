@@ -282,10 +282,10 @@ _SLACK: Final = timedelta(seconds=5)
 """A Date header has whole seconds, and a renewal may be under way."""
 
 
-def lease_record(raw: LeaseObject | None, changed_at: str = "") -> LeaseRecord:
+def lease_record(raw: LeaseObject | None, changed_at: str | None = None) -> LeaseRecord:
     """Return the record of the leader's Lease; None: there is none.
 
-    `changed_at` is when it was changed, by the API server's clock; empty: not known, and the leader's clock counts.
+    `changed_at` is when it was changed, by the API server's clock; None: not known, and the leader's clock counts.
 
     Raises:
         ContractError: it does not have the form of a Lease.

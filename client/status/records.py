@@ -180,7 +180,7 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
         f"{_BACKUPS[one.kind]}/{one.name}",
         complete=one.phase is Phase.COMPLETED,
         failed=one.phase is Phase.FAILED,
-        message=one.message,
+        message=one.message or None,
         bytes=one.total_bytes,
         shrunk=one.shrunk.text if one.shrunk is not None and one.shrunk.acknowledged is None else None,
     )

@@ -44,7 +44,7 @@ _OLD_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class State:
-    """The last snapshot; `rate_of` are the rates then. `error` is why the cluster is not followed; empty: it is.
+    """The last snapshot; `rate_of` are the rates then. `error` is why the cluster is not followed; None: it is.
 
     `since` is the last moment at which all of it was current, by the API server's clock.
     """
@@ -52,13 +52,13 @@ class State:
     snapshot: ClusterSnapshot
     rate_of: RateOf
     since: datetime
-    error: str = ""
+    error: str | None = None
 
     @property
-    def lost(self) -> str:
-        """Why it is not current; empty: it is."""
+    def lost(self) -> str | None:
+        """Why it is not current; None: it is."""
         seconds = (self.snapshot.at - self.since).total_seconds()
-        return self.error or (f"no watch for {seconds:.0f} s" if seconds >= _OLD_SECONDS else "")
+        return self.error or (f"no watch for {seconds:.0f} s" if seconds >= _OLD_SECONDS else None)
 
     @cached_property
     def view(self) -> StatusView:
@@ -89,7 +89,7 @@ class Live:
         self._rates = ProgressRates()
         self._changed = asyncio.Condition()
         self.state: State | None = None
-        self.error = ""
+        self.error: str | None = None
         self.number = 0
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ class Live:
             snapshot = follower.snapshot()
             self._rates.observe(snapshot.transfers, snapshot.at)
             since = snapshot.at - timedelta(seconds=follower.outdated_seconds)
-            self.state, self.error = State(snapshot, self._rates.rate_of, since), ""
+            self.state, self.error = State(snapshot, self._rates.rate_of, since), None
             await self._announce()
             await self._clock.sleep(_UPDATE_SECONDS)
             await wait_for_event(follower.changed, _QUIET_SECONDS)
@@ -152,18 +152,18 @@ _KEPT: Final = 50
 
 @dataclass(frozen=True)
 class Observed(Generic[_R]):
-    """What the watches have of an object, None: nothing; and why the cluster does not answer, empty: it does."""
+    """What the watches have of an object, None: nothing; and why the cluster does not answer, None: it does."""
 
     record: _R | None
-    lost: str = ""
+    lost: str | None = None
 
 
 @dataclass(frozen=True)
 class KnownHistory:
-    """The history of backups; `why` it is not known, or not all of it; empty: it is."""
+    """The history of backups; `why` it is not known, or not all of it; None: it is."""
 
     days: VolumeHistory
-    why: str = ""
+    why: str | None = None
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ class Details:
         reading = (read, partial(_watched_repository, self._namespace))
         return await self._get(("BackupRepository", name), known, _REPOSITORY_SECONDS, reading)
 
-    async def history(self, lost: str) -> KnownHistory:
-        """Return the history of backups; `lost` is why the cluster does not answer, empty: it does."""
+    async def history(self, lost: str | None) -> KnownHistory:
+        """Return the history of backups; `lost` is why the cluster does not answer, None: it does."""
         reading = (self._read_history, self._no_history)
         known: Observed[None] = Observed(None, lost)
         try:

@@ -55,7 +55,7 @@ class NotRestoredError(AgentError):
 
 
 async def compare_restored(
-    tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep, *, storage_class: str = ""
+    tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep, *, storage_class: str | None = None
 ) -> None:
     """Restore the volume and compare it with its snapshot; `keep` gets the result, before the volume is removed again.
 
@@ -141,7 +141,7 @@ async def _read_source(tools: JobTools, volume: BackupVolume) -> SavedClaim:
 
 
 def _plan_scratch(
-    tools: JobTools, volume: BackupVolume, claim: SavedClaim, storage_class: str
+    tools: JobTools, volume: BackupVolume, claim: SavedClaim, storage_class: str | None
 ) -> tuple[RequestedRestore, SavedVolume]:
     """Return the restore of the volume into a new PVC of the agents' namespace, like `claim`, or of that class."""
     name = f"{_PREFIX}{secrets.token_hex(4)}"

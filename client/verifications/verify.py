@@ -41,7 +41,7 @@ class VerificationRequest:
     percent: float
     restore: bool
     timeout: timedelta
-    storage_class: str = ""
+    storage_class: str | None = None
 
 
 async def verify_volumes(

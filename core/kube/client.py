@@ -186,8 +186,10 @@ class KubeClient:
         request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=True))
 
-    async def read_stamped(self, resource: Resource[ObjectT], namespace: str, name: str) -> tuple[ObjectT | None, str]:
-        """Return the object, or None, with the time of its last change by the API server's clock; empty: not known.
+    async def read_stamped(
+        self, resource: Resource[ObjectT], namespace: str, name: str
+    ) -> tuple[ObjectT | None, str | None]:
+        """Return the object, or None, with the time of its last change by the API server's clock; None: not known.
 
         Source: Kubernetes v1.34, API concepts, "Field management": the time of a manager's entry in
         `metadata.managedFields` is of its last change of a value.
@@ -200,10 +202,10 @@ class KubeClient:
         try:
             obj = await self._send(resource, request, attempted, parse_object, again=True)
         except NotFoundError:
-            return None, ""
+            return None, None
         managers = (obj.get("metadata") or {}).get("managedFields") or []
         stamps = [str(one.get("time") or "") for one in managers if isinstance(one, dict)]
-        return self._checked(resource, obj), max(stamps, default="")
+        return self._checked(resource, obj), max(stamps, default="") or None
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, or None where it does not exist."""

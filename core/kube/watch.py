@@ -240,7 +240,7 @@ class _Line(TypedDict):
 
 
 class _Event(NamedTuple):
-    """The content of a line: the kind of the change, the object's version, empty if it has none, and the object."""
+    """The content of a line: the kind of the change, the object's version, "" if it has none, and the object."""
 
     kind: str
     version: str

@@ -2,7 +2,7 @@
 
 The PVC is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Any
 writer to the bucket chooses what a tag says, so it is checked like any input. A data mover decides whether a backup is
-Shrunk by the snapshots of the source that are in the repository, also those of other agents; the annotation
+Shrunk by all snapshots of the source in the repository, whichever agent made them; the annotation
 `nodeagent.io/shrunk` has the answer, and whether it was acknowledged. The report of retention is in the
 ConfigMap DELETIONS_CONFIGMAP, beside the record of what is being deleted.
 """

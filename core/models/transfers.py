@@ -298,13 +298,13 @@ class DataUpload(_DataMoverTransfer):
 class TargetVolume(SparseModel):
     """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, None: a new one.
 
-    `fs_type` is the file system of the source; empty: the server did not know it, or knows no such field.
+    `fs_type` is the file system of the source; None: the server did not know it, or knows no such field.
     """
 
     pvc: str
     namespace: str
     pv: str | None = None
-    fs_type: str = ""
+    fs_type: str | None = None
 
 
 class BaseSnapshotSpec(SparseModel):

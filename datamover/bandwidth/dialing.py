@@ -62,11 +62,11 @@ def parse_address(text: str, default_port: int) -> Address:
 
 @dataclass(frozen=True)
 class NextProxy:
-    """A proxy: `http`, `https`, `socks5` or `socks5h`, its address, and the user's name and password, or empty."""
+    """A proxy: `http`, `https`, `socks5` or `socks5h`, its address, and the user's name and password, or None."""
 
     scheme: str
     address: Address
-    user: str = ""
+    user: str | None = None
     password: str = field(default="", repr=False)
 
 
@@ -110,7 +110,7 @@ def _proxy_of(parts: SplitResult) -> NextProxy:
     if not parts.hostname or parts.scheme not in _PORTS:
         raise ValueError
     address = Address(parts.hostname, parts.port or _PORTS[parts.scheme])
-    return NextProxy(parts.scheme, address, unquote(parts.username or ""), unquote(parts.password or ""))
+    return NextProxy(parts.scheme, address, unquote(parts.username or "") or None, unquote(parts.password or ""))
 
 
 def _is_local(host: str) -> bool:
@@ -275,7 +275,7 @@ async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> Non
     await loop.sock_sendall(link, b"\x05\x01\x02" if proxy.user else b"\x05\x01\x00")
     _, method = await read(2)
     if method == 2:  # noqa: PLR2004 - user name and password, in RFC 1928
-        user, password = proxy.user.encode(), proxy.password.encode()
+        user, password = (proxy.user or "").encode(), proxy.password.encode()
         await loop.sock_sendall(link, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
         if (await read(2))[1]:
             raise DialError(f"proxy {proxy.address}: username/password authentication failed")

@@ -338,7 +338,7 @@ class BandwidthProxy:
         proxy = self._routes.find("http", to)
         # It finds the address in the requests.
         reads = proxy if proxy is not None and not proxy.scheme.startswith("socks") else None
-        authorization = basic_credentials(reads.user, reads.password) if reads is not None and reads.user else ""
+        authorization = basic_credentials(reads.user, reads.password) if reads is not None and reads.user else None
 
         async def send() -> RequestHead | None:
             following: RequestHead | None = head

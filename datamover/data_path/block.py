@@ -239,8 +239,8 @@ def name_contents(head: bytes) -> list[str]:
     return found or ([name] if head.startswith(magic, offset) else [])
 
 
-async def read_file_system(device: Path, data_path: DataPath) -> str:
-    """Return which file system a device has, as mount(8) names it; empty: none that is known here.
+async def read_file_system(device: Path, data_path: DataPath) -> str | None:
+    """Return which file system a device has, as mount(8) names it; None: none that is known here.
 
     Raises:
         DataPathError: the device cannot be opened.
@@ -249,7 +249,7 @@ async def read_file_system(device: Path, data_path: DataPath) -> str:
     async with open_device(device, os.O_RDONLY, data_path) as (fd, _):
         head = await data_path.run_in_thread(lambda _: os.pread(fd, HEAD_BYTES, 0), f"reading device {device}")
     known = {name for *_, name in _FILE_SYSTEMS}
-    return next((name for name in name_contents(head) if name in known), "")
+    return next((name for name in name_contents(head) if name in known), None)
 
 
 async def restore_device(

@@ -337,7 +337,7 @@ def _read(fd: int, header: bytes) -> tuple[int, Fingerprints] | None:
 
 
 def _read_batch(fd: int, at: int) -> "array[int]":
-    """Return the batch that begins there; empty: there is none, or not all of it was written."""
+    """Return the batch that begins there, without numbers if there is none, or not all of it was written."""
     batch = array("Q")
     head = os.pread(fd, _COUNT.size, at)
     count = _COUNT.unpack(head)[0] if len(head) == _COUNT.size else 0

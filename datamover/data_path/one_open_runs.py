@@ -131,12 +131,12 @@ class _OneOpenRun:
         return False
 
     @property
-    def cause(self) -> str:
-        return ""
+    def cause(self) -> str | None:
+        return None
 
     @property
-    def restart_cause(self) -> str:
-        return ""
+    def restart_cause(self) -> str | None:
+        return None
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
         if due:
@@ -236,15 +236,15 @@ class _BlockRun(_OneOpenRun):
         return bool(self._parent and self.cause)
 
     @property
-    def cause(self) -> str:
-        if fault := self._kopia.result.get("changes_fault", ""):
+    def cause(self) -> str | None:
+        if fault := self._kopia.result.get("changes_fault"):
             return f"{self._choice.described} in doubt: {fault}"
-        return self._choice.cause if self._parent else ""
+        return self._choice.cause if self._parent else None
 
     @property
-    def restart_cause(self) -> str:
+    def restart_cause(self) -> str | None:
         fault = self._kopia.result.get("checkpoint_fault") or self._checkpoint.fault
-        return f"the checkpoint of an earlier attempt is not used: {fault}" if fault else ""
+        return f"the checkpoint of an earlier attempt is not used: {fault}" if fault else None
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
         if (attempt := self._parameters.attempt) and (due or self._checkpoint.own):

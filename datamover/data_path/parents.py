@@ -59,12 +59,12 @@ class BlockChanges:
 class BlockChoice:
     """What the storage is asked before a device is read.
 
-    `query` is for kopia; None: all is read. `cause` is why nothing is taken from the parent; empty: it is. With
+    `query` is for kopia; None: all is read. `cause` is why nothing is taken from the parent; None: it is. With
     `expected`, the storage could have told.
     """
 
     query: JsonDict | None = None
-    cause: str = "nothing tells which blocks have changed"
+    cause: str | None = "nothing tells which blocks have changed"
     expected: bool = False
 
     @property
@@ -81,12 +81,12 @@ def choose_blocks(parent: JsonDict | None, own: BlockChanges | None) -> BlockCho
     """
     if own is None or own.query is None:
         return BlockChoice()
-    cause = "" if parent is None else _find_fault(parent, own)
+    cause = None if parent is None else _find_fault(parent, own)
     base = "" if parent is None or cause else str(parent["tags"][_CHANGE_TAG])
     return BlockChoice({**own.query(), "base": base}, cause, expected=True)
 
 
-def _find_fault(parent: JsonDict, own: BlockChanges) -> str:
+def _find_fault(parent: JsonDict, own: BlockChanges) -> str | None:
     tags, name = parent.get("tags") or {}, f"snapshot {parent['id']}"
     if not tags.get(_CHANGE_TAG):
         return f"{name} does not say from which snapshot of the storage it is"
@@ -96,7 +96,7 @@ def _find_fault(parent: JsonDict, own: BlockChanges) -> str:
         return f"{name} is of the same snapshot of the storage"
     if own.requested_at is not None and _started(parent) >= own.requested_at:
         return f"{name} was begun after this backup was created, and may be of a later state"
-    return ""
+    return None
 
 
 def build_block_tags(tags: Mapping[str, str], changes: BlockChanges | None = None) -> dict[str, str]:

@@ -166,7 +166,7 @@ class PartRestorer:
     async def _run_kopia(self, run: Sequence[Part], prepare: Callable[[], Awaitable[Sequence[str]]]) -> None:
         """Restore parts with one kopia, or with another one if the target refuses an entry.
 
-        `prepare` returns kopia's arguments, before each; empty: there is nothing to restore.
+        `prepare` returns kopia's arguments, before each; none: there is nothing to restore.
         """
         attempted = self._describe(f"{show_path(run[0].path.encode())} of " if run[0].path else "")
         if not (sources := await prepare()):

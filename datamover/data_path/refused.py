@@ -180,7 +180,7 @@ class Directories:
         self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
 
     def take(self) -> Sequence[Directory]:
-        """Return the next ones, as many as one call of kopia reads; empty: all were taken."""
+        """Return the next ones, as many as one call of kopia reads; none: all were taken."""
         first = self._taken
         objects = (self._read(number).entry.get("obj", "") for number in range(first, len(self._starts)))
         self._taken += len(next(read_together(objects), ()))

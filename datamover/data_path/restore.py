@@ -146,7 +146,7 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         unset=unset or UNSET,
         incremental_bytes=UNSET if wrote.size_bytes is None else wrote.size_bytes,
         fallback_full=True if wrote.all_files else UNSET,
-        fs_type=((await read_file_system(parameters.target, data_path)) if snapshot.by_block else "") or UNSET,
+        fs_type=((await read_file_system(parameters.target, data_path)) if snapshot.by_block else None) or UNSET,
     )
 
 

@@ -158,13 +158,13 @@ class SnapshotRun(Protocol):
         ...
 
     @property
-    def cause(self) -> str:
-        """Why all was read, although a parent or the storage could tell what has changed; empty: it was not."""
+    def cause(self) -> str | None:
+        """Why all was read, although a parent or the storage could tell what has changed; None: it was not."""
         ...
 
     @property
-    def restart_cause(self) -> str:
-        """Why a device was read again from its start, although an earlier attempt has saved a checkpoint; or empty."""
+    def restart_cause(self) -> str | None:
+        """Why a device was read again from its start, although an earlier attempt has saved a checkpoint; or None."""
         ...
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
@@ -178,8 +178,8 @@ class PlainRun:
     note = None
     changed_bytes = None
     fell_back = False
-    cause = ""
-    restart_cause = ""
+    cause = None
+    restart_cause = None
 
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None

@@ -75,8 +75,8 @@ _NOT_REPLAYED: Final = (
 )
 
 
-def recognize(head: bytes) -> str:
-    """Return a note about the ext file system that begins with `head`, HEAD_BYTES of it; empty: none is needed.
+def recognize(head: bytes) -> str | None:
+    """Return a note about the ext file system that begins with `head`, HEAD_BYTES of it; None: none is needed.
 
     Raises:
         DataPathError: it is another one, or none; the message has its name.
@@ -91,7 +91,7 @@ def recognize(head: bytes) -> str:
     (features,) = struct.unpack_from("<I", head, _SUPERBLOCK + 0x60)
     if features & _JOURNAL_DEVICE:
         raise DataPathError("the device has a journal of ext4 on its own: it has no files")
-    return _NOT_REPLAYED if features & _DIRTY else ""
+    return _NOT_REPLAYED if features & _DIRTY else None
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ def _entry(name: str, inode: int, mode: int, size: int) -> StoredEntry:
 class DeviceFiles:
     """The files of the file system that `debugfs` has open; the object ID of an entry is the number of its inode.
 
-    `note` is what a reader should know about all of them, or empty. `pipe` is where their content arrives.
+    `note` is what a reader should know about all of them, or None. `pipe` is where their content arrives.
     """
 
     debugfs: "_Debugfs"
     pipe: Path
-    note: str
+    note: str | None
 
     async def find(self, path: str) -> StoredEntry:
         """Return the entry at a path; at an empty path it has no name.
@@ -294,7 +294,7 @@ class _Debugfs:
     `note` is about the file system, for errors.
     """
 
-    def __init__(self, image: LazyFile, note: str) -> None:
+    def __init__(self, image: LazyFile, note: str | None) -> None:
         self._image = image
         self._note = f" ({note})" if note else ""
         self._lines: list[str] = []

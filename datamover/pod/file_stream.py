@@ -73,7 +73,7 @@ class _StoredFiles:
     snapshot: Snapshot
     work_dir: WorkDir
     device: bool
-    note: ClassVar[str] = ""
+    note: ClassVar[str | None] = None
 
     async def find(self, path: str) -> StoredEntry:
         """Return the entry at a path; of a block device, the device.

@@ -224,7 +224,7 @@ class PodTransfer:
         self._last = meter.finish(result.total_bytes)
         return result
 
-    async def _is_done(self, owner_uid: str, data_path: DataPath) -> bool:
+    async def _is_done(self, owner_uid: str | None, data_path: DataPath) -> bool:
         """Return whether an earlier attempt completed the restore, and was lost before the agent knew."""
         if self._options.attempt == 1 or not owner_uid:
             return False

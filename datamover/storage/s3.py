@@ -163,7 +163,7 @@ def find_aws_identity(
         source: the credentials file, if there is one.
         environment: of this process; contains the role of a pod's service account.
         profile: of the file; by default the one that the environment names.
-        region: the default region in which a role is assumed; empty: AWS's global endpoint.
+        region: the default region in which a role is assumed; "": AWS's global endpoint.
 
     Raises:
         RepositoryError: the file has no such profile, kopia does not support its content, or the region of a role

@@ -100,7 +100,7 @@ class CurrentConfig:
 
     @property
     def rejected(self) -> tuple[str, ...]:
-        """Why the current document is not active; empty if it is."""
+        """Why the current document is not active, if it is not."""
         return self._rejected
 
     @property

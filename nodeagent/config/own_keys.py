@@ -363,7 +363,7 @@ class VerificationKeys(Section):
             starts,
             tuple(window.to_window() for window in self.windows),
             self.restore_test,
-            self.restore_test_storage_class,
+            self.restore_test_storage_class or None,
         )
 
 

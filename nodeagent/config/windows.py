@@ -148,7 +148,7 @@ def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
 
     Args:
         schedule: as a CronJob or a Schedule of Velero has it: also `@every 6h`, or with `CRON_TZ=`.
-        zone: the name of its time zone; empty: UTC.
+        zone: the name of its time zone; "": UTC.
         now: from when on.
 
     Raises:
@@ -189,14 +189,14 @@ class VerificationPlan:
 
     All that a repository has is read once in `period`; at the starts of `starts`, None: spread over the period; within
     `windows`, none: maintenance's. With `restore_test`, a volume of it is restored once in the period, into a scratch
-    volume of `restore_test_class`, empty: of the class that it has.
+    volume of `restore_test_class`; None: of the class that it has.
     """
 
     period: timedelta
     starts: Window | None = None
     windows: tuple[Window, ...] = ()
     restore_test: bool = False
-    restore_test_class: str = ""
+    restore_test_class: str | None = None
 
 
 def is_open(windows: Iterable[Window], moment: datetime) -> bool:

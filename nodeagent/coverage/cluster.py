@@ -169,7 +169,7 @@ class StoredVolume(WireModel, gc=False):
 
     @property
     def type(self) -> str:
-        """Its type as volume policies name it; empty: none that they know."""
+        """Its type as volume policies name it; "" stands for all that they do not know."""
         found = next((name for name in _TYPES if name in self.spec), "")
         return "storageOS" if found == "storageos" else found
 
@@ -181,7 +181,7 @@ class StoredVolume(WireModel, gc=False):
 
     @property
     def storage_class(self) -> str:
-        """The name of its storage class; empty: none."""
+        """The name of its storage class, which may be ""."""
         text = self.spec.get("storageClassName")
         return msgspec.json.decode(text, type=str) if text is not None else ""
 
@@ -220,13 +220,13 @@ class PodVolume(WireModel, gc=False):
     downward_api: _Present | None = msgspec.field(default=None, name="downwardAPI")
 
     @property
-    def claim(self) -> str:
-        """The name of its PVC; empty: it has none."""
-        return self.persistent_volume_claim.claim_name if self.persistent_volume_claim is not None else ""
+    def claim(self) -> str | None:
+        """The name of its PVC; None: it has none."""
+        return self.persistent_volume_claim.claim_name or None if self.persistent_volume_claim is not None else None
 
     @property
     def type(self) -> str:
-        """Its type as volume policies name it; empty: another one."""
+        """Its type as volume policies name it; "" stands for all others."""
         types = {"nfs": self.nfs, "csi": self.csi, "emptyDir": self.empty_dir, "ephemeral": self.ephemeral}
         return next((name for name, source in types.items() if source is not None), "")
 

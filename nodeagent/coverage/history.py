@@ -75,7 +75,7 @@ _NEW, _SIZE, _SECONDS = range(3)
 
 @dataclass(frozen=True, slots=True)
 class EndedBackup:
-    """A complete backup; `claim` is its PVC in `namespace`, empty if it has none. `new_bytes` is None if not known."""
+    """A complete backup; `claim` is its PVC in `namespace`, "" if it has none. `new_bytes` is None if not known."""
 
     uid: str
     namespace: str

@@ -82,10 +82,10 @@ class BackupTemplate(WireModel):
     resource_policy: _PolicyReference | None = None
 
     @property
-    def policy_name(self) -> str:
-        """The ConfigMap with its volume policies; empty: none."""
+    def policy_name(self) -> str | None:
+        """The ConfigMap with its volume policies; None: it has none."""
         reference = self.resource_policy
-        return reference.name if reference is not None and reference.kind.lower() == "configmap" else ""
+        return reference.name or None if reference is not None and reference.kind.lower() == "configmap" else None
 
     @property
     def selectors(self) -> Sequence[Selector]:

@@ -111,7 +111,7 @@ class Expectations:
         return ", ".join(one.name for one in self.each if one.copies)
 
     def explain_last_run(self, now: datetime) -> str:
-        """Return when one of those that copy it last ran, to follow on their names; empty: none copies it."""
+        """Return when one of those that copy it last ran, as the end of a text with their names."""
         ran = max((one.ran for one in self.each if one.copies and one.ran is not None), default=None)
         if not self.by:
             return ""
@@ -134,7 +134,7 @@ class VolumePlan:
     left_out: str | None = None
     annotated: timedelta | None = None
     expected: Expectations = _UNEXPECTED
-    note: str = ""
+    note: str | None = None
 
     @property
     def began(self) -> datetime | None:
@@ -199,7 +199,7 @@ def _plan_claim(
     leave_out_namespaces: Collection[str] | None,
 ) -> VolumePlan:
     namespace, meta = claim.metadata.namespace, claim.metadata
-    reason, note = meta.annotations.left_out, ""
+    reason, note = meta.annotations.left_out, None
     allowed = namespace in (leave_out_namespaces or ())
     if reason and leave_out_namespaces is None:
         note = f"whether its annotation {EXCLUDE_ANNOTATION} counts is not known: the configuration cannot be read"
@@ -251,7 +251,7 @@ class CompletedBackup:
     name: str
     complete: bool
     failed: bool = False
-    message: str = ""
+    message: str | None = None
     bytes: int = 0
     shrunk: str | None = None
 
@@ -377,7 +377,7 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
         volume=plan.key[1],
         state=state,
         reason=reason,
-        note="; ".join(note for note in (plan.note, _EARLIER if good is not earlier else "") if note),
+        note="; ".join(note for note in (plan.note, _EARLIER if good is not earlier else None) if note),
         expected_by=plan.by,
         interval_seconds=interval.total_seconds() if interval is not None else None,
         last_backup=good.created if good is not None else None,

@@ -65,7 +65,7 @@ class MaintenanceJob:
 
     `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
     None: it has none. `reason` and `message` are of its failure. `verifies` is the UID of the BackupRepository that it
-    verifies instead; None: it is of another kind. `restores` is the PVC whose restore it tests; empty: it reads shares.
+    verifies instead; None: it is of another kind. `restores` is the PVC whose restore it tests; None: it reads shares.
     """
 
     name: str
@@ -80,7 +80,7 @@ class MaintenanceJob:
     reason: str
     message: str
     verifies: str | None = None
-    restores: str = ""
+    restores: str | None = None
 
     @classmethod
     def parse(cls, raw: Job) -> Self:
@@ -112,7 +112,7 @@ class MaintenanceJob:
             reason=failed.get("reason", ""),
             message=failed.get("message", ""),
             verifies=labels.get(VERIFIED_REPOSITORY_LABEL),
-            restores=(meta.get("annotations") or {}).get(RESTORE_TEST_ANNOTATION, ""),
+            restores=(meta.get("annotations") or {}).get(RESTORE_TEST_ANNOTATION) or None,
         )
 
     @classmethod

@@ -126,7 +126,7 @@ def choose_copy(tests: RestoreTests, copies: Iterable[RestorableCopy]) -> Restor
 class RestoreTestRequest:
     """What a Job tests: the transfer of a copy, by kind and name, in the agents' `namespace`.
 
-    `storage_class` is the scratch volume's, empty: as its PVC had it. `timeout` is how long restore and comparison may
+    `storage_class` is the scratch volume's; None: as its PVC had it. `timeout` is how long restore and comparison may
     take.
     """
 
@@ -134,7 +134,7 @@ class RestoreTestRequest:
     name: str
     namespace: str
     timeout: timedelta
-    storage_class: str = ""
+    storage_class: str | None = None
 
     @property
     def argv(self) -> list[str]:

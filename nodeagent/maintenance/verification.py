@@ -80,7 +80,7 @@ class RepositoryVerification(WireModel, omit_defaults=True):
     failures: Int64 = 0
     failed_at: Time | None = None
     message: str = ""
-    memory_bytes: Int64 = 0
+    memory_bytes: Int64 | None = None
     restore_tests: RestoreTests | None = None
 
     @property
@@ -323,7 +323,7 @@ def describe_damage(copies: Iterable[VerifiedCopy]) -> list[str]:
 
 
 def describe_unnamed(snapshots: Iterable[VerifiedSnapshot]) -> list[str]:
-    """Return a text about damage in snapshots to which no backup of this cluster refers; empty: there is none."""
+    """Return a text about damage in snapshots to which no backup of this cluster refers, if there is any."""
     damaged = [one for one in snapshots if one.outcome is VerificationOutcome.FAILED]
     if not damaged:
         return []
@@ -344,7 +344,7 @@ def after_job(
     damaged: Sequence[str],
     failure: str | None,
     at: datetime,
-    memory_bytes: int = 0,
+    memory_bytes: int | None = None,
 ) -> RepositoryVerification:
     """Return the record after the end of the Job that was `created` then.
 
@@ -355,7 +355,7 @@ def after_job(
         damaged: a text for each volume with a damaged copy.
         failure: why the Job failed; None: it did not.
         at: by the leader's clock.
-        memory_bytes: the memory limit of the next Job; 0: as usual.
+        memory_bytes: the memory limit of the next Job; None: as usual.
     """
     read = {str(one.share): created for one in shares if 0 <= one.share < SHARES}
     after = replace(record, job=created, shares=record.shares | read)
@@ -363,7 +363,7 @@ def after_job(
         message = failure[:_MESSAGE_CHARACTERS]
         after = replace(after, failures=record.failures + 1, failed_at=at, message=message, memory_bytes=memory_bytes)
     else:
-        after = replace(after, failures=0, failed_at=None, message="", memory_bytes=0)
+        after = replace(after, failures=0, failed_at=None, message="", memory_bytes=None)
     if damaged:
         failed = VerificationOutcome.FAILED
         return replace(after, at=at, outcome=failed, damaged=list(damaged[:_MOST_DAMAGED]), damaged_at=created)

@@ -77,7 +77,7 @@ class NodeBandwidth:
     keys: Callable[[], BandwidthKeys | None]
 
     def annotations(self, cr: Transfer) -> dict[str, str | None]:
-        """Return the annotation of a transfer whose data path is about to start; empty: it has no limits."""
+        """Return the annotation of a transfer whose data path is about to start, if it has limits."""
         keys = self.keys()
         if keys is None:
             return {}

@@ -257,7 +257,7 @@ def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restore
 
     An earlier version does not say why.
     """
-    cause = outcome.fallback_cause if outcome else ""
+    cause = outcome.fallback_cause if outcome else None
     created, accepted, started = cr.metadata.creation_timestamp, cr.status.accepted_timestamp, cr.status.start_timestamp
     waits = (("to be admitted", created, accepted), ("for a data mover with a slot", accepted, started))
     lines = [

@@ -40,7 +40,7 @@ class Node:
             group.create_task(self.bandwidth.run(), name="bandwidth")
 
     def not_ready(self) -> list[str]:
-        """Return why this agent cannot accept transfers, for the readiness probe; empty: it can."""
+        """Return why this agent cannot accept transfers, for the readiness probe, if it cannot."""
         if missing := self.cache.not_synced():
             labels = [] if self.own_slots.known else ["labels of the node"]
             return [f"not synced: {', '.join([*labels, *missing])}"]

@@ -66,14 +66,14 @@ class Outcome:
         return self.result.total_bytes if self.result is not None else 0
 
     @property
-    def fallback_cause(self) -> str:
-        """Why everything was read; empty: it was not, or the mover does not say why."""
-        return (self.result.fallback_cause or "") if isinstance(self.result, BackupResult) else ""
+    def fallback_cause(self) -> str | None:
+        """Why everything was read; None: it was not, or the mover does not say why."""
+        return self.result.fallback_cause or None if isinstance(self.result, BackupResult) else None
 
     @property
-    def restart_cause(self) -> str:
-        """Why a device was read again from its start, although a checkpoint was saved; or empty."""
-        return (self.result.restart_cause or "") if isinstance(self.result, BackupResult) else ""
+    def restart_cause(self) -> str | None:
+        """Why a device was read again from its start, although a checkpoint was saved; None: it was not."""
+        return self.result.restart_cause or None if isinstance(self.result, BackupResult) else None
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -192,7 +192,7 @@ def find_refusal(outcome: Outcome, end: PodEnd | None) -> str | None:
 
 def _explain_failure(end: PodEnd, message: str) -> str:
     """Return why a mover failed: the kubelet's explanation, then the mover's `message`."""
-    cause = "" if has_final_message(end) else f"data mover pod ended: {explain_exit(end)}"
+    cause = None if has_final_message(end) else f"data mover pod ended: {explain_exit(end)}"
     return ": ".join(part for part in (cause, message) if part)
 
 

@@ -103,11 +103,11 @@ def test_a_pod_volume_restore_writes_the_file_that_the_workload_waits_for() -> N
         (["Backup", "Restore"], {}, "uid-of-Restore"),
         (["ConfigMap"], {"velero.io/restore-uid": "labeled"}, "uid-of-ConfigMap"),
         ([], {"velero.io/restore-uid": "labeled"}, "labeled"),
-        ([], {}, ""),
+        ([], {}, None),
     ],
     ids=["a Restore goes first", "the first owner whatever it is", "the label", "nothing"],
 )
-def test_the_done_file_is_named_after_the_restore(owners: list[str], labels: dict[str, str], uid: str) -> None:
+def test_the_done_file_is_named_after_the_restore(owners: list[str], labels: dict[str, str], uid: str | None) -> None:
     raw = _recorded("podvolumerestore")[-1]["object"]
     raw["metadata"]["ownerReferences"] = [
         {"apiVersion": "v1", "kind": kind, "name": "n", "uid": f"uid-of-{kind}"} for kind in owners

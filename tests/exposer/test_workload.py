@@ -91,7 +91,7 @@ def test_a_directory_is_split_into_what_it_was_joined_from(plugin: str, name: st
 
 
 def test_another_directory_is_of_no_pod() -> None:
-    assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (("", "", ""), None)
+    assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (None, None)
 
 
 @pytest.mark.parametrize(

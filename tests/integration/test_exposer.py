@@ -208,6 +208,7 @@ async def test_an_existing_volume_is_taken_and_given_back(namespace: str, client
     await client.create(PERSISTENT_VOLUMES, manifest | {"spec": before | policy | {"claimRef": released}})
 
     found = await check_existing(request, target=target, reader=client)
+    assert found is not None
     assert not isinstance(found, Pending)
     async with ExposeRun(client, owner, _no_guard) as run:
         taken = await ensure_taken(client, run, request=request, volume=found)

@@ -288,10 +288,10 @@ class Examiner:
             return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
         admission = await self._check_kind(kind, cr)
         if admission.datamover and not self.agents(admission.datamover):
-            admission = replace(admission, datamover="")
+            admission = replace(admission, datamover=None)
         admission = self._check_agents(admission, cr.required_feature or admission.datamover)
         admission = self._copies.admit(entry, admission)
-        if self._shares.counts(entry) and admission.decision is AdmissionState.READY:
+        if self._shares.counts(entry) and admission.node and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
         return Checked(entry, kind, cr, _STATES[admission.decision], admission)
@@ -307,7 +307,7 @@ class Examiner:
         cr = await self._read(entry)
         if cr is None or cr.stage is not AttemptStage.READY:
             return None
-        node = self.agents().get(entry.node_label, "")
+        node = self.agents().get(entry.node_label)
         state = CheckState.READY if node and not cr.cancel_requested else CheckState.PENDING
         return Checked(entry, self._kinds[entry.kind], cr, state, Admission(AdmissionState.READY, node=node))
 
@@ -329,9 +329,10 @@ class Examiner:
     def _check_agents(self, admission: Admission, feature: str | None) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
-        agents, label = self.agents(), label_value(admission.node)
+        agents = self.agents()
+        label = label_value(admission.node) if admission.node else None
         able = self.agents(feature) if feature else agents
-        if admission.node and label not in agents:
+        if label is not None and label not in agents:
             if label in self._velero_nodes():
                 message = f"left to Velero's node agent on node {admission.node}"
                 return Admission(AdmissionState.PENDING, PendingReason.LEFT_TO_VELERO, message, indefinite=True)
@@ -339,7 +340,7 @@ class Examiner:
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
             return _blocked(PendingReason.NO_NODE_AGENT, message)
-        if not able or (admission.node and label not in able):
+        if not able or (label is not None and label not in able):
             where = f"on node {admission.node}" if admission.node else f"in namespace {self._rules.namespace}"
             message = f"no node agent {where} has {feature}: earlier versions cannot carry it out"
             return _blocked(PendingReason.AGENT_OUTDATED, message)

@@ -174,7 +174,7 @@ class PendingTransfer:
     next_check_seconds: float = 0.0
     since_seconds: float | None = None
     pod: PodKey | None = None
-    node_label: str = ""
+    node_label: str | None = None
     queued: bool = False
     queued_after_seconds: float | None = None
     unanswered: Checked | None = None
@@ -241,7 +241,7 @@ class PendingTransfers:
             if record is not None:
                 self._postponed -= record.next_check_seconds > self._clock.monotonic()
                 record.next_check_seconds = 0.0
-                record.node_label = ""
+                record.node_label = None
 
     def wake_changed(self) -> None:
         """Make transfers due whose workload pods have changed."""
@@ -276,7 +276,8 @@ class PendingTransfers:
         """Record the reason for which a transfer is pending."""
         admission, record = checked.admission, self._record(checked.cr.uid)
         record.queued, record.queued_after_seconds = False, None
-        record.node_label = label_value(admission.node) if admission.reason == PendingReason.NODE_BUSY else ""
+        busy = admission.node if admission.reason == PendingReason.NODE_BUSY else None
+        record.node_label = label_value(busy) if busy else None
         if admission.indefinite:
             record.since_seconds = None
         elif record.since_seconds is None:

@@ -203,19 +203,17 @@ class NodeShares:
             admission: the result of its kind's check.
             slots: the `loadConcurrency` of the node that `admission` names.
         """
-        ready = admission.decision is AdmissionState.READY
-        if not ready or entry.kind not in self._bound or entry.uid in self._chosen:
+        node = admission.node if admission.decision is AdmissionState.READY else None
+        if node is None or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
-        label = label_value(admission.node)
+        label = label_value(node)
         self._slots[label] = slots
         if self._free(label) <= 0:
             message = (
-                f"node {admission.node} already has {self._in_preparation[label]} pod volume transfers"
+                f"node {node} already has {self._in_preparation[label]} pod volume transfers"
                 f" in preparation (limit {_limit(slots)})"
             )
-            return Admission(
-                AdmissionState.PENDING, PendingReason.NODE_BUSY, message, node=admission.node, indefinite=True
-            )
+            return Admission(AdmissionState.PENDING, PendingReason.NODE_BUSY, message, node=node, indefinite=True)
         self._in_preparation[label] += 1
         self._chosen.add(entry.uid)
         return admission

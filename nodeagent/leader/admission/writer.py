@@ -223,7 +223,7 @@ class AdmissionWriter:
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
         change = Change(
             status={"message": None},
-            labels={NODE_LABEL: label_value(checked.admission.node)},
+            labels={NODE_LABEL: checked.entry.node_label},
             annotations={ATTEMPTS_ANNOTATION: attempts.to_json()},
         )
         return await self._answered(checked, self._cluster.status.annotate(checked.kind, checked.cr, change))

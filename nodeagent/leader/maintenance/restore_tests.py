@@ -1,7 +1,7 @@
 """The Job by which the leader tests the restore of a volume, and which copies it may be of.
 
-Its pod runs a command of the client (`client.cli.run_restore_test`) with an account of its own, as those of schedules
-do: the agents need no permission for it.
+Its pod runs a command of the client (`client.cli.run_restore_test`) with an account of its own, as the Jobs of
+schedules do: the agents need no permission for it.
 """
 
 from collections.abc import Callable

@@ -128,7 +128,7 @@ class _Found:
     shares: Sequence[VerifiedShare] = ()
     snapshots: Sequence[VerifiedSnapshot] = ()
     failure: str | None = None
-    memory_bytes: int = 0
+    memory_bytes: int | None = None
 
 
 class VerificationSteps:
@@ -261,7 +261,7 @@ class VerificationSteps:
         if decision.hold is not None or location is None:
             return decision
         known = record_of(repository)
-        known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes))
+        known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes or 0))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
         name = verification_name(repository, restores=restores)
         request = JobRequest(name, repository, location, settings, memory)
@@ -313,8 +313,8 @@ class VerificationSteps:
         if not job.succeeded or end is None:
             failed = describe_failure(job, pod)
             message = (failed.entry and failed.entry.message) or ""
-            doubled = 2 * (failed.limit_bytes or 0) if failed.cause is FailureCause.OUT_OF_MEMORY else 0
-            return replace(found, failure=message, memory_bytes=doubled)
+            out_of_memory = failed.cause is FailureCause.OUT_OF_MEMORY and failed.limit_bytes
+            return replace(found, failure=message, memory_bytes=2 * out_of_memory if out_of_memory else None)
         try:
             # Results that the log has lost are an error, although those before count.
             read_output(VERIFIED_LINE, end.message, log)
@@ -370,7 +370,7 @@ class VerificationSteps:
         damaged: Sequence[str],
         claims: Collection[str],
     ) -> RepositoryVerification:
-        """Return the record after the end of the Job; `claims` are the PVCs that have a backup, empty: not known."""
+        """Return the record after the end of the Job; `claims` are the PVCs that have a backup, if known."""
         record, at = self._record_of(repository), self._cluster.now()
         failure = None if found.failure is None else redact(found.failure)
         if not job.restores:

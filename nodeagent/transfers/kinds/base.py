@@ -73,26 +73,26 @@ class Admission:
     """The result of an admission check.
 
     `reason` is a pending or failure reason, `message` the text for
-    `status.message`. `node` names the only node that can run the transfer; empty: any node can.
+    `status.message`. `node` names the only node that can run the transfer; None: any node can.
     `indefinite` exempts a pending transfer from the prepare timeout; `limit` replaces that timeout
     where it is shorter. `blocked` says that the reason never occurs in a healthy transfer. `pod` is
     the namespace and name of the workload pod whose change ends the pending state, if there is one.
     `warning` is recorded once a ready transfer is accepted: what may make it fail later.
     `copies` are the Secrets and ConfigMaps that its expose copies, such as `Secret/token`. `datamover` is the preferred
-    one of a transfer that names none; empty: it is left as it is.
+    one of a transfer that names none; None: it is left as it is.
     """
 
     decision: AdmissionState
     reason: str = ""
     message: str = ""
-    node: str = ""
+    node: str | None = None
     indefinite: bool = False
     blocked: bool = False
     limit: timedelta | None = None
     pod: tuple[str, str] | None = None
     warning: str | None = None
     copies: tuple[str, ...] = ()
-    datamover: str = ""
+    datamover: str | None = None
 
 
 def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:

@@ -123,7 +123,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         if not spec.datamover and BACKUP_ANNOTATION in cr.metadata.annotations:
             # What a Velero server restores must have the data mover that it asked for.
             by_block = request.storage_class in request.settings.block_classes
-            checked = replace(checked, datamover=BLOCK_DATA_MOVER if by_block else "")
+            checked = replace(checked, datamover=BLOCK_DATA_MOVER if by_block else None)
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         return checked if waiting is None else replace(checked, indefinite=not waiting.blocked)
 
@@ -284,7 +284,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             # As in Velero, every value but windows means Linux.
             for_windows=spec.node_os == WINDOWS,
             copied=read_copies(cr),
-            volume=target.pv or "",
+            volume=target.pv,
             in_place=_read_in_place(cr),
             base_snapshot=_base_snapshot(cr),
             requested_at=meta.creation_timestamp,
@@ -312,4 +312,4 @@ def _read_in_place(cr: DataDownload) -> InPlace | None:
 
 def _kept_volume(outcome: Outcome) -> KeptVolume:
     found = outcome.result.fs_type if isinstance(outcome.result, RestoreResult) else UNSET
-    return KeptVolume(outcome.pv_name, outcome.reclaim_policy, provisioned=outcome.provisioned, fs_type=found or "")
+    return KeptVolume(outcome.pv_name, outcome.reclaim_policy, provisioned=outcome.provisioned, fs_type=found or None)

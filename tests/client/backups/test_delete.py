@@ -161,7 +161,7 @@ async def test_a_location_that_refuses_is_found_before_anything_is_deleted(scene
     scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
     plan = await scene.check()
     assert plan.check is not None
-    assert 'Velero\'s folder "backups"' in plan.check.refused["default", ""]
+    assert 'Velero\'s folder "backups"' in plan.check.refused["default", None]
     assert plan.deleted == ()
     await scene.execute(plan)
     assert "second-data" in scene.names()

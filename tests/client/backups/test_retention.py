@@ -171,7 +171,7 @@ _CHECKED: Final = Check(frozenset({"old-data"}), frozenset({"old-data"}), {"new-
             "DataUpload old-1 of app/data: its snapshot s-old is not in default",
         ),
         (
-            {"refused": {("default", ""): "it is read-only"}},
+            {"refused": {("default", None): "it is read-only"}},
             RetentionRule.LOCATION,
             "nothing can be deleted in BackupStorageLocation default: it is read-only",
         ),

@@ -99,7 +99,8 @@ _EARLIER = {"start": "2026-11-20T10:00:00Z"}
     [
         pytest.param(
             [stored(DATA, "s0", transfer_uid="t0", **_EARLIER), stored(DATA, "s1", transfer_uid="t1")],
-            "different transfers made those of PVC app/data, s0 of 2026-11-20T10:00:00Z and s1 of 2026-11-21T10:00:00Z",
+            "different transfers made the snapshots s0 of 2026-11-20T10:00:00Z and s1 of 2026-11-21T10:00:00Z of "
+            "PVC app/data",
             id="two transfers of one claim",
         ),
         pytest.param(

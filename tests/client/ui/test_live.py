@@ -65,7 +65,7 @@ async def test_a_state_that_nothing_changes_grows_older_by_seconds(scene: Status
         await asyncio.sleep(60.0)
         assert 8 <= live.number - before <= 12
         assert _state(live).view.health is Health.HEALTHY
-        assert (_state(live).lost, _state(live).since) == ("", _state(live).snapshot.at)
+        assert (_state(live).lost, _state(live).since) == (None, _state(live).snapshot.at)
 
 
 async def test_while_the_cluster_does_not_answer_its_health_is_not_known(scene: StatusScene) -> None:
@@ -106,6 +106,6 @@ async def test_what_may_not_be_watched_is_no_outage(scene: StatusScene) -> None:
         scene.kube.fail_next(method, "/backuprepositories", 403, message="you may not", times=999)
     async with _following(scene) as live:
         await asyncio.sleep(300.0)
-        assert _state(live).lost == ""
+        assert _state(live).lost is None
         assert _state(live).view.unread == ["repositories"]
         assert _state(live).view.health is Health.UNKNOWN

@@ -175,10 +175,10 @@ async def test_a_disk_error_of_an_earlier_attempt_fails_the_next_one(
 
 @pytest.mark.parametrize(
     ("magic", "at", "name"),
-    [(b"XFSB", 0, "xfs"), (b"\x53\xef", 0x438, "ext4"), (b"_BHRfS_M", 0x10040, "btrfs"), (b"XFSB", 1, "")],
+    [(b"XFSB", 0, "xfs"), (b"\x53\xef", 0x438, "ext4"), (b"_BHRfS_M", 0x10040, "btrfs"), (b"XFSB", 1, None)],
     ids=["xfs", "ext4", "btrfs", "none"],
 )
-async def test_a_device_tells_its_file_system(tmp_path: Path, magic: bytes, at: int, name: str) -> None:
+async def test_a_device_tells_its_file_system(tmp_path: Path, magic: bytes, at: int, name: str | None) -> None:
     content = bytearray(1 << 17)
     content[at : at + len(magic)] = magic
     (tmp_path / "device").write_bytes(content)

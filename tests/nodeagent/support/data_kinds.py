@@ -48,7 +48,7 @@ class FakeExposer:
 
     found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
-    given_back: list[str] = field(default_factory=list)
+    given_back: list[str | None] = field(default_factory=list)
     checked: list[Any] = field(default_factory=list)
     cleaned: int = 0
 

@@ -208,13 +208,13 @@ async def test_the_block_data_mover_gets_a_device_of_volumes_of_both_modes(trans
     ("datamover", "annotation", "storage_class", "preferred"),
     [
         pytest.param("", "nodeagent.io/backup", "fast", "velero-block", id="of the class"),
-        pytest.param("", "nodeagent.io/backup", "slow", "", id="of another class"),
-        pytest.param("velero-fs", "nodeagent.io/backup", "fast", "", id="by --data-mover fs"),
-        pytest.param("", "note", "fast", "", id="of a Velero server"),
+        pytest.param("", "nodeagent.io/backup", "slow", None, id="of another class"),
+        pytest.param("velero-fs", "nodeagent.io/backup", "fast", None, id="by --data-mover fs"),
+        pytest.param("", "note", "fast", None, id="of a Velero server"),
     ],
 )
 async def test_volumes_of_a_configured_class_prefer_the_block_data_mover(
-    datamover: str, annotation: str, storage_class: str, preferred: str
+    datamover: str, annotation: str, storage_class: str, preferred: str | None
 ) -> None:
     transfer = data_upload(annotations={annotation: "night"})
     transfer["spec"] |= {"datamover": datamover}
@@ -224,8 +224,8 @@ async def test_volumes_of_a_configured_class_prefer_the_block_data_mover(
     assert (found.decision, found.datamover) == (AdmissionState.READY, preferred)
 
 
-@pytest.mark.parametrize(("fields", "fs_type"), [(',"fsType":"xfs"', "xfs"), ("", "")])
-async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(fields: str, fs_type: str) -> None:
+@pytest.mark.parametrize(("fields", "fs_type"), [(',"fsType":"xfs"', "xfs"), ("", None)])
+async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(fields: str, fs_type: str | None) -> None:
     """The server names one only if it knows the source's."""
     kind, exposer = downloads(FakeExposer()), FakeExposer()
     result = kind.parse_result(f'{{"target":{{"byPath":"/v","volumeMode":"Block"}}{fields}}}')
