@@ -24,7 +24,7 @@ from benchmarks.figures import Summary, print_report, say
 from benchmarks.processes import BenchmarkError
 from benchmarks.programs import Mover
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.support.tools import tool
 from tests.testbed.pki import Authority
@@ -62,7 +62,7 @@ class Bed:
         self._numbers = count(1)
         self.mover = self.new_mover()
 
-    def new_mover(self, *, confined: bool = True, way: BackupMover = BackupMover.PLAIN) -> Mover:
+    def new_mover(self, *, confined: bool = True, way: MoverMethod = MoverMethod.PLAIN) -> Mover:
         """Return a mover of this cluster that runs kopia in this way."""
         return Mover(self.cluster, self.folder, self.disks, self._numbers, confined=confined, way=way)
 

@@ -18,7 +18,7 @@ from benchmarks.cluster import BUCKET, REGION
 from benchmarks.groups import memory_group
 from benchmarks.processes import Command, Measured, measure
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings
-from core.contract import BackupMover, VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import TRANSFER
 from tests.datamover.velero.movers import VeleroMover
@@ -62,7 +62,7 @@ class Peer(ABC):
 class _Ours(Peer):
     """The data mover as its pod runs it."""
 
-    way = BackupMover.PLAIN
+    way = MoverMethod.PLAIN
 
     async def back_up(self, volume: Path) -> Measured:
         measured, result = await self.bed.new_mover(way=self.way).back_up(volume, mode=self.mode)
@@ -76,7 +76,7 @@ class _Ours(Peer):
 class _OneOpen(_Ours):
     """Ours with `mover: one-open`."""
 
-    way = BackupMover.ONE_OPEN
+    way = MoverMethod.ONE_OPEN
 
 
 class _Velero(Peer):

@@ -16,7 +16,7 @@ from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
 from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
-from core.contract import BackupMover, BackupResult, MoverArgs, MoverVerb, RestoreResult, VolumeMode, parse_result
+from core.contract import BackupResult, MoverArgs, MoverMethod, MoverVerb, RestoreResult, VolumeMode, parse_result
 from core.mover_specs import InitRepository
 from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
@@ -93,7 +93,7 @@ class Mover:
         numbers: Iterator[int],
         *,
         confined: bool = True,
-        way: BackupMover = BackupMover.PLAIN,
+        way: MoverMethod = MoverMethod.PLAIN,
     ) -> None:
         self._cluster = cluster
         self._folder = folder

@@ -18,7 +18,7 @@ from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
 from benchmarks.tree import TreeShape, make_tree
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
 
@@ -154,7 +154,7 @@ class Benchmark:
     async def compare_movers(self) -> Summary:
         """Measure backups of many files and of few by both ways to run kopia, and by kopia; return the figures."""
         bed, plan, runs = self._bed, self._plan, self.runs
-        ways = {f", {way}": bed.new_mover(way=way) for way in BackupMover}
+        ways = {f", {way}": bed.new_mover(way=way) for way in MoverMethod}
         with bed.tree(plan.far_tree) as many, bed.tree(_FEW) as few:
             for number in range(plan.pairs):
                 say(f"round {number + 1} of {plan.pairs}")

@@ -31,7 +31,6 @@ __all__ = [
     "MOVER_GRACE",
     "SNAPSHOT_METADATA_TOKEN",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
-    "BackupMover",
     "BackupResult",
     "DataPathReason",
     "InitResult",
@@ -40,6 +39,7 @@ __all__ = [
     "MaintenanceMode",
     "MaintenanceResult",
     "MoverArgs",
+    "MoverMethod",
     "MoverVerb",
     "ProgressMessage",
     "RestoreResult",
@@ -110,13 +110,13 @@ class VolumeMode(StrEnum):
     BLOCK = "Block"
 
 
-class BackupMover(StrEnum):
-    """How a data mover runs kopia to back files up."""
+class MoverMethod(StrEnum):
+    """How the data mover of a transfer runs kopia."""
 
     PLAIN = "plain"
     """By kopia's own commands; each one opens the repository."""
     ONE_OPEN = "one-open"
-    """By one process, which opens it once, and also reads files that were changed without a new time."""
+    """By one process, which opens it once; a backup also reads files that were changed without a new time."""
 
 
 class MoverVerb(StrEnum):
@@ -210,7 +210,7 @@ class MoverArgs:
     `cluster` identifies the cluster in the snapshot of a backup. `compression` is the algorithm of a backup whose
     custom resource names none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `exclude`
     are its exclusions as JSON. `read_all_files`: it also reads files whose size and time are unchanged since the last
-    one. `mover` is how a backup runs kopia; None: plain. With `require_attributes`, a restore fails if the target does
+    one. `mover` is how kopia is run; None: plain. With `require_attributes`, a restore fails if the target does
     not take owners, modes and times. `in_place` is how a restore goes into a volume that may have data; None: as into a
     new one. `tracked` is the snapshot of a backup by block; None: the storage has no handles of it and its volume.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import BackupMover, MoverVerb, TrackedSnapshot, VolumeMode
+from core.contract import MoverMethod, MoverVerb, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
 from core.models.transfer_settings import INCREMENTAL, Compression, Exclusions, InPlace
 from core.mover_specs import MoverSpec, parse_spec
@@ -44,7 +44,7 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster. `compression` is for one that names none itself.
-    `mover` is how a backup runs kopia.
+    `mover` is how kopia is run.
     `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
     into a volume that may have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the
     storage has no handles of it and its volume.
@@ -61,7 +61,7 @@ class PodOptions:
     ignore_files: bool = False
     exclude: Exclusions = field(default_factory=Exclusions)
     read_all_files: bool = False
-    mover: BackupMover = BackupMover.PLAIN
+    mover: MoverMethod = MoverMethod.PLAIN
     require_attributes: bool = False
     in_place: InPlace | None = None
     tracked: TrackedSnapshot | None = None
@@ -102,7 +102,7 @@ class LocalBackup:
     compression: Compression = Compression.NONE
     ignore_files: bool = False
     read_all_files: bool = False
-    mover: BackupMover = BackupMover.PLAIN
+    mover: MoverMethod = MoverMethod.PLAIN
     exclude: Exclusions = field(default_factory=Exclusions)
 
 
@@ -113,6 +113,7 @@ class LocalRestore:
     snapshot_id: str
     target: Path
     overwrite: bool = False
+    mover: MoverMethod = MoverMethod.PLAIN
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         ignore_files=getattr(parsed, "ignore_files", False),
         exclude=getattr(parsed, "exclude", Exclusions()),
         read_all_files=getattr(parsed, "read_all_files", False),
-        mover=getattr(parsed, "mover", BackupMover.PLAIN),
+        mover=getattr(parsed, "mover", MoverMethod.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
         in_place=_parse_in_place(parsed),
         tracked=_parse_tracked(parsed),
@@ -226,7 +227,7 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
         )
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
-    return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite)
+    return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite, parsed.mover)
 
 
 def _check_text(flag: str, value: str) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from core.contract import BackupMover, MoverVerb, SnapshotMetadata, VolumeMode
+from core.contract import MoverMethod, MoverVerb, SnapshotMetadata, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.transfer_settings import FULL, INCREMENTAL, Compression, Exclusions, parse_compression
@@ -121,15 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also read files whose size and time are unchanged since the last backup",
     )
-    backup.add_argument(
-        "--mover",
-        metavar="NAME",
-        type=BackupMover,
-        choices=tuple(BackupMover),
-        default=BackupMover.PLAIN,
-        help="how files are backed up: plain, by kopia's own commands, or one-open, which opens the repository once "
-        "and also reads files that were changed without a new time (default: plain)",
-    )
+    _add_method(backup)
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
     backup.add_argument("--snapshot-metadata", type=SnapshotMetadata.from_json, help=argparse.SUPPRESS)
@@ -145,6 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_repository(local, required=False)
     _add_transfer(restore, MoverVerb.RESTORE)
+    _add_method(restore)
 
     listing = _add_command(commands, LIST, "list the snapshots of a repository")
     _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
@@ -207,6 +200,18 @@ def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
     )
     group.add_argument("--s3-insecure", action="store_true", help="do not verify the certificate of the endpoint")
     group.add_argument("--json", action="store_true", help="print the result as JSON, without progress")
+
+
+def _add_method(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mover",
+        metavar="NAME",
+        type=MoverMethod,
+        choices=tuple(MoverMethod),
+        default=MoverMethod.PLAIN,
+        help="how kopia is run: plain, by its own commands, or one-open, which opens the repository once, and in a "
+        "backup also reads files that were changed without a new time (default: plain)",
+    )
 
 
 def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from core.contract import BackupMover, MoverArgs, MoverVerb, SnapshotMetadata, TrackedSnapshot, VolumeMode
+from core.contract import MoverArgs, MoverMethod, MoverVerb, SnapshotMetadata, TrackedSnapshot, VolumeMode
 from core.kube.types import (
     ClaimSource,
     Manifest,
@@ -214,12 +214,11 @@ def _choose_for_backup(
 
     `excluded` is what the annotation of the source PVC names.
     """
-    compression, mover = settings.compression.of_class(storage_class), settings.backup_mover
+    compression = settings.compression.of_class(storage_class)
     return replace(
         args,
         # Each data mover knows what an absent flag means.
         compression=None if compression is Compression.NONE else str(compression),
-        mover=None if mover is BackupMover.PLAIN else str(mover),
         ignore_files=namespace in settings.ignore_files_namespaces,
         exclude=settings.exclusions.exclude(namespace, storage_class, excluded),
         read_all_files=namespace in settings.read_all_files_namespaces,
@@ -237,6 +236,7 @@ def _build_args(
         cache_limit_mib=cache.limit_mib if cache else None,
         attempt=owner.attempt,
         cluster=options.cluster if verb is MoverVerb.BACKUP else None,
+        mover=None if options.method is MoverMethod.PLAIN else str(options.method),
         require_attributes=options.require_attributes and verb is MoverVerb.RESTORE,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,

@@ -20,7 +20,7 @@ from operator import or_
 from pathlib import PurePosixPath
 from typing import Final
 
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from core.kube.types import Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.names import EXCLUSIONS_ANNOTATION
 from core.models.phases import InterruptionCause, RetryRules
@@ -150,7 +150,7 @@ class MoverOptions:
     """Arguments of a mover that do not depend on its volume or custom resource.
 
     `cluster` identifies the cluster in snapshots; None: it is not known. `require_attributes`: a restore fails if its
-    target does not take owners, modes and times.
+    target does not take owners, modes and times. `method` is how transfers run kopia.
     """
 
     resource_timeout: timedelta = timedelta(minutes=10)
@@ -158,6 +158,7 @@ class MoverOptions:
     log_format: str = "text"
     cluster: str | None = None
     require_attributes: bool = False
+    method: MoverMethod = MoverMethod.PLAIN
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class ExposeSettings:
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in volumes of
     `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
-    `backup_mover` is how backups run kopia. Volumes of `block_classes` are preferably backed up by block.
+    Volumes of `block_classes` are preferably backed up by block.
     `exclusions` say what backups leave out.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
@@ -288,7 +289,6 @@ class ExposeSettings:
     compression: CompressionRules = field(default_factory=CompressionRules)
     ignore_files_namespaces: frozenset[str] = frozenset()
     read_all_files_namespaces: frozenset[str] = frozenset()
-    backup_mover: BackupMover = BackupMover.PLAIN
     block_classes: frozenset[str] = frozenset()
     exclusions: ExclusionRules = field(default_factory=ExclusionRules)
     repository_volumes: tuple[RepositoryMount, ...] = ()

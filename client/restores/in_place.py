@@ -337,7 +337,9 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
     place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
     mode, wanted = volume_mode(volume), one.volume.claim.volume_mode
     if one.volume.by_block and mode is not VolumeMode.BLOCK:
-        raise RestoreError(f"{place} has a file system, and its backup a device: leave out --in-place")
+        raise RestoreError(
+            f"{place} has a file system, and its backup a device: restore it into a new PVC, without --in-place"
+        )
     # Without a size, the backup has the name of the PVC only.
     if one.volume.claim.size and mode != wanted:
         raise RestoreError(f"{place} has volumeMode {mode}, and the backup is of one with {wanted}")

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from core.models.base import JsonDict
 from core.models.names import (
     CHANGES_TAG,
@@ -76,7 +76,7 @@ async def open_run(
     run: _OneOpenRun
     if device is not None and parameters.by_block:
         run = _BlockRun(repository, parameters, data_path, device)
-    elif parameters.mover is BackupMover.PLAIN or device is not None or parameters.rules:
+    elif parameters.mover is MoverMethod.PLAIN or device is not None or parameters.rules:
         yield PlainRun(repository, parameters, data_path, device[0] if device else None)
         return
     else:

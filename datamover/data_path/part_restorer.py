@@ -135,6 +135,9 @@ class PartRestorer:
                     shutil.rmtree(shard, ignore_errors=True)
                     removed += 1
 
+        if (server := self.repository.kopia.server) is not None:
+            # It has the list in memory.
+            await server.end()
         await self.data_path.run_in_thread(remove, "emptying kopia's cache", lambda: removed)
 
     async def _restore_alone(self, run: Sequence[Part]) -> None:

@@ -7,18 +7,15 @@ Source: kopia 0.23.1, cli/command_restore.go.
 
 import logging
 import os
-import shutil
-import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from msgspec import UNSET
 
-from core.contract import RestoreResult, VolumeMode, VolumePath
+from core.contract import MoverMethod, RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.transfer_settings import InPlace
 from datamover.data_path.block import read_file_system, restore_blocks, restore_device
@@ -34,21 +31,17 @@ from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.location_files import open_output
 from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import FULL, KopiaFiles
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
+from datamover.kopia.restore_process import open_once
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
-from datamover.runtime.tree import open_below, open_root
 
-__all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "write_done_file"]
+__all__ = ["RestoreParameters", "restore", "restore_workers"]
 
 _logger = logging.getLogger(__name__)
-
-_DONE_DIRECTORY: Final = ".velero"
-_ROOT: Final = "."
-"""Where the done directory leads, as a link, in a volume without room for it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,8 @@ class RestoreParameters:
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
     `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
-    goes into a target that may have files; None: kopia writes all files, also into the target's.
+    goes into a target that may have files; None: kopia writes all files, also into the target's. `mover`: how kopia is
+    run.
     """
 
     snapshot_id: str
@@ -76,6 +70,14 @@ class RestoreParameters:
     fitting_entries: int | None = None
     require_attributes: bool = False
     in_place: InPlace | None = None
+    mover: MoverMethod = MoverMethod.PLAIN
+
+    @property
+    def access(self) -> VolumeAccess:
+        """What kopia may do to the volume; of a device, it gets an open one."""
+        if self.mode is VolumeMode.BLOCK:
+            return VolumeAccess()
+        return VolumeAccess(self.target, writable=True, in_use=self.in_use)
 
     def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
         """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
@@ -111,6 +113,33 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         UnsetAttributesError: it did not take attributes that are required.
         DataPathError: the snapshot is incomplete, or the target cannot be written.
     """
+    async with _opening(repository, parameters, data_path):
+        return await _restore(repository, parameters, data_path)
+
+
+@asynccontextmanager
+async def _opening(repository: Repository, parameters: RestoreParameters, data_path: DataPath) -> AsyncIterator[None]:
+    """Let the calls of kopia within the block open the repository, each one or only the first."""
+    if parameters.mover is MoverMethod.PLAIN:
+        yield
+        return
+    made = False
+    if parameters.mode is VolumeMode.FILESYSTEM:
+        # kopia is confined to it from the beginning.
+        made = not parameters.target.exists()
+        async with _open_target(parameters.target, data_path):
+            pass
+    try:
+        async with open_once(repository.kopia, parameters.access):
+            yield
+    except BaseException:
+        with suppress(OSError):
+            if made:
+                parameters.target.rmdir()
+        raise
+
+
+async def _restore(repository: Repository, parameters: RestoreParameters, data_path: DataPath) -> RestoreResult:
     snapshot = await repository.open(partial(read_snapshot, repository, parameters.snapshot_id), read_only=True)
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
@@ -280,7 +309,7 @@ def _restorer(
         *(["--write-sparse-files"] if parameters.sparse else []),
         *more,
     ]
-    files = KopiaFiles(volume=VolumeAccess(parameters.target, writable=True, in_use=parameters.in_use))
+    files = KopiaFiles(volume=parameters.access)
     return PartRestorer(repository, snapshot, parameters.target, flags, files, data_path, tolerant=tolerant)
 
 
@@ -411,96 +440,3 @@ async def _found_links(
         walk = partial(find_links, target, found=found, hard=hard)
         await data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
         yield found
-
-
-def write_done_file(volume: Path, owner_uid: str) -> None:
-    """Write the done file, which ends the init container `restore-wait`: empty, named after the Restore's UID.
-
-    Files of an earlier restore, or of the backup itself, are removed from its directory first.
-
-    Raises:
-        DataPathError: it cannot be written.
-    """
-    try:
-        with open_root(volume) as root:
-            _remove(_DONE_DIRECTORY, root)
-            try:
-                os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
-                with open_below(root, _DONE_DIRECTORY.encode()) as directory:
-                    _let_remove(directory, root)
-                    _create_empty(owner_uid, directory)
-            except OSError as e:
-                if e.errno not in FULL:
-                    raise
-                _write_without_block(owner_uid, root)
-    except OSError as e:
-        raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
-
-
-def has_done_file(volume: Path, owner_uid: str) -> bool:
-    """Return whether an earlier attempt wrote the done file: the restore is complete, and a pod may use the volume.
-
-    A tenant who writes the file itself loses only data of its own: the rest of this volume is not restored. The
-    restore helper removes the file before the pod's containers start, so without one the pod may have started too.
-
-    Raises:
-        DataPathError: it cannot be read.
-    """
-    try:
-        with open_root(volume) as root, open_below(root, _done_directory(root)) as directory:
-            return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as e:
-        raise DataPathError(f"cannot read done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
-
-
-def _done_directory(root: int) -> bytes:
-    with suppress(OSError):
-        if os.readlink(_DONE_DIRECTORY, dir_fd=root) == _ROOT:
-            return b""
-    return _DONE_DIRECTORY.encode()
-
-
-def _write_without_block(owner_uid: str, root: int) -> None:
-    """Write the done file into the root of a full volume, where a link finds it: only a directory needs a block.
-
-    Velero's helper leaves the file there.
-    """
-    _remove(_DONE_DIRECTORY, root)
-    os.symlink(_ROOT, _DONE_DIRECTORY, dir_fd=root)
-    with suppress(FileNotFoundError):
-        os.unlink(owner_uid, dir_fd=root)
-    _create_empty(owner_uid, root)
-
-
-def _create_empty(name: str, directory: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, mode=0o644, dir_fd=directory), "wb") as file:
-        _let_read(file.fileno(), 0o644)
-
-
-def _let_remove(directory: int, root: int) -> None:
-    """Let everyone read the directory, and remove it who may write to the volume, as the init container may."""
-    volume = os.fstat(root)
-    with suppress(OSError):
-        os.fchown(directory, volume.st_uid, volume.st_gid)
-    _let_read(directory, (volume.st_mode & 0o777) | 0o755)
-
-
-def _let_read(fd: int, mode: int) -> None:
-    """Set the mode whatever the umask: the init container may run as any user."""
-    # A file system without modes has the same ones for all files.
-    with suppress(OSError):
-        os.fchmod(fd, mode)
-
-
-def _remove(name: str, root: int) -> None:
-    """Remove a directory with its content, or a file or link, in the directory `root`."""
-    try:
-        os.unlink(name, dir_fd=root)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        # It follows no links, since it is given a descriptor.
-        shutil.rmtree(name, dir_fd=root)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from core.contract import BackupMover, VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from core.errors import KopiaError
 from core.models.names import (
     EXCLUDE_DIGEST_TAG,
@@ -84,7 +84,7 @@ class BackupParameters:
     ignore_files: bool = False
     exclude: Exclusions = field(default_factory=Exclusions)
     parent: str = AUTO_PARENT
-    mover: BackupMover = BackupMover.PLAIN
+    mover: MoverMethod = MoverMethod.PLAIN
     by_block: bool = False
     changes: BlockChanges | None = None
     stop: GracefulStop | None = None

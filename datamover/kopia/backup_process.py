@@ -39,6 +39,7 @@ __all__ = [
     "Offer",
     "device_flags",
     "keep_checkpoint",
+    "parse_line",
     "read_blocks",
     "read_checkpoint_grace",
 ]
@@ -155,7 +156,7 @@ class MoverBackup:
         self._listener.keep(line)
 
     def _take_output(self, line: str) -> None:
-        key, value = _parse(line)
+        key, value = parse_line(line)
         match key:
             case "offer":
                 if self._offered is not None and not self._offered.done():
@@ -186,7 +187,7 @@ async def read_blocks(
     results: list[JsonDict] = []
 
     def take(line: str) -> None:
-        match _parse(line):
+        match parse_line(line):
             case "progress", value:
                 meter.take_report(value)
             case "result", value:
@@ -202,7 +203,7 @@ def device_flags(device_fd: int, size_bytes: int) -> list[str]:
     return [f"--device-fd={device_fd}", f"--device-size={size_bytes}"]
 
 
-def _parse(line: str) -> tuple[str, JsonDict]:
+def parse_line(line: str) -> tuple[str, JsonDict]:
     """Return key and value of a line; a kopia that is killed may leave a part of one, which is ignored."""
     try:
         ((key, value),) = json.loads(line).items()

@@ -17,7 +17,7 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.kopia.causes import find_cause, find_outage
 from datamover.kopia.private_run import VolumeAccess, open_private_run
-from datamover.runtime.child import ChildCommand, run_child
+from datamover.runtime.child import ChildCommand, ChildExit, run_child
 from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.tree import escape_controls
@@ -37,6 +37,7 @@ from datamover.runtime.work_dir import WorkDir
 __all__ = [
     "FULL",
     "TARGET_FAILURES",
+    "CallServer",
     "IgnoredErrors",
     "Kopia",
     "KopiaAnswer",
@@ -125,6 +126,26 @@ class Listener(Protocol):
 
     def keep(self, line: str) -> None:
         """Receive such a rest, redacted, as soon as kopia writes it."""
+        ...
+
+
+class CallServer(Protocol):
+    """A kopia that runs already, and carries out calls in the place of others."""
+
+    def serves(self, arguments: Sequence[str]) -> bool:
+        """Return whether it knows the command."""
+        ...
+
+    async def carry_out(self, command: ChildCommand, on_line: Callable[[str], None]) -> tuple[ChildExit, str]:
+        """Return how a call ended, and kopia's metrics of it; `argv` has its arguments alone.
+
+        Raises:
+            DataPathError: it cannot be started or confined.
+        """
+        ...
+
+    async def end(self) -> None:
+        """End it; the next call starts another one."""
         ...
 
 
@@ -254,7 +275,8 @@ def read_counters(directory: Path) -> str:
 class Kopia:
     """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output.
 
-    `means` confine it while it moves data; None: the same as this process.
+    `means` confine it while it moves data; None: the same as this process. `server` carries out the calls that it
+    serves; None: each call has a process of its own.
     """
 
     def __init__(
@@ -264,6 +286,7 @@ class Kopia:
         self._redactor = redactor
         self._program = program
         self._means = means
+        self.server: CallServer | None = None
 
     async def call(
         self,
@@ -295,7 +318,7 @@ class Kopia:
             {**self._environment, **(more or {})},
             stdout_fd=output_fd,
         )
-        keep = self._keep(lines)
+        keep, server = self._keep(lines), None if more else self._find_server(arguments)
 
         def on_line(line: str) -> None:
             nonlocal seconds
@@ -306,12 +329,17 @@ class Kopia:
 
         try:
             async with asyncio.timeout(seconds) as limit:
-                child = await run_child(command, on_line)
+                if server is None:
+                    child, counters = await run_child(command, on_line), ""
+                else:
+                    child, counters = await server.carry_out(replace(command, argv=arguments), on_line)
         except TimeoutError as e:
             raise KopiaTimeoutError(attempted, seconds or 0.0, list(lines)) from e
-        return KopiaAnswer(
-            attempted, child.exit_code, child.output, list(lines), out_of_memory=_was_out_of_memory(child.exit_code)
-        )
+        out_of_memory = _was_out_of_memory(child.exit_code)
+        return KopiaAnswer(attempted, child.exit_code, child.output, list(lines), counters, out_of_memory)
+
+    def _find_server(self, arguments: Sequence[str]) -> CallServer | None:
+        return self.server if self.server is not None and self.server.serves(arguments) else None
 
     async def move_data(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data; there is no timeout.
@@ -328,27 +356,33 @@ class Kopia:
         def on_line(line: str) -> None:
             keep(listener.take_progress(line))
 
-        means = self._means or find_means()
-        async with open_private_run(
-            self._program, self._environment, files.volume, means, redactor=self._redactor
-        ) as run:
-            argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
-            command = ChildCommand(
-                argv,
-                run.environment,
-                files.stdin_fd,
-                files.stdout_fd,
-                run.confinement,
-                files.terminate,
-                inherited_fd=files.inherited_fd,
-                on_output=files.on_output,
-            )
-            child = await run_child(command, on_line)
-            counters = read_counters(run.home / _COUNTERS)
+        command = ChildCommand(
+            arguments,
+            self._environment,
+            files.stdin_fd,
+            files.stdout_fd,
+            terminate=files.terminate,
+            inherited_fd=files.inherited_fd,
+            on_output=files.on_output,
+        )
+        if (server := self._find_server(arguments)) is not None:
+            child, counters = await server.carry_out(command, on_line)
+        else:
+            child, counters = await self._run_confined(command, files.volume, on_line)
         out_of_memory, volume = _was_out_of_memory(child.exit_code), str(files.volume.path or "")
         return KopiaAnswer(
             attempted, child.exit_code, child.output, list(lines), counters, out_of_memory, volume=volume
         )
+
+    async def _run_confined(
+        self, command: ChildCommand, volume: VolumeAccess, on_line: Callable[[str], None]
+    ) -> tuple[ChildExit, str]:
+        """Return the exit of a kopia with the arguments of `command`, and the metrics that it has written."""
+        means = self._means or find_means()
+        async with open_private_run(self._program, self._environment, volume, means, redactor=self._redactor) as run:
+            argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *command.argv]
+            confined = replace(command, argv=argv, environment=run.environment, confinement=run.confinement)
+            return await run_child(confined, on_line), read_counters(run.home / _COUNTERS)
 
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:

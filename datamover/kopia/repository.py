@@ -160,6 +160,7 @@ class Repository:
         """
         with self._request_time.measuring() as flags:
             answer = await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
+            self._request_time.take(answer.counters)
         self._check_id()
         return answer
 

@@ -337,3 +337,8 @@ class RequestTime:
             measured = parse_request_seconds(read_counters(Path(name)))
         if measured is not None:
             self._seconds = min(measured, self._seconds or measured)
+
+    def take(self, counters: str) -> None:
+        """Take kopia's metrics of a call, unless the time is known."""
+        if self._seconds is None:
+            self._seconds = parse_request_seconds(counters)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import UNSET
 
 from core.clock import Clock, SystemClock
-from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
+from core.contract import BackupResult, MoverMethod, ProgressMessage, RestoreResult, VolumeMode
 from core.errors import ConfigError, UnsetAttributesError
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
@@ -196,13 +196,15 @@ class LocalMover:
             bar.draw(meter.finish(result.total_bytes), last=True)
         return result
 
-    async def restore(self, snapshot_id: str, target: Path, bar: ProgressBar | None) -> RestoreResult:
+    async def restore(
+        self, snapshot_id: str, target: Path, bar: ProgressBar | None, *, mover: MoverMethod = MoverMethod.PLAIN
+    ) -> RestoreResult:
         """Restore a snapshot to a directory or device."""
         volume = _absolute(target)
         limits = self._limits
         mode, workers = _mode(volume), limits.restore_workers
         # A disk image would otherwise take its full size.
-        parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True)
+        parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True, mover=mover)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
@@ -301,10 +303,10 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
         case LocalBackup() as backup:
             result = await mover.back_up(backup.source, backup.name, bar, wanted=backup)
             _print_backup(result, as_json=options.json)
-        case LocalRestore(snapshot_id, target, overwrite):
+        case LocalRestore(snapshot_id, target, overwrite, method):
             if not overwrite:
                 _check_empty(target)
-            restored = await mover.restore(snapshot_id, target, bar)
+            restored = await mover.restore(snapshot_id, target, bar, mover=method)
             _print_restore(restored, as_json=options.json)
             return UnsetAttributesError.exit_code if restored.note else 0
         case LocalList():

@@ -38,12 +38,11 @@ from datamover.arguments import PodOptions
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.done_file import has_done_file, write_done_file
 from datamover.data_path.restore import (
     RestoreParameters,
-    has_done_file,
     restore,
     restore_workers,
-    write_done_file,
 )
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
@@ -322,6 +321,7 @@ class PodTransfer:
             fitting_entries=self._context.limits.fitting_entries,
             require_attributes=self._options.require_attributes,
             in_place=self._options.in_place,
+            mover=self._options.mover,
         )
 
     async def _report(self, termination: Termination) -> None:

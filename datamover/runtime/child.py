@@ -33,6 +33,8 @@ __all__ = [
     "children_peak_bytes",
     "kill_children",
     "own_peak_bytes",
+    "read_all",
+    "read_lines",
     "run_child",
     "running_children",
     "sync_device",
@@ -190,18 +192,19 @@ async def _collect(
     process: asyncio.subprocess.Process, on_line: Callable[[str], None], on_output: Callable[[str], None] | None
 ) -> ChildExit:
     """Read the output until the child exits."""
-    reading = _read_all(process.stdout) if on_output is None else _read_lines(process.stdout, on_output)
+    reading = read_all(process.stdout) if on_output is None else read_lines(process.stdout, on_output)
     async with asyncio.TaskGroup() as readers:
         output = readers.create_task(reading, name="child-output")
-        readers.create_task(_read_lines(process.stderr, on_line), name="child-errors")
+        readers.create_task(read_lines(process.stderr, on_line), name="child-errors")
     return ChildExit(await process.wait(), output.result())
 
 
-async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
+async def read_all(stream: asyncio.StreamReader | None) -> bytes:
+    """Return what the stream has until its end."""
     return b"" if stream is None else await stream.read()
 
 
-async def _read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None]) -> bytes:
+async def read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None]) -> bytes:
     """Pass each line on, and return nothing of it."""
     rest = b""
     while stream is not None and (piece := await stream.read(_PIECE_BYTES)):

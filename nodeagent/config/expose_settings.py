@@ -50,7 +50,7 @@ def build_expose_settings(
     cache = config.cache_pvc
     return replace(
         defaults,
-        mover=replace(defaults.mover, require_attributes=config.own.require_file_attributes),
+        mover=replace(defaults.mover, require_attributes=config.own.require_file_attributes, method=config.own.mover),
         pod=_pod_settings(defaults.pod, config, priority_class),
         nodes=_node_rules(config),
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
@@ -73,7 +73,6 @@ def build_expose_settings(
             frozenset(config.own.exclude.annotation_namespaces),
         ),
         read_all_files_namespaces=frozenset(config.own.read_all_files_namespaces),
-        backup_mover=config.own.mover,
         block_classes=frozenset(config.own.block_storage_classes),
         retries=_retries(config),
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from core.kube.types import VolumeSource
 from core.models.phases import RetryRules
 from core.models.storage import BlockHash
@@ -488,10 +488,10 @@ class OwnKeys(Section):
         "nodeagent.io/exclude-from-backup with the reason; elsewhere it does not count (our own key)",
         examples=[["build"]],
     )
-    mover: BackupMover = Field(
-        default=BackupMover.PLAIN,
-        description="how data movers back files up: plain by kopia's own commands; one-open by one process, which "
-        "opens the repository once and also reads files that were changed without a new time (our own key)",
+    mover: MoverMethod = Field(
+        default=MoverMethod.PLAIN,
+        description="how data movers run kopia: plain by its own commands; one-open by one process, which opens the "
+        "repository once, and in a backup also reads files that were changed without a new time (our own key)",
         examples=["one-open"],
     )
     alert_not_protected: bool = Field(

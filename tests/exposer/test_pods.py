@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.contract import BackupMover, VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from core.kube.types import NodeSelectorTerm
 from core.models.storage import BackupRepository
 from core.models.transfer_settings import Compression
@@ -332,9 +332,9 @@ def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str])
     assert _algorithms(build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS)) == flags
 
 
-def test_backups_are_told_how_to_run_kopia_unless_it_is_plain() -> None:
-    for mover, flags in ((BackupMover.PLAIN, []), (BackupMover.ONE_OPEN, ["--mover=one-open"])):
-        settings = ExposeSettings(template(), backup_mover=mover)
+def test_transfers_are_told_how_to_run_kopia_unless_it_is_plain() -> None:
+    for mover, flags in ((MoverMethod.PLAIN, []), (MoverMethod.ONE_OPEN, ["--mover=one-open"])):
+        settings = ExposeSettings(template(), mover=MoverOptions(method=mover))
         upload = replace(snapshot_request(), settings=settings)
         backup, back = (
             replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
@@ -347,7 +347,7 @@ def test_backups_are_told_how_to_run_kopia_unless_it_is_plain() -> None:
             build_pod_volume_pod(back, located, storage=OWN_CREDENTIALS),
         )
         found = [[word for word in pod["spec"]["containers"][0]["args"] if "--mover" in word] for pod in pods]
-        assert found == [flags, flags, []]
+        assert found == [flags] * 3
 
 
 def test_rules_in_files_and_all_files_are_read_in_backups_of_the_namespaces_that_are_named() -> None:

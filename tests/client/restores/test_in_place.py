@@ -200,6 +200,17 @@ async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, mes
     assert scene.downloads == []
 
 
+async def test_a_device_is_not_restored_into_a_volume_with_a_file_system() -> None:
+    """The other way round, a file system into a volume of `volumeMode: Block`, a backup by block can be."""
+    scene = InPlaceScene()
+    by_block = replace(saved(DATA, "s1"), by_block=True)
+
+    with pytest.raises(RestoreError, match=r"PVC app/data has a file system, and its backup a device: .* a new PVC"):
+        await plan_in_place(scene.tools, request(scene), [by_block], snapshots=False)
+
+    assert scene.downloads == []
+
+
 async def test_a_pod_that_has_ended_does_not_matter() -> None:
     scene = InPlaceScene()
     scene.put_pod(phase="Succeeded")

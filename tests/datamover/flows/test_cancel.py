@@ -144,10 +144,14 @@ async def test_cancel_in_each_step_of_a_backup(
     assert upload.pod.reasons()[-2:] == ["Data-Path-Canceled", "Data-Path-Stopped"]
 
 
-@pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-restore-SIGTERM", "sync-*-spec.cancel")
+@pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-*restore-SIGTERM", "sync-*-spec.cancel")
 @_ENDS
 @pytest.mark.parametrize(
-    ("program", "arguments"), [("kopia", "manifest show"), ("kopia", "restore"), ("sync", "syncfs")]
+    ("program", "arguments"),
+    [
+        *([("kopia", "mover-restore")] if ONE_OPEN else [("kopia", "manifest show"), ("kopia", "restore")]),
+        ("sync", "syncfs"),
+    ],
 )
 async def test_cancel_in_each_step_of_a_restore(
     download: _Transfer, monkeypatch: pytest.MonkeyPatch, program: str, arguments: str, end: Callable[[_Transfer], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -98,9 +98,10 @@ async def _snapshot(repository: Repository, volume: Path) -> str:
     return (await back_up(repository, parameters, backup_data_path())).snapshot_id
 
 
-async def _restore(repository: Repository, snapshot_id: str, target: Path) -> bool:
+async def _restore(repository: Repository, snapshot_id: str, target: Path, method: str = "plain") -> bool:
     """Return whether the restore succeeded."""
-    parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2)
+    mover = MoverMethod(method)
+    parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, mover=mover)
     try:
         await restore(repository, parameters, restore_data_path())
     except DataPathError:
@@ -187,10 +188,11 @@ async def test_a_link_that_is_not_found_in_time_is_not_followed(
     await trial.run(f"restore: link in the place of {_KINDS[kind]}", attempt)
 
 
-@pytest.mark.sample("default-full", "none-full")
+@pytest.mark.sample("default-full-plain", "default-full-one-open", "none-full-one-open")
+@pytest.mark.parametrize("method", list(MoverMethod), ids=str)
 @pytest.mark.parametrize("kind", ["full", "empty"])
 async def test_a_link_that_is_swapped_in_during_a_restore_is_not_followed(
-    trial: _Trial, mover_repository: Repository, tmp_path: Path, kind: str
+    trial: _Trial, mover_repository: Repository, tmp_path: Path, kind: str, method: MoverMethod
 ) -> None:
     path = _make(tmp_path / "volume", kind)
     for number in range(300):
@@ -207,11 +209,11 @@ async def test_a_link_that_is_swapped_in_during_a_restore_is_not_followed(
         with _mounted_outside(tmp_path, trial) as outside:
             before = describe(outside)
             with swapping(Swap(target / "a" if kind == "full" else None, outside, target, IN_CREATE, ignored=0)):
-                succeeded = await _restore(mover_repository, snapshot_id, target)
+                succeeded = await _restore(mover_repository, snapshot_id, target, method)
             assert not succeeded or not any(path.is_symlink() for path in target.iterdir())
             return describe(outside) != before
 
-    await trial.run(f"restore: {_KINDS[kind]} exchanged for a link meanwhile", attempt)
+    await trial.run(f"restore ({method}): {_KINDS[kind]} exchanged for a link meanwhile", attempt)
 
 
 @pytest.mark.sample("landlock-full", "jail-file")

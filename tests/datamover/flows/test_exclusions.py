@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from core.contract import BackupMover, BackupResult, VolumeMode
+from core.contract import BackupResult, MoverMethod, VolumeMode
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import Exclusions, InPlace, LeftOut, check_pattern
@@ -184,10 +184,10 @@ async def test_what_a_source_inherits_counts_during_a_backup_and_is_not_its_own_
 
 
 @pytest.mark.sample("without-plain", "with others-one-open")
-@pytest.mark.parametrize("mover", list(BackupMover), ids=str)
+@pytest.mark.parametrize("mover", list(MoverMethod), ids=str)
 @pytest.mark.parametrize("exclude", [Exclusions(), Exclusions(patterns=("b",))], ids=["without", "with others"])
 async def test_what_a_killed_backup_has_left_is_taken_back_before_the_next(
-    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path, exclude: Exclusions, mover: BackupMover
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path, exclude: Exclusions, mover: MoverMethod
 ) -> None:
     volume = tmp_path / "volume"
     _write(volume, "a", "b")

@@ -19,6 +19,7 @@ import pytest
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, Resource
 from core.models.names import ATTEMPTS_ANNOTATION
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.kubehttp import KubeServer, serve_kube
 from tests.datamover.support.moverprocess import MoverRun, run_mover_process
 from tests.datamover.support.pods import MoverPod
@@ -125,6 +126,7 @@ async def cluster(tmp_path: Path, _new_repository: Path) -> AsyncIterator[_Clust
         yield _Cluster(pod, server, tmp_path / "target")
 
 
+@plain_only
 @pytest.mark.sample("Filesystem")
 @pytest.mark.parametrize("mode", list(VolumeMode))
 async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Cluster, mode: VolumeMode) -> None:
@@ -142,6 +144,7 @@ async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Clus
     assert cluster.pod.message == f"no answer from the API server for {_TIMEOUT}: another attempt may begin"
 
 
+@plain_only
 async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _Cluster) -> None:
     """Its kopia goes on too, until the mover has seen the clock: for an instant, so a second is more than enough."""
     async with cluster.moving("DataDownload") as (mover, kopia):
@@ -163,7 +166,11 @@ async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _
 
 @pytest.mark.sample("restore")
 @pytest.mark.parametrize(
-    ("kind", "resource"), [("DataUpload", DATA_UPLOADS), ("DataDownload", DATA_DOWNLOADS)], ids=["backup", "restore"]
+    ("kind", "resource"),
+    [
+        pytest.param("DataUpload", DATA_UPLOADS, id="backup"),
+        pytest.param("DataDownload", DATA_DOWNLOADS, id="restore", marks=plain_only),
+    ],
 )
 async def test_a_mover_ends_when_another_attempt_has_begun(cluster: _Cluster, kind: str, resource: Resource) -> None:
     async with cluster.moving(kind) as (mover, kopia):

@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec import UNSET
 
-from core.contract import BackupMover, BackupResult, VolumeMode
+from core.contract import BackupResult, MoverMethod, VolumeMode
 from core.errors import RepositoryError
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
 from datamover.data_path.attempts import BackupAttempt
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.processes, plain_only]
 
 _SOURCE: Final = "some/volume"
 _TARGET: Final = f"default@default:{_SOURCE}"
-_MOVERS: Final = pytest.mark.parametrize("mover", list(BackupMover), ids=str)
+_MOVERS: Final = pytest.mark.parametrize("mover", list(MoverMethod), ids=str)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def _write(path: Path, text: str) -> None:
 
 
 async def _back_up(
-    repository: Repository, volume: Path, mover: BackupMover = BackupMover.ONE_OPEN, **more: Any
+    repository: Repository, volume: Path, mover: MoverMethod = MoverMethod.ONE_OPEN, **more: Any
 ) -> BackupResult:
     parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, mover=mover, **more)
     return await back_up(repository, parameters, backup_data_path())
@@ -79,7 +79,7 @@ async def test_snapshot_policy_and_result_are_those_of_plain(
 ) -> None:
     other = Path(shutil.copytree(repository, tmp_path / "other"))
     with opened(FileStorage(repository)) as one, opened(FileStorage(other)) as two:
-        plain = await _back_up(one, volume, BackupMover.PLAIN, tags={"a": "1"})
+        plain = await _back_up(one, volume, MoverMethod.PLAIN, tags={"a": "1"})
         once = await _back_up(two, volume, tags={"a": "1"})
         assert await _restored(two, once, tmp_path / "out") == describe_tree(volume)
     plain_snapshots, plain_policy = kopia.snapshots(), _policy(kopia)
@@ -105,7 +105,7 @@ async def test_only_one_kopia_runs(
 
 @_MOVERS
 async def test_changes_that_size_and_time_do_not_show(
-    mover_repository: Repository, volume: Path, tmp_path: Path, mover: BackupMover
+    mover_repository: Repository, volume: Path, tmp_path: Path, mover: MoverMethod
 ) -> None:
     await _back_up(mover_repository, volume, mover)
     _write(volume / "deep" / "two", "DEEP/TWO")
@@ -113,8 +113,8 @@ async def test_changes_that_size_and_time_do_not_show(
     second = await _back_up(mover_repository, volume, mover)
 
     found = (await _restored(mover_repository, second, tmp_path / "out")) == describe_tree(volume)
-    assert found is (mover is BackupMover.ONE_OPEN)
-    assert second.incremental_bytes == (len("deep/two") if mover is BackupMover.ONE_OPEN else 0)
+    assert found is (mover is MoverMethod.ONE_OPEN)
+    assert second.incremental_bytes == (len("deep/two") if mover is MoverMethod.ONE_OPEN else 0)
 
 
 async def test_a_copied_volume_is_not_read_again(mover_repository: Repository, volume: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ async def test_a_change_that_plain_missed_is_found_later(
 ) -> None:
     await _back_up(mover_repository, volume, in_use=True)
     _write(volume / "deep" / "two", "DEEP/TWO")
-    await _back_up(mover_repository, volume, BackupMover.PLAIN, in_use=True)
+    await _back_up(mover_repository, volume, MoverMethod.PLAIN, in_use=True)
 
     third = await _back_up(mover_repository, volume, in_use=True)
 

@@ -14,6 +14,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
+from tests.datamover.support.backup_movers import ONE_OPEN
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
 from tests.datamover.support.trees import describe_tree
@@ -63,10 +64,11 @@ async def test_the_result_is_that_of_one_kopia(
     data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
     result = await restore(mover_repository, replace(parameters, fitting_entries=fitting), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
-    runs = _restored(record, parameters)
-    below = [[path for path in run if f"{path}/".startswith("a/")] for run in runs]
-    assert list(filter(None, below)) == _BELOW_A[fitting]
-    assert any({"sticky", "cache"} <= set(run) for run in runs)
+    if not ONE_OPEN:
+        runs = _restored(record, parameters)
+        below = [[path for path in run if f"{path}/".startswith("a/")] for run in runs]
+        assert list(filter(None, below)) == _BELOW_A[fitting]
+        assert any({"sticky", "cache"} <= set(run) for run in runs)
     warn.assert_not_awaited()
     assert (await data_path.meter.read()).done_bytes == result.total_bytes
 
@@ -107,7 +109,7 @@ async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
     await restore(mover_repository, replace(parameters, fitting_entries=5, in_use=True), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
-    assert _restored(record, parameters) == [[""]]
+    assert ONE_OPEN or _restored(record, parameters) == [[""]]
     warn.assert_awaited_once()
     assert "the limit suffices for about 5" in warn.await_args_list[0].args[0]
 

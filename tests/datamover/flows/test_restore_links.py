@@ -15,6 +15,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.trees import describe_tree
 from tests.datamover.support.unconfined import leave_unconfined
@@ -141,6 +142,7 @@ async def test_restored_links_are_not_looked_up_in_the_snapshot(
     assert calls == [f"manifest show {snapshot_id}"]
 
 
+@plain_only
 async def test_a_storage_that_does_not_answer_while_links_are_looked_up_is_waited_for(
     mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""How data movers back files up in the tests: `MOVER_TESTS_BACKUP=one-open` replaces the default."""
+"""How data movers run kopia in the tests: `MOVER_TESTS_BACKUP=one-open` replaces the default."""
 
 import os
 from contextlib import AbstractAsyncContextManager
@@ -7,16 +7,17 @@ from typing import Final
 
 import pytest
 
-from core.contract import BackupMover
-from datamover.data_path import backup
+from core.contract import MoverMethod
+from datamover.data_path import backup, restore
 from datamover.data_path.one_open_runs import open_run
+from datamover.data_path.restore import RestoreParameters
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun
 from datamover.kopia.repository import Repository
 
-_WANTED: Final = BackupMover(os.environ.get("MOVER_TESTS_BACKUP", BackupMover.PLAIN))
+_WANTED: Final = MoverMethod(os.environ.get("MOVER_TESTS_BACKUP", MoverMethod.PLAIN))
 
-ONE_OPEN: Final = _WANTED is BackupMover.ONE_OPEN
+ONE_OPEN: Final = _WANTED is MoverMethod.ONE_OPEN
 
 BACKUP_VERB: Final = "mover-backup" if ONE_OPEN else "snapshot create"
 """The command of the kopia that reads the volume."""
@@ -25,13 +26,22 @@ plain_only = pytest.mark.skipif(ONE_OPEN, reason="the other way differs in this"
 
 
 def use_backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let backups that name no other way be of the wanted one."""
+    """Let transfers that name no other way be of the wanted one."""
+    opening = restore._opening
 
     def open_wanted(
         repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
     ) -> AbstractAsyncContextManager[SnapshotRun]:
-        if parameters.mover is BackupMover.PLAIN:
+        if parameters.mover is MoverMethod.PLAIN:
             parameters = replace(parameters, mover=_WANTED)
         return open_run(repository, parameters, data_path, device)
 
+    def open_restore(
+        repository: Repository, parameters: RestoreParameters, data_path: DataPath
+    ) -> AbstractAsyncContextManager[None]:
+        if parameters.mover is MoverMethod.PLAIN:
+            parameters = replace(parameters, mover=_WANTED)
+        return opening(repository, parameters, data_path)
+
     monkeypatch.setattr(backup, "open_run", open_wanted)
+    monkeypatch.setattr(restore, "_opening", open_restore)

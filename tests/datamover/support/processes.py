@@ -35,7 +35,7 @@ def _running(pid: int) -> Running | None:
 
 def moves_data(arguments: str) -> bool:
     """Return whether a kopia with these arguments moves the data of a volume."""
-    return " --progress " in arguments or " mover-backup " in arguments
+    return any(f" {one} " in f"{arguments} " for one in ("--progress", "mover-backup", "mover-restore"))
 
 
 def running_kopia(verb: str, parent: int | None = None) -> list[Running]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.contract import BackupMover
+from core.contract import MoverMethod
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
@@ -60,7 +60,7 @@ def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
 
 
 def test_the_way_to_run_kopia_is_that_of_the_key() -> None:
-    assert build(**{"nodeagent.io": {"mover": "one-open"}}).backup_mover is BackupMover.ONE_OPEN
+    assert build(**{"nodeagent.io": {"mover": "one-open"}}).mover.method is MoverMethod.ONE_OPEN
 
 
 def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:

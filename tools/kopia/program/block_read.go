@@ -25,15 +25,16 @@ type restored struct {
 	KeptBytes    int64 `json:"kept_bytes"`
 }
 
-// attachBlockRead adds the subcommand block-read. Standard output has JSON lines: {"progress": …}, and {"result": …}.
-func attachBlockRead(parser *kingpin.Application) {
+// attachBlockRead adds the subcommand block-read to a parser; action opens the repository, or has it open. Standard output
+// has JSON lines: {"progress": …}, and {"result": …}.
+func attachBlockRead(parser *kingpin.Application, action func(work) kingpin.Action) {
 	command := parser.Command("block-read", "Write a snapshot of a device to a device (for the data mover)").Hidden()
 	root := command.Flag("root", "Root object of the snapshot").Required().String()
 	size := command.Flag("size", "Size of the device that was backed up, in bytes").Required().Int64()
 	parallel := command.Flag("parallel", "Number of blocks at a time").Required().Int()
 	compare := command.Flag("compare", "Write only what the device does not have").Bool()
 	fd, deviceSize := deviceFlags(command)
-	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
+	command.Action(action(func(ctx context.Context, rep repo.Repository, report *report) error {
 		opened, err := openDevice(*fd, *deviceSize, true)
 		if err != nil {
 			return err

@@ -29,8 +29,9 @@ func newApplication() *kingpin.Application {
 	parser.UsageTemplate(kingpin.CompactUsageTemplate)
 	app.Attach(parser)
 	attachBackup(parser)
+	attachRestore(parser)
 	attachBlockWrite(parser)
-	attachBlockRead(parser)
+	attachBlockRead(parser, opener{parser}.action)
 	attachBlockFetch(parser)
 
 	return parser

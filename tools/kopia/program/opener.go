@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -21,15 +22,13 @@ type opener struct {
 	parser *kingpin.Application
 }
 
-// action returns the action of a subcommand that does work, and reports errors as kopia does.
-func (o opener) action(work func(context.Context, repo.Repository, *report) error) kingpin.Action {
-	return func(*kingpin.ParseContext) error {
-		console := logging.ToWriter(os.Stderr)
-		ctx := logging.WithLogger(context.Background(), func(module string) logging.Logger {
-			return console(module).WithOptions(zap.IncreaseLevel(zap.InfoLevel))
-		})
+// work is what a subcommand of ours does with an open repository.
+type work func(context.Context, repo.Repository, *report) error
 
-		if err := o.run(ctx, work); err != nil {
+// action returns the action of a subcommand that does its work, and reports errors as kopia does.
+func (o opener) action(do work) kingpin.Action {
+	return func(*kingpin.ParseContext) error {
+		if err := o.run(logTo(context.Background(), os.Stderr), do); err != nil {
 			fmt.Fprintln(os.Stderr, "ERROR", err)
 			os.Exit(1)
 		}
@@ -38,7 +37,16 @@ func (o opener) action(work func(context.Context, repo.Repository, *report) erro
 	}
 }
 
-func (o opener) run(ctx context.Context, work func(context.Context, repo.Repository, *report) error) error {
+// logTo returns a context whose log is written as kopia's console is.
+func logTo(ctx context.Context, out io.Writer) context.Context {
+	console := logging.ToWriter(out)
+
+	return logging.WithLogger(ctx, func(module string) logging.Logger {
+		return console(module).WithOptions(zap.IncreaseLevel(zap.InfoLevel))
+	})
+}
+
+func (o opener) run(ctx context.Context, do work) error {
 	report := newReport(os.Stdout, os.Stderr)
 	defer report.stop()
 
@@ -48,7 +56,7 @@ func (o opener) run(ctx context.Context, work func(context.Context, repo.Reposit
 	}
 	defer rep.Close(ctx) //nolint:errcheck // what was to be written is written
 
-	return work(ctx, rep, report)
+	return do(ctx, rep, report)
 }
 
 // open opens the repository as kopia does: first the password is read, then the configuration.

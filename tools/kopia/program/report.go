@@ -4,29 +4,23 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kopia/kopia/snapshot/upload"
 )
 
 const progressInterval = 200 * time.Millisecond
 
-// Counters with these prefixes are reported, each summed over its labels.
-var counterPrefixes = []string{"kopia_content_", "kopia_blob_"}
-
 // progress is a reading of what is done; the estimate of the size is 0 until it is known.
 type progress struct {
-	HashedFiles    int64              `json:"hashed_files"`
-	HashedBytes    int64              `json:"hashed_bytes"`
-	CachedFiles    int64              `json:"cached_files"`
-	CachedBytes    int64              `json:"cached_bytes"`
-	EstimatedBytes int64              `json:"estimated_bytes"`
-	Counters       map[string]float64 `json:"counters"`
+	HashedFiles    int64    `json:"hashed_files"`
+	HashedBytes    int64    `json:"hashed_bytes"`
+	CachedFiles    int64    `json:"cached_files"`
+	CachedBytes    int64    `json:"cached_bytes"`
+	EstimatedBytes int64    `json:"estimated_bytes"`
+	Counters       counters `json:"counters"`
 }
 
 // report writes what happens as JSON lines, and errors of single files as kopia's command line does.
@@ -95,30 +89,6 @@ func (r *report) read() *progress {
 		EstimatedBytes: r.estimatedBytes.Load(),
 		Counters:       readCounters(),
 	}
-}
-
-func readCounters() map[string]float64 {
-	found := map[string]float64{}
-
-	families, err := prometheus.DefaultGatherer.Gather()
-	if err != nil {
-		return found
-	}
-
-	for _, family := range families {
-		name := family.GetName()
-		if !strings.HasPrefix(name, counterPrefixes[0]) && !strings.HasPrefix(name, counterPrefixes[1]) {
-			continue
-		}
-
-		for _, one := range family.GetMetric() {
-			if one.GetCounter() != nil {
-				found[name] += one.GetCounter().GetValue()
-			}
-		}
-	}
-
-	return found
 }
 
 // Enabled implements upload.Progress: kopia estimates the size only if it is.

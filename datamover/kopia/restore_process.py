@@ -1,0 +1,175 @@
+"""kopia's process of a restore: `mover-restore` opens the repository once, and carries out one call after the other.
+
+A call has the arguments of one of kopia's commands, or of `block-read`, and its output, its messages and its exit code.
+Its output, its messages and a device are descriptors that go beside it, so that nothing but the volume is open to the
+process by path. Does not know what is called for.
+Source: tools/kopia/program/calls.go; Linux, unix(7), SCM_RIGHTS.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+
+from core.aio import end_task
+from core.models.base import JsonDict
+from datamover.kopia.backup_process import parse_line
+from datamover.kopia.private_run import VolumeAccess
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
+from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.runtime.child import ChildCommand, ChildExit, read_all, read_lines
+
+__all__ = ["open_once"]
+
+_VERBS: Final = frozenset({("manifest", "show"), ("content", "show"), ("show",), ("restore",), ("block-read",)})
+
+_METRICS: Final = "--metrics-listen-addr="
+_ARCHIVE: Final = "--mode=tar"
+
+
+@asynccontextmanager
+async def open_once(kopia: Kopia, volume: VolumeAccess) -> AsyncIterator[None]:
+    """Have one process, confined to the volume, carry out the calls of `kopia` that a restore needs within the block.
+
+    It starts with the first one. After it has ended, whyever, the next one starts another.
+    """
+    server = _CallServer(kopia, volume)
+    kopia.server = server
+    try:
+        yield
+    finally:
+        kopia.server = None
+        await server.end()
+
+
+class _CallServer:
+    """Runs of `mover-restore`, one after the other; one call at a time."""
+
+    def __init__(self, kopia: Kopia, volume: VolumeAccess) -> None:
+        self._kopia = kopia
+        self._volume = volume
+        self._child: asyncio.Task[KopiaAnswer] | None = None
+        self._socket: socket.socket | None = None
+        self._answer: asyncio.Future[JsonDict] | None = None
+        self._on_line: Callable[[str], None] = lambda _: None
+
+    def serves(self, arguments: Sequence[str]) -> bool:
+        """Return whether the process knows the command."""
+        words = tuple(one for one in arguments if not one.startswith("-"))
+        return words[:1] in _VERBS or words[:2] in _VERBS
+
+    async def carry_out(self, command: ChildCommand, on_line: Callable[[str], None]) -> tuple[ChildExit, str]:
+        """Return the exit of a call, as of a process of its own, and kopia's metrics since the last one.
+
+        Cancellation kills the process, with the call that it carries out.
+
+        Raises:
+            DataPathError: it cannot be started or confined.
+        """
+        try:
+            if _ARCHIVE not in command.argv:
+                return await self._carry_out(command, on_line, command.stdout_fd)
+            # The process cannot open the file by its path.
+            path = [one for one in command.argv if not one.startswith("-")][-1]
+            archive = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                return await self._carry_out(command, on_line, archive)
+            finally:
+                os.close(archive)
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """Kill the process if it runs."""
+        child, self._child = self._child, None
+        if child is not None:
+            await end_task(child)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def _carry_out(
+        self, command: ChildCommand, on_line: Callable[[str], None], stdout_fd: int | None
+    ) -> tuple[ChildExit, str]:
+        if self._child is not None and self._child.done():
+            await self.end()
+        self._on_line = on_line
+        answered = self._answer = asyncio.get_running_loop().create_future()
+        child = self._child = self._child or self._start(command.argv)
+        async with AsyncExitStack() as stack:
+            messages, messages_fd = await stack.enter_async_context(_open_pipe())
+            output, output_fd = await stack.enter_async_context(_open_pipe())
+            passed = [output_fd if stdout_fd is None else stdout_fd, messages_fd]
+            if command.inherited_fd is not None:
+                passed.append(command.inherited_fd)
+            line = json.dumps({"arguments": list(command.argv)}).encode() + b"\n"
+            send = partial(self._send, line, passed, (output_fd, messages_fd))
+            reading = read_all(output) if command.on_output is None else read_lines(output, command.on_output)
+            collecting = asyncio.gather(reading, read_lines(messages, on_line))
+            try:
+                async with run_in_background(send, name="call"):
+                    both: set[asyncio.Future[object]] = {child, answered}  # type: ignore[arg-type] # only their end matters
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if not answered.done():
+                    return ChildExit(child.result().exit_code or 1, (await collecting)[0]), ""
+                answer = answered.result()
+                return ChildExit(int(answer["exit_code"]), (await collecting)[0]), str(answer["counters"])
+            finally:
+                collecting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await collecting
+
+    def _start(self, argv: Sequence[str]) -> "asyncio.Task[KopiaAnswer]":
+        self._socket, theirs = socket.socketpair()
+        files = KopiaFiles(stdin_fd=theirs.fileno(), volume=self._volume, on_output=self._take_output)
+        # Whoever measures the call also measures how the repository is opened.
+        measured = [one for one in argv if one.startswith(_METRICS)]
+        call = self._kopia.move_data("open the repository", *measured, "mover-restore", files=files, listener=self)
+        child = asyncio.get_running_loop().create_task(call, name="mover-restore")
+        # A call that it has not read fails then.
+        child.add_done_callback(lambda _: theirs.close())
+        return child
+
+    def _send(self, line: bytes, passed: Sequence[int], own: Sequence[int], _: ShouldStop) -> None:
+        try:
+            # Its end says why it reads nothing.
+            with suppress(OSError):
+                if (to := self._socket) is not None:
+                    sent = socket.send_fds(to, [line], passed)
+                    to.sendall(line[sent:])
+        finally:
+            for fd in own:
+                os.close(fd)
+
+    def _take_output(self, line: str) -> None:
+        key, value = parse_line(line)
+        if key == "answer" and self._answer is not None and not self._answer.done():
+            self._answer.set_result(value)
+
+    def take_progress(self, line: str) -> str:
+        """Take a line of the process itself, such as why it cannot open the repository: it is the call's."""
+        self._on_line(line)
+        return ""
+
+    def keep(self, line: str) -> None:
+        """Do nothing: there is none left."""
+
+
+@asynccontextmanager
+async def _open_pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """Yield what reads from a new pipe, and its other end, which the caller closes."""
+    reader = asyncio.StreamReader()
+    reading, writing = os.pipe()
+    file = os.fdopen(reading, "rb", buffering=0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), file
+    )
+    try:
+        yield reader, writing
+    finally:
+        transport.close()
