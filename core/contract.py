@@ -79,7 +79,7 @@ The next attempt starts later than that after it was announced. `DATA_MOVER_FENC
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
 
-_NOTE_BYTES: Final = 2000
+_NOTE_BYTES: Final = 1900
 _REASON_BYTES: Final = 500
 _ERROR_BYTES: Final = 1000
 """Results cut their texts to these sizes: what is longer than a termination message would not be a result."""
