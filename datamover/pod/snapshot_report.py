@@ -389,6 +389,9 @@ class _Lister:
             answer = await repository.open(read, read_only=True)
             count = 0
             for one in read_elements(answer, file, ListedSnapshot):
+                # kopia lists these in JSON whatever its flags; one of a device has the tags of its backup.
+                if one.incomplete:
+                    continue
                 self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
                 count += 1
             return count

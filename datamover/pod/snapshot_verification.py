@@ -236,7 +236,8 @@ class _ShareVerifier:
 
         with open_output(self.access.work_dir) as file:
             answer = await repository.open(read, read_only=True)
-            return {one.id for one in read_elements(answer, file, ListedSnapshot)}
+            # kopia lists incomplete ones in JSON whatever its flags; a backup may delete one at any time.
+            return {one.id for one in read_elements(answer, file, ListedSnapshot) if not one.incomplete}
 
 
 def _summarize(text: str) -> str:

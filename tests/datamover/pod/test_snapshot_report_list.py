@@ -13,6 +13,7 @@ from core.models.job_output import read_output
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from datamover.pod.storage_commands import run_storage_command
+from tests.datamover.support.checkpoints import leave_device_checkpoint
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
@@ -107,6 +108,17 @@ async def test_a_claim_of_another_namespace_than_the_repository_s_counts_as_none
         *(SavedClaim(namespace="tenant-b", name="data"), False),
     )
     assert (listed[by_nothing].claim, listed[by_nothing].described) == (None, False)
+
+
+async def test_a_checkpoint_is_not_listed_as_a_backup_s_snapshot(
+    bed: Bed, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It has the tags of its backup: a restore would take it for the volume."""
+    complete = bed.snapshot("app", f"{_UPLOAD}/app/data")
+    leave_device_checkpoint(bed.kopia, tmp_path, "uid-1")
+    listing = await bed.listing()
+    assert listing.snapshots == 1
+    assert _listed(capsys).keys() == {complete}
 
 
 async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
