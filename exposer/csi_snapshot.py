@@ -22,9 +22,9 @@ from core.kube.resources import (
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
-from exposer.base_snapshots import keep_base_snapshot, replace_base_snapshots
 from exposer.causes import CauseFinder
 from exposer.expose_run import Copies, ExposeRun
+from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
     VOLUME_ANNOTATION,

@@ -1,14 +1,33 @@
-"""Leaked objects: expose objects whose custom resource no longer exists, deleted in order.
+"""Objects that outlive a transfer: leaked objects, deleted in order, and base snapshots, which stay on purpose.
+
+A leaked object is one whose custom resource no longer exists. It is found by the owner label alone; an object without
+it is never touched. Which owners no longer exist is determined by `nodeagent.leader.recovery.garbage_collector`.
+
+A base snapshot is the storage's snapshot of the last backup by block: some drivers can tell what has changed only while
+it exists. After a backup is complete, its content is kept without a VolumeSnapshot, with the policy Retain, so that
+nothing else deletes it: one for each PVC. The next complete backup replaces it. It is deleted with its DataUpload: then
+no backup has it as parent. Beside a Velero server, as there, the deletion policy of the snapshot decides whether it
+stays at all.
+Source: Velero, pull request 10307 (the policy of the snapshot's class); external-snapshotter v8.6.0,
+pkg/common-controller and pkg/sidecar-controller, snapshot_controller.go (a content whose VolumeSnapshot was deleted).
+
+Some drivers can tell that only while it exists. After a backup is complete, its content is kept without a
+VolumeSnapshot, with the policy Retain, so that nothing else deletes it: one for each PVC. The next complete backup
+replaces it. It is deleted with its DataUpload (`exposer.leaked_objects`): then no backup has it as parent. Beside a
+Velero server, as there, the deletion policy of the snapshot decides whether it stays at all.
+Source: Velero, pull request 10307 (the policy of the snapshot's class); external-snapshotter v8.6.0,
+pkg/common-controller and pkg/sidecar-controller, snapshot_controller.go (a content whose VolumeSnapshot was deleted).
 
 They are found by the owner label alone; an object without it is never touched. Which owners no longer
 exist is determined by `nodeagent.leader.recovery.garbage_collector`.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import (
     CONFIG_MAPS,
@@ -21,12 +40,22 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
-from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, IN_PLACE_LABEL, OWNER_UID_LABEL
-from exposer.base_snapshots import delete_base_snapshot, is_in_namespace
+from core.kube.velero_server import has_velero_server
+from core.models.base import parse_time
+from core.models.names import (
+    BASE_CLAIM_LABEL,
+    BASE_SNAPSHOT_LABEL,
+    COPY_LABEL,
+    IN_PLACE_LABEL,
+    OWNER_UID_LABEL,
+    label_value,
+)
 from exposer.in_place import give_back, read_claim_of
-from exposer.manifests import VOLUME_ANNOTATION
+from exposer.manifests import GROUP_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
+from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
     DELETE,
+    RETAIN,
     attached_nodes,
     delete_object,
     delete_with_volume,
@@ -36,7 +65,74 @@ from exposer.ownership import (
 )
 from exposer.sources import settle_source
 
-__all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
+__all__ = [
+    "LeakedObjects",
+    "delete_leaked_objects",
+    "keep_base_snapshot",
+    "list_leaked_objects",
+    "replace_base_snapshots",
+]
+
+
+async def keep_base_snapshot(
+    client: KubeClient, request: SnapshotRequest, content: VolumeSnapshotContent, source: SnapshotSource
+) -> None:
+    """Keep the snapshot of a complete backup, whose `content` is still the transfer's, unless the policy forbids it.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    # A driver may refuse to delete a member of a group, and the next backup would wait for it.
+    in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
+    if in_group or not source.volume_handle:
+        return
+    if source.deletion_policy != RETAIN and await has_velero_server(client, request.owner.namespace):
+        return
+    labels = {OWNER_UID_LABEL: None, BASE_SNAPSHOT_LABEL: request.owner.uid, BASE_CLAIM_LABEL: _claim_value(request)}
+    kept: Manifest = {"metadata": {"labels": labels}, "spec": {"deletionPolicy": RETAIN}}
+    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+
+
+async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -> Pending | None:
+    """Delete all base snapshots of the volume but the newest; that too if it is older than a backup that has none.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    selector = select_labels({BASE_CLAIM_LABEL: _claim_value(request)})
+    found = await client.list(Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=selector))
+    own = sorted((one for one in found if is_in_namespace(one, request.owner.namespace)), key=_created)
+    kept = own[-1:]
+    if kept and request.requested_at is not None and parse_time(_created(kept[0])[0]) < request.requested_at:
+        kept = []
+    pending = [await delete_base_snapshot(client, one) for one in own if one not in kept]
+    return next(filter(None, pending), None)
+
+
+async def delete_base_snapshot(client: KubeClient, content: VolumeSnapshotContent) -> Pending | None:
+    """Delete a base snapshot and its content; None once there is none.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    if content["spec"].get("deletionPolicy") != DELETE and not content["metadata"].get("deletionTimestamp"):
+        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
+    return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
+
+
+def is_in_namespace(content: VolumeSnapshotContent, namespace: str) -> bool:
+    """Return whether the agents of that namespace keep a base snapshot."""
+    return (content["spec"].get("volumeSnapshotRef") or {}).get("namespace") == namespace
+
+
+def _claim_value(request: SnapshotRequest) -> str:
+    # A namespace has no dot.
+    return label_value(f"{request.source_namespace}.{request.source_claim}")
+
+
+def _created(obj: Mapping[str, Any]) -> tuple[str, str]:
+    return obj["metadata"]["creationTimestamp"], obj["metadata"]["name"]
+
 
 _COPIED: Final = (SECRETS, CONFIG_MAPS)
 _NAMESPACED: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS)

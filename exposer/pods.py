@@ -1,12 +1,20 @@
-"""Builders of the mover pods, one for each kind, and of the Jobs for a repository or a storage location.
+"""Builders of pods: of data movers, one for each kind, of Jobs for a repository or location, and of client commands.
+
+Each mover's pod differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they share.
+`storage` is what the pod needs to reach the bucket of its location. A pod of a client command has the agents' image, an
+account of its own, and nothing of a data mover. Does no I/O.
+Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
+tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_pods_maintenance_job.py lists every difference.
 
 Each differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they share. `storage`
 is what the pod needs to reach the bucket of its location. Does no I/O.
 Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
 tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_pods_maintenance_job.py lists every difference.
+
+It has the agents' image, an account of its own, and nothing of a data mover.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
@@ -14,6 +22,7 @@ from typing import Final
 from core.contract import MoverArgs, MoverMethod, MoverVerb, SnapshotMetadata, TrackedSnapshot, VolumeMode
 from core.kube.types import (
     ClaimSource,
+    DaemonSet,
     Manifest,
     MetadataServiceSpec,
     PersistentVolumeClaim,
@@ -43,12 +52,15 @@ from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_on
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, complete_spec
 from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
-from exposer.template import Alternatives, Placement
+from exposer.template import AgentTemplate, Alternatives, Placement, build_node_affinity
 
 __all__ = [
+    "JOB_VARIABLE",
+    "AgentImage",
     "JobSettings",
     "MaintenanceRun",
     "build_backup_pod",
+    "build_client_pod",
     "build_command_job",
     "build_init_pod",
     "build_maintenance_job",
@@ -407,3 +419,83 @@ def _limit(volume: Volume, cache_limit_mib: int) -> Volume:
         return volume
     size_gib = CacheVolume("", cache_limit_mib).size_gib + _TEMPORARY_GIB
     return volume | {"emptyDir": directory | {"sizeLimit": f"{size_gib}Gi"}}
+
+
+JOB_VARIABLE: Final = "NODE_AGENT_JOB"
+"""Environment variable of the pod: the name of its Job."""
+
+_JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+"""Source: Kubernetes v1.27 and later, Job."""
+
+_USER: Final = 65532
+"""The user of the image."""
+
+_RESOURCES: Final = {
+    "requests": {"cpu": "10m", "memory": "96Mi"},
+    "limits": {"memory": "512Mi"},
+}
+
+
+@dataclass(frozen=True)
+class AgentImage:
+    """The image of the agents, and how it is pulled."""
+
+    image: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, daemonset: DaemonSet) -> "AgentImage":
+        """Return the image of the agents' apps/v1 DaemonSet: its first container is the agent."""
+        spec = daemonset["spec"]["template"]["spec"]
+        container = spec["containers"][0]
+        secrets = tuple(one["name"] for one in spec.get("imagePullSecrets") or [])
+        return cls(container["image"], container.get("imagePullPolicy") or "IfNotPresent", secrets)
+
+    @classmethod
+    def inherited(cls, template: AgentTemplate) -> "AgentImage":
+        """Return what data movers inherit of it."""
+        secrets = tuple(one["name"] for one in template.pod_fields.get("imagePullSecrets") or [])
+        return cls(template.image, pull_secrets=secrets)
+
+
+def build_client_pod(
+    account: str,
+    argv: Sequence[str],
+    agent: AgentImage,
+    *,
+    container: str,
+    placement: Placement = Placement(),  # noqa: B008 - frozen
+    tolerations: Sequence[PodToleration] = (),
+) -> Manifest:
+    """Return the spec of a pod whose only `container` runs `python -m nodeagent` with these words."""
+    job = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}
+    built = {
+        "name": container,
+        "image": agent.image,
+        "imagePullPolicy": agent.pull_policy,
+        "command": ["python", "-m", "nodeagent"],
+        "args": list(argv),
+        "env": [{"name": JOB_VARIABLE, "valueFrom": job}],
+        "resources": _RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "serviceAccountName": account,
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "affinity": build_node_affinity(placement),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **({"tolerations": list(tolerations)} if tolerations else {}),
+        **({"imagePullSecrets": [{"name": one} for one in agent.pull_secrets]} if agent.pull_secrets else {}),
+        "containers": [built],
+    }

@@ -10,8 +10,16 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from client.backups.copies import Copy, KeepPolicy
-from client.backups.deletion_jobs import DeletionGuard, LocationJobs, read_copies, read_locations, read_restoring
-from client.backups.deletion_record import DeletionRecord, Located, locate
+from client.backups.deletion_jobs import (
+    DeletionGuard,
+    DeletionRecord,
+    Located,
+    LocationJobs,
+    locate,
+    read_copies,
+    read_locations,
+    read_restoring,
+)
 from client.backups.retention import (
     Check,
     DeletionError,

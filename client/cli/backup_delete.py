@@ -17,8 +17,7 @@ from client.backups.delete import (
     plan_expired,
     plan_named,
 )
-from client.backups.deletion_jobs import hold_deletions
-from client.backups.deletion_record import DeletionRecord
+from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.cli.collection_commands import complete_backups
 from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option

@@ -34,7 +34,7 @@ from core.models.verification import (
     VerifiedSnapshot,
 )
 from core.text import one_line
-from exposer.client_pod import JOB_VARIABLE
+from exposer.pods import JOB_VARIABLE
 from nodeagent.maintenance.restore_tests import RestoreTestRequest
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.settings import CommandParser, add_kubeconfig

@@ -13,7 +13,7 @@ from client.text import format_bytes, print_line
 from core.models.backups import RetentionReport
 from core.models.base import format_time
 from core.text import format_age
-from exposer.client_pod import JOB_VARIABLE
+from exposer.pods import JOB_VARIABLE
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["build_tools", "explain_report", "run_words"]

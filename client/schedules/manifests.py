@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from client.backups.deletion_record import build_lease, build_record
+from client.backups.deletion_jobs import build_lease, build_record
 from client.backups.manifests import Method
 from client.install.manifests import build_rule
 from client.permissions import BACKUP_PERMISSIONS, READ_BACK_PERMISSIONS
@@ -23,7 +23,7 @@ from core.models.names import (
     VERIFICATION_INTERVAL_ANNOTATION,
 )
 from core.models.units import format_duration
-from exposer.client_pod import AgentImage, build_client_pod
+from exposer.pods import AgentImage, build_client_pod
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [

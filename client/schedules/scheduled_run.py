@@ -14,8 +14,7 @@ from client.backups.delete import (
     execute_plan,
     plan_expired,
 )
-from client.backups.deletion_jobs import DeletionGuard, hold_deletions
-from client.backups.deletion_record import DeletionRecord
+from client.backups.deletion_jobs import DeletionGuard, DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.manifests import BackupError, BackupRequest, PlannedVolume
 from client.backups.plan import BackupTools, check_backup, plan_backup, start_backup

@@ -31,7 +31,7 @@ from core.models.names import (
     helm_release,
 )
 from core.models.units import format_duration
-from exposer.client_pod import AgentImage
+from exposer.pods import AgentImage
 from nodeagent.config.schema import missing
 
 __all__ = [

@@ -32,7 +32,7 @@ from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.tree import open_below
+from datamover.runtime.work_dir import open_below
 
 __all__ = ["compare_volume", "find_changed"]
 

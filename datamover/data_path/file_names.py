@@ -23,7 +23,7 @@ from zlib import crc32
 from core.errors import DataPathError
 from core.models.transfer_settings import READY_SETS, Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import escape_controls, join, open_below, open_root, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 

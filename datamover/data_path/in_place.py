@@ -28,8 +28,7 @@ from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.in_place_compare import Comparison, ExtraFiles
 from datamover.data_path.links import named, show_path
-from datamover.data_path.part_restorer import PartRestorer
-from datamover.data_path.parts import PLACEHOLDER, count_refusal
+from datamover.data_path.parts import PLACEHOLDER, PartRestorer, count_refusal
 from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, Folded, Refused
 from datamover.data_path.run import DataPath
@@ -39,7 +38,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.tree import join, open_below, open_root
+from datamover.runtime.work_dir import join, open_below, open_root
 
 __all__ = ["InPlaceRestorer", "has_entries"]
 

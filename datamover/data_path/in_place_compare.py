@@ -35,7 +35,7 @@ from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import is_name, join, open_below
+from datamover.runtime.work_dir import is_name, join, open_below
 
 __all__ = ["Comparison", "ExtraFiles", "find_unexplained"]
 

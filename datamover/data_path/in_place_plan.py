@@ -27,7 +27,7 @@ from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, open_root, walk_tree
+from datamover.runtime.work_dir import join, open_root, walk_tree
 
 __all__ = ["RestorePlanner"]
 

@@ -26,8 +26,7 @@ from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
-from datamover.runtime.work_dir import WorkDir
+from datamover.runtime.work_dir import WorkDir, escape_controls, join, open_below, open_root, walk_tree
 
 __all__ = [
     "DirectoryReader",

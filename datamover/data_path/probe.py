@@ -32,7 +32,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import join, open_below, open_root, walk_tree
 
 __all__ = ["TIME_TOLERANCE_NS", "Attribute", "Attributes", "Probe", "allow_writing", "probe_target"]
 

@@ -27,7 +27,7 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import is_name, join, open_below, open_root
+from datamover.runtime.work_dir import is_name, join, open_below, open_root
 
 __all__ = [
     "Directories",

@@ -22,8 +22,7 @@ from datamover.data_path.block import read_file_system, restore_blocks, restore_
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
-from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
-from datamover.data_path.parts import Placeholders, find_parts
+from datamover.data_path.parts import SKIP_EXISTING, PartRestorer, Placeholders, find_parts
 from datamover.data_path.probe import Probe, allow_writing, probe_target
 from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
 from datamover.data_path.resume import ResumeSettings, open_resumable

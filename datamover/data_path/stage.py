@@ -30,7 +30,7 @@ from datamover.data_path.probe import Attribute, Attributes
 from datamover.data_path.refused import count_entries
 from datamover.kopia.snapshots import EntryType
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import DIRECTORY, open_root
+from datamover.runtime.work_dir import DIRECTORY, open_root
 
 __all__ = [
     "RUN_BYTES",

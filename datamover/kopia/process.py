@@ -31,8 +31,7 @@ from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime.child import ChildCommand, ChildExit, run_child
 from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
-from datamover.runtime.tree import escape_controls
-from datamover.runtime.work_dir import WorkDir
+from datamover.runtime.work_dir import WorkDir, escape_controls
 
 __all__ = [
     "FULL",

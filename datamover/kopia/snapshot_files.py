@@ -27,7 +27,7 @@ from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.lazy_file import LazyFile
-from datamover.runtime.tree import escape_controls
+from datamover.runtime.work_dir import escape_controls
 
 __all__ = [
     "Silence",

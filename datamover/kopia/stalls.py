@@ -24,7 +24,7 @@ from core.models.units import format_duration, parse_duration
 from datamover.kopia.progress import Meter
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_in_background, run_unless_canceled
 from datamover.runtime.child import running_children
-from datamover.runtime.tree import escape_controls
+from datamover.runtime.work_dir import escape_controls
 
 __all__ = [
     "EndlessFile",

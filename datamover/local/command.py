@@ -32,8 +32,7 @@ from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canc
 from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
-from datamover.runtime.tree import escape_controls
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.runtime.work_dir import WorkDir, escape_controls, open_work_dir
 from datamover.storage.providers import FileStorage, Storage, read_inherited
 from datamover.storage.s3 import S3Storage, find_aws_identity
 

@@ -32,7 +32,7 @@ from datamover.kopia.snapshot_files import StoredEntry, fetch_blocks, find_below
 from datamover.runtime.child import ChildCommand, ChildExit, run_child
 from datamover.runtime.confinement import Bounds, confine, find_means
 from datamover.runtime.lazy_file import LazyFile
-from datamover.runtime.tree import escape_controls
+from datamover.runtime.work_dir import escape_controls
 
 __all__ = ["DeviceFiles", "create_image", "open_device_files", "open_image", "recognize"]
 

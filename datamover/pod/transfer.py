@@ -38,7 +38,7 @@ from datamover.arguments import PodOptions
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.done_file import has_done_file, write_done_file
+from datamover.data_path.finished import has_done_file, write_done_file
 from datamover.data_path.restore import (
     RestoreParameters,
     restore,

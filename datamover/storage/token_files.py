@@ -6,14 +6,27 @@ interface, as it would ask a service of the cloud; Azure's library has no such w
 container.
 Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
 cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
+
+No link in a volume can name it. It serves who knows its secret, which is in kopia's memory alone.
+
+The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
+exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
+interface, as it would ask a service of the cloud; Azure's library has no such way, so kopia gets a signature for the
+container.
+Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
+cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from hmac import compare_digest
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -22,7 +35,7 @@ from core.clock import Clock
 from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
+from datamover.bandwidth.dialing import BadRequestError, RequestHead
 from datamover.storage.providers import (
     AZURE_AUTHORITY,
     GOOGLE_FILE,
@@ -32,7 +45,82 @@ from datamover.storage.providers import (
 )
 from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
 
-__all__ = ["Replacement", "azure_token_file", "replace_token_files"]
+__all__ = ["Loopback", "LoopbackAnswer", "azure_token_file", "replace_token_files", "serve_on_loopback"]
+
+_logger = logging.getLogger(__name__)
+
+_END: Final = b"\r\n\r\n"
+_REQUEST_SECONDS: Final = 30.0
+_MOST_BODY_BYTES: Final = 65536
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """The URL of the service, and the value of the header that a request must have."""
+
+    url: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LoopbackAnswer:
+    """The body of an answer, and its status."""
+
+    content: bytes = field(repr=False)
+    status: HTTPStatus = HTTPStatus.OK
+
+
+@asynccontextmanager
+async def serve_on_loopback(header: str, answer: Callable[[], Awaitable[LoopbackAnswer]]) -> AsyncIterator[Loopback]:
+    """Answer each request with what `answer` returns, until the end of the block.
+
+    Args:
+        header: the name, in lower case, of the header with the secret.
+    """
+    secret = secrets.token_urlsafe(32)
+    serving: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        work = _serve(reader, writer, lambda head: _knows(head, header, secret), answer)
+        task = asyncio.get_running_loop().create_task(work, name="request for credentials")
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        try:
+            yield Loopback(f"http://{host}:{port}", secret)
+        finally:
+            server.close()
+            for task in serving:
+                task.cancel()
+            if serving:
+                await asyncio.wait(serving)
+
+
+def _knows(head: RequestHead, header: str, secret: str) -> bool:
+    return compare_digest("".join(head.values(header)).encode("latin-1"), secret.encode())
+
+
+async def _serve(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    is_allowed: Callable[[RequestHead], bool],
+    answer: Callable[[], Awaitable[LoopbackAnswer]],
+) -> None:
+    try:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            head = RequestHead.parse((await reader.readuntil(_END)).removesuffix(_END))
+            await reader.readexactly(min(head.body_bytes or 0, _MOST_BODY_BYTES))
+        found = await answer() if is_allowed(head) else LoopbackAnswer(b"", HTTPStatus.FORBIDDEN)
+        lines = [f"HTTP/1.1 {found.status} {found.status.phrase}", f"Content-Length: {len(found.content)}"]
+        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + found.content)
+        await writer.drain()
+    except (OSError, EOFError, TimeoutError, BadRequestError, asyncio.LimitOverrunError) as e:
+        _logger.debug("request for credentials ended: %s", e)
+    finally:
+        writer.close()
+
 
 _OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecret", "clientCertificate", "credentials")
 """Secrets in the configuration of a storage, which take precedence over a token file."""
@@ -90,8 +178,8 @@ async def _replace_for_s3(
         return
 
     async def answer() -> LoopbackAnswer:
-        from datamover.storage.aws_grants import encode_refusal  # noqa: PLC0415 - few locations need it
-        from datamover.storage.token_requests import request_grant  # noqa: PLC0415
+        # Few locations need it.
+        from datamover.storage.token_requests import encode_refusal, request_grant  # noqa: PLC0415
 
         try:
             grant = await request_grant(request, clock, within=_WITHIN, name="aws-keys")
@@ -114,11 +202,11 @@ def _find_aws_request(environment: Mapping[str, str], redactor: Redactor) -> Cal
     url = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
     file = environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
     if isinstance(role, AwsRole) and Path(role.token_file).is_file():
-        from datamover.storage.aws_grants import assume_role  # noqa: PLC0415 - few locations need it
+        from datamover.storage.token_requests import assume_role  # noqa: PLC0415 - few locations need it
 
         return partial(assume_role, role, _read_authority(environment), redactor)
     if url and Path(file).is_file() and not environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
-        from datamover.storage.aws_grants import ask_node  # noqa: PLC0415
+        from datamover.storage.token_requests import ask_node  # noqa: PLC0415
 
         return partial(ask_node, url, file, redactor)
     return None

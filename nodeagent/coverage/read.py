@@ -41,9 +41,9 @@ from nodeagent.coverage.selection import (
     ServerDefaults,
     VolumeChoice,
     explain_fault,
+    parse_selector,
     select_volumes,
 )
-from nodeagent.coverage.selectors import parse_selector
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
 __all__ = ["ObservedVolumes", "PlannedVolumes", "TooManyObjectsError", "VolumeReader"]

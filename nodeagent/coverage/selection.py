@@ -4,11 +4,18 @@ Source: Velero v1.18 and main at d2241adba: pkg/controller/backup_controller.go 
 pkg/backup/item_collector.go and item_backupper.go (selection), internal/volumehelper/volume_policy_helper.go and
 pkg/podvolume/backupper.go (how a volume is backed up), pkg/itemblock/actions/pvc_action.go and
 pkg/backup/actions/pod_action.go (what a pod and a PVC bring with them).
+
+Source: Velero v1.18 and main at d2241adba: pkg/controller/backup_controller.go (defaults, validation),
+pkg/backup/item_collector.go and item_backupper.go (selection), internal/volumehelper/volume_policy_helper.go and
+pkg/podvolume/backupper.go (how a volume is backed up), pkg/itemblock/actions/pvc_action.go and
+pkg/backup/actions/pod_action.go (what a pod and a PVC bring with them).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final
 
@@ -17,17 +24,104 @@ import msgspec
 from core.models.base import ObjectMeta, Time, WireModel
 from nodeagent.coverage.cluster import ClusterVolumes, PodVolume, VolumeClaim, VolumeKey, WorkloadPod
 from nodeagent.coverage.policies import Policies, PolicyAction
-from nodeagent.coverage.selectors import Selector, includes
 
 __all__ = [
     "BackupMethod",
     "BackupSchedule",
-    "BackupTemplate",
     "ServerDefaults",
     "VolumeChoice",
     "explain_fault",
+    "includes",
+    "parse_selector",
     "select_volumes",
 ]
+
+
+class LabelRequirement(WireModel):
+    """One of `matchExpressions`."""
+
+    key: str
+    operator: str
+    values: list[str] = msgspec.field(default_factory=list)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether the labels meet it; an object without the key meets NotIn."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        return False
+
+
+class Selector(WireModel):
+    """A label selector: all parts must match; empty: every object.
+
+    Source: Kubernetes v1.34, apimachinery pkg/apis/meta/v1, LabelSelectorAsSelector.
+    """
+
+    match_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    match_expressions: list[LabelRequirement] = msgspec.field(default_factory=list)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether an object with these labels is selected."""
+        return self.match_labels.items() <= labels.items() and all(
+            one.matches(labels) for one in self.match_expressions
+        )
+
+
+_TERM: Final = re.compile(
+    r"\s*(?:(?P<absent>!)\s*(?P<no>[^\s!=,()]+)"
+    r"|(?P<key>[^\s!=,()]+)\s*(?:(?P<sign>==|=|!=)\s*(?P<value>[^\s!=,()]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+    r")\s*(?:,|$)"
+)
+
+
+def parse_selector(text: str) -> Selector:
+    """Return the selector in a text such as `tier=web,env in (a,b),!old`; empty: every object.
+
+    Source: Kubernetes v1.34, apimachinery pkg/labels/selector.go.
+
+    Raises:
+        ValueError: it is none.
+    """
+    requirements, position = [], 0
+    while position < len(text):
+        term = _TERM.match(text, position)
+        if term is None or term.end() == position:
+            raise ValueError(f'not a label selector: "{text}"')
+        requirements.append(_requirement(term))
+        position = term.end()
+    return Selector(match_expressions=requirements)
+
+
+def _requirement(term: re.Match[str]) -> LabelRequirement:
+    if term["absent"]:
+        return LabelRequirement(key=term["no"], operator="DoesNotExist")
+    if term["set"]:
+        values = [value.strip() for value in term["values"].split(",")]
+        return LabelRequirement(key=term["key"], operator="In" if term["set"] == "in" else "NotIn", values=values)
+    if term["sign"]:
+        return LabelRequirement(
+            key=term["key"], operator="NotIn" if term["sign"] == "!=" else "In", values=[term["value"]]
+        )
+    return LabelRequirement(key=term["key"], operator="Exists")
+
+
+def includes(name: str, included: Sequence[str], excluded: Sequence[str]) -> bool:
+    """Return whether a name is included: `*`, `?` and `[a-z]` are wildcards, and an empty list includes every name.
+
+    Source: Velero v1.18, ShouldInclude in pkg/util/collections/includes_excludes.go; its globs are from
+    gobwas/glob, in which these wildcards mean the same as in fnmatch.
+    """
+    if any(fnmatchcase(name, pattern) for pattern in excluded):
+        return False
+    return not included or any(pattern == "*" or fnmatchcase(name, pattern) for pattern in included)
 
 
 class BackupMethod(StrEnum):

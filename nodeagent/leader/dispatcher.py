@@ -29,8 +29,7 @@ from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
-from nodeagent.leader.volumes.history import HistoryKeeper
-from nodeagent.leader.volumes.states import PlanReader
+from nodeagent.leader.volumes.states import HistoryKeeper, PlanReader
 from nodeagent.leader.volumes.view import CoverageReader, VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from datamover import restore_helper
-from datamover.data_path.done_file import has_done_file, write_done_file
+from datamover.data_path.finished import has_done_file, write_done_file
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from core.models.names import (
 )
 from core.models.transfers import Transfer
 from core.models.verification import read_verification
-from exposer.client_pod import AgentImage, build_client_pod
-from exposer.pods import is_reserved_label
+from exposer.pods import AgentImage, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
 from exposer.template import Placement
 from nodeagent.config.windows import VerificationPlan

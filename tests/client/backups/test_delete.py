@@ -15,7 +15,7 @@ from client.backups.delete import (
     plan_expired,
     plan_named,
 )
-from client.backups.deletion_record import DeletionRecord
+from client.backups.deletion_jobs import DeletionRecord
 from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import Check
 from core.errors import AgentError, ContractError

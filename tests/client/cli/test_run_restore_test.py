@@ -15,7 +15,7 @@ from core.kube.types import OwnerRef
 from core.models.base import JsonDict
 from core.models.job_output import JobOutput, read_output
 from core.models.verification import VERIFIED_LINE, VerificationOutcome, VerifiedSnapshot
-from exposer.client_pod import JOB_VARIABLE
+from exposer.pods import JOB_VARIABLE
 from nodeagent.maintenance.restore_tests import RestoreTestRequest
 from tests.client.support.commands import Shell, open_shell
 from tests.client.support.restore_scene import DATA

@@ -14,7 +14,7 @@ from client.schedules.manifests import build_schedule, schedule_permissions
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from client.schedules.scheduled_run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
-from exposer.client_pod import AgentImage
+from exposer.pods import AgentImage
 from nodeagent.runtime.permissions import Scope
 from tests.client.support.schedule_scene import DATA, ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON

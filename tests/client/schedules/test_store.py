@@ -31,7 +31,7 @@ from core.kube.resources import (
     ROLES,
     SERVICE_ACCOUNTS,
 )
-from exposer.client_pod import AgentImage
+from exposer.pods import AgentImage
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.support.objects import JsonDict

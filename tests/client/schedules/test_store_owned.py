@@ -11,7 +11,7 @@ from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import OwnedObjects, apply_schedule, delete_schedule
 from core.errors import ConfigError
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
-from exposer.client_pod import AgentImage
+from exposer.pods import AgentImage
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 

@@ -20,7 +20,7 @@ from datamover.data_path.finished import (
     remove_list,
     remove_unlisted,
 )
-from datamover.runtime.tree import join
+from datamover.runtime.work_dir import join
 
 _NAME = ".list"
 _OWNER = b"transfer 1"

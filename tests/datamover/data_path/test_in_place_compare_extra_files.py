@@ -11,7 +11,7 @@ from core.models.transfer_settings import Exclusions
 from datamover.data_path.in_place_compare import ExtraFiles, find_unexplained
 from datamover.data_path.stage import Stage
 from datamover.kopia.snapshots import Snapshot
-from datamover.runtime.tree import open_root
+from datamover.runtime.work_dir import open_root
 
 _LEVELS = 520
 """More than the descriptors that a process may have open, with two for each level."""

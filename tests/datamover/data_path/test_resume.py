@@ -16,7 +16,7 @@ import pytest
 
 from core.errors import DataPathError
 from datamover.data_path.finished import FinishedList
-from datamover.data_path.part_restorer import PartRestorer
+from datamover.data_path.parts import PartRestorer
 from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage

@@ -371,7 +371,7 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
     role_storage: S3Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment has none, and the files of its run are gone before it reads the volume."""
-    monkeypatch.setattr("datamover.storage.loopback.secrets.token_urlsafe", lambda _: "secret-of-loopback")
+    monkeypatch.setattr("datamover.storage.token_files.secrets.token_urlsafe", lambda _: "secret-of-loopback")
     seen: list[bytes] = []
     volume = tmp_path / "volume"
     _fill(volume, [])

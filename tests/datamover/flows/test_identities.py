@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datamover.bandwidth.dialing import RequestHead
-from datamover.storage import loopback
+from datamover.storage import token_files
 from tests.datamover.support.emulators import run_azurite, run_fake_gcs
 from tests.datamover.support.identities import CLIENT, TENANT, AzureIdentities, GoogleFederation, RoleOfPod
 from tests.datamover.support.internet import Internet, serve_internet, serve_plain
@@ -49,14 +49,14 @@ class _Bed:
     runs: list[int] = field(default_factory=list)
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        knows = loopback._knows
+        knows = token_files._knows
 
         def notice(head: RequestHead, header: str, secret: str) -> bool:
             self.asked += 1
             self.proxy.latency_seconds = self.latency_seconds
             return knows(head, header, secret)
 
-        monkeypatch.setattr(loopback, "_knows", notice)
+        monkeypatch.setattr(token_files, "_knows", notice)
 
     async def transfer(self, tree: Path, seconds: int, *, backup: float = 0.25, restore: float = 0.8) -> None:
         """Check that each transfer outlasts what it was granted first: one request takes such a share of `seconds`."""

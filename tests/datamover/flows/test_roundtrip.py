@@ -11,7 +11,7 @@ from msgspec import UNSET
 from core.contract import VolumeMode
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError, UnsetAttributesError
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.done_file import has_done_file, write_done_file
+from datamover.data_path.finished import has_done_file, write_done_file
 from datamover.data_path.probe import Probe
 from datamover.data_path.refused import Refused
 from datamover.data_path.restore import RestoreParameters, restore

@@ -17,7 +17,7 @@ from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from datamover.runtime.child import sync_file_system
-from datamover.runtime.tree import open_root
+from datamover.runtime.work_dir import open_root
 from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
 from tests.datamover.support.loopdevice import make_ext4, mounted_image
 from tests.datamover.support.mounts import mounted

@@ -13,8 +13,8 @@ from core.clock import SystemClock
 from core.errors import RepositoryError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.storage.aws_grants import _encode_grant
 from datamover.storage.token_files import azure_token_file, replace_token_files
+from datamover.storage.token_requests import _encode_grant
 from tests.datamover.support.identities import RoleOfPod
 from tests.datamover.support.internet import serve_plain
 

@@ -9,8 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from core.errors import KopiaError
-from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
-from datamover.data_path.parts import Part, Parts
+from datamover.data_path.parts import SKIP_EXISTING, Part, PartRestorer, Parts
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.snapshots import Snapshot
 from tests.datamover.support.data_paths import restore_data_path

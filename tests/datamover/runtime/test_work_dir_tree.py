@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.runtime.tree import escape_controls, open_below, walk_tree
+from datamover.runtime.work_dir import escape_controls, open_below, walk_tree
 
 _MORE_THAN_KEPT = 2500
 

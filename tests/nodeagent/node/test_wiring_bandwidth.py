@@ -16,9 +16,9 @@ from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
 from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.metrics import Metrics
-from nodeagent.node.bandwidth import NodeBandwidth, share_limits
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site
+from nodeagent.node.wiring import NodeBandwidth, share_limits
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.transfers import data_upload

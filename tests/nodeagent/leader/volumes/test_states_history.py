@@ -15,7 +15,7 @@ from core.models.phases import Phase
 from nodeagent.coverage.history import VolumeHistory
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
-from nodeagent.leader.volumes.history import HistoryKeeper
+from nodeagent.leader.volumes.states import HistoryKeeper
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from datamover.storage.loopback import Loopback, LoopbackAnswer, serve_on_loopback
+from datamover.storage.token_files import Loopback, LoopbackAnswer, serve_on_loopback
 
 
 async def _answer() -> LoopbackAnswer:

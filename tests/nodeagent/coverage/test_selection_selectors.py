@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodeagent.coverage.selectors import includes, parse_selector
+from nodeagent.coverage.selection import includes, parse_selector
 
 LABELS = {"tier": "web", "env": "prod", "empty": ""}
 
