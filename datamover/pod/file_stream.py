@@ -139,8 +139,8 @@ async def list_files(spec: ListFiles, context: PodContext) -> Termination:
         found = await files.find(spec.path)
         entries = [found]
         if found.type is FileType.DIRECTORY:
-            read = await files.list(found)
-            entries = [one for one in read if spec.after is None or one.name > spec.after]
+            # Without `after`, too, an entry without a name is left out.
+            entries = [one for one in await files.list(found) if one.name > (spec.after or "")]
         for one in await files.complete(entries[: spec.limit]):
             if output.size_bytes > _LISTED_BYTES:
                 break

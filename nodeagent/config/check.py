@@ -332,7 +332,7 @@ def _has_cluster(request: CheckRequest) -> bool:
 
 
 def _listed(findings: Sequence[ConfigFinding]) -> list[JsonDict]:
-    return [{"path": finding.path, "problem": finding.problem, "hint": finding.hint} for finding in findings]
+    return [{"path": finding.path, "problem": finding.problem, "hint": finding.hint or ""} for finding in findings]
 
 
 def _count(findings: Sequence[ConfigFinding], word: str) -> str:

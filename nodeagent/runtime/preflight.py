@@ -154,7 +154,7 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
         "verb": verb,
         "group": permission.resource.group,
         "resource": permission.resource.plural,
-        "subresource": permission.subresource,
+        "subresource": permission.subresource or "",
         "name": name,
     }
     answer = await client.create(_ACCESS_REVIEWS, _build_review(_ACCESS_REVIEWS, {"resourceAttributes": attributes}))

@@ -13,6 +13,7 @@ from tests.client.support.busy_scene import busy_scene
 from tests.client.support.site import open_site, running_site
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.client.support.volumes_scene import put_volumes
+from tests.nodeagent.support.maintenance_scene import repository_object
 
 _HOSTILE = "<script>alert(1)</script>"
 _PATHS = (
@@ -62,6 +63,19 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
         assert "3 transfers wait for the quota (prepareQueueLength). 1 of 5 is in use" in queue
         assert "Positions are the leader" in queue
         assert "app-default-kopia" in (await site.get("/repositories"))[1]
+
+
+async def test_the_page_of_a_repository_lists_its_maintenance(scene: StatusScene) -> None:
+    """A run that succeeded has no message."""
+    times = {"startTimestamp": "2026-11-21T10:00:00Z", "completeTimestamp": "2026-11-21T10:01:00Z"}
+    runs = [{"result": "Failed", "message": "no space", **times}, {"result": "Succeeded", **times}]
+    scene.kube.put(repository_object("other-default-kopia", recentMaintenance=runs))
+    async with open_site(scene) as site:
+        status, text = await site.get("/repositories/other-default-kopia")
+    assert (status, re.findall(r">(\w+)</span></td><td>([^<]*)<", text)) == (
+        200,
+        [("Succeeded", "-"), ("Failed", "no space")],
+    )
 
 
 async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None:

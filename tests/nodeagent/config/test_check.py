@@ -80,6 +80,9 @@ def test_ten_errors_are_reported_by_ten_paths(run: _Command) -> None:
 def test_the_same_as_json(run: _Command) -> None:
     found = json.loads(run("--json", str(_TEN)).out)
     assert sorted(error["path"] for error in found["errors"]) == sorted(_PATHS)
+    hints = {error["hint"] for error in found["errors"]}
+    assert hints >= {"", "did you mean NotIn?"}
+    assert None not in hints
     assert found["warnings"] == []
 
 

@@ -54,6 +54,7 @@ class _Cluster:
             return answer({"status": {"resourceRules": self.rules.get(namespace), "incomplete": True}}, 201)
         if request.path.endswith("/selfsubjectaccessreviews"):
             asked = json.loads(request.body or b"")["spec"]["resourceAttributes"]
+            assert None not in asked.values()
             key = (asked["verb"], asked["resource"], asked["namespace"])
             self.asked.append(key)
             return answer({"status": {"allowed": key not in self.denied}}, 201)
