@@ -163,6 +163,28 @@ func findCheckpoints(ctx context.Context, rep repo.Repository, source snapshot.S
 	return found, errors.Wrap(err, "read checkpoints")
 }
 
+// abandonedAge is that of a checkpoint which nobody continues from: attempts of a transfer follow each other within hours.
+const abandonedAge = 7 * 24 * time.Hour
+
+// findAbandoned returns such checkpoints of all sources: their volume may be gone, and a Velero server's maintenance keeps
+// them.
+func findAbandoned(ctx context.Context, rep repo.Repository, now time.Time) ([]manifest.ID, error) {
+	entries, err := rep.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
+	if err != nil {
+		return nil, errors.Wrap(err, "find checkpoints")
+	}
+
+	var found []manifest.ID
+
+	for _, one := range entries {
+		if one.Labels[sourceTag] != "" && now.Sub(one.ModTime) > abandonedAge {
+			found = append(found, one.ID)
+		}
+	}
+
+	return found, nil
+}
+
 // discard deletes all checkpoints together with what is written next.
 func (c *checkpointer) discard(ctx context.Context) error {
 	if c.saved != nil {

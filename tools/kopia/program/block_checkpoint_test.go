@@ -311,3 +311,18 @@ func TestOneCheckpointIsThereAtATime(t *testing.T) {
 		t.Errorf("Velero takes %+v for a parent", parent)
 	}
 }
+
+func TestAbandonedCheckpointsAreFound(t *testing.T) {
+	b, ctx := newBench(t), context.Background()
+	id := b.saveSome(make([]byte, 2*blockSize), 2, blockDecision{})
+	b.writeDevice(zeroBlock, blockDecision{})
+
+	for age, want := range map[time.Duration]int{abandonedAge - time.Hour: 0, abandonedAge + time.Hour: 1} {
+		found, err := findAbandoned(ctx, b.rep, time.Now().Add(age))
+		must(t, err)
+
+		if len(found) != want || want > 0 && found[0] != id {
+			t.Errorf("after %v: %v", age, found)
+		}
+	}
+}

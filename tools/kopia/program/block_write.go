@@ -205,6 +205,13 @@ func newBlockWriter(
 		return writer, nil
 	}
 
+	abandoned, err := findAbandoned(ctx, w, start)
+	if err != nil {
+		return nil, err
+	}
+
+	decided.Checkpoint.Replaces = append(decided.Checkpoint.Replaces, abandoned...)
+
 	if id := decided.Checkpoint.Resume; id != "" {
 		if err := writer.resume(ctx, id); err != nil {
 			made.CheckpointFault = err.Error()
