@@ -125,8 +125,9 @@ async def _opening(repository: Repository, parameters: RestoreParameters, data_p
     made = False
     if parameters.mode is VolumeMode.FILESYSTEM:
         # kopia is confined to it from the beginning.
-        made = not parameters.target.exists()
-        async with _open_target(parameters.target, data_path):
+        target = parameters.target
+        made = await data_path.run_in_thread(partial(_is_missing, target), f"opening target {target}")
+        async with _open_target(target, data_path):
             pass
     try:
         async with open_once(repository.kopia, parameters.access):
@@ -371,6 +372,13 @@ async def _open_target(target: Path, data_path: DataPath) -> AsyncIterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _is_missing(target: Path, _: ShouldStop) -> bool:
+    # Who opens it reports the error.
+    with suppress(OSError):
+        return not target.exists()
+    return False
 
 
 def _make_target(target: Path, _: ShouldStop) -> int:

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from core.contract import VolumeMode
+from core.contract import MoverMethod, VolumeMode
 from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -66,6 +66,11 @@ async def _restore(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
     await restore(_repository(volume), RestoreParameters("id", volume, mode, workers=1), data_path)
 
 
+async def _restore_with_one_open(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
+    parameters = RestoreParameters("id", volume, mode, workers=1, mover=MoverMethod.ONE_OPEN)
+    await restore(_repository(volume), parameters, data_path)
+
+
 @pytest.mark.parametrize(
     ("transfer", "function", "doing"),
     [
@@ -73,9 +78,10 @@ async def _restore(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
         ((_back_up, VolumeMode.BLOCK), (os, "open"), "opening device"),
         ((_restore, VolumeMode.FILESYSTEM), (Path, "mkdir"), "opening target"),
         ((_restore, VolumeMode.FILESYSTEM), (os, "open"), "opening target"),
+        ((_restore_with_one_open, VolumeMode.FILESYSTEM), (Path, "exists"), "opening target"),
         ((_restore, VolumeMode.BLOCK), (os, "open"), "opening device"),
     ],
-    ids=["backup", "backup of a device", "restore", "opened", "restore of a device"],
+    ids=["backup", "backup of a device", "restore", "opened", "restore with one open", "restore of a device"],
 )
 async def test_a_volume_that_hangs_is_reported_and_fails_the_transfer(
     tmp_path: Path,
