@@ -145,7 +145,7 @@ async def test_the_class_is_followed_as_it_comes_and_goes(client: KubeClient, na
         await client.create(PRIORITY_CLASSES, _class(name))
         await _until(lambda: scene.priority.name == name, "the class is used")
         await client.delete(PRIORITY_CLASSES, "", name)
-        await _until(lambda: scene.priority.name == "", "the class is no longer used")
+        await _until(lambda: scene.priority.name is None, "the class is no longer used")
         await scene.edit('{"priorityClassName": "system-node-critical"}')
         await _until(lambda: scene.priority.name == "system-node-critical", "a system class is a class like others")
 
