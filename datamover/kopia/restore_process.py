@@ -9,7 +9,6 @@ Source: tools/kopia/program/calls.go; Linux, unix(7), SCM_RIGHTS.
 import asyncio
 import json
 import os
-import re
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -30,9 +29,6 @@ _VERBS: Final = frozenset({("manifest", "show"), ("content", "show"), ("show",),
 
 _METRICS: Final = "--metrics-listen-addr="
 _ARCHIVE: Final = "--mode=tar"
-
-_NO_TEXT: Final = re.compile("[\ud800-\udfff]")
-"""Bytes of a path that are no UTF-8: in JSON, the process would take another character for each."""
 
 
 @asynccontextmanager
@@ -62,9 +58,9 @@ class _CallServer:
         self._on_line: Callable[[str], None] = lambda _: None
 
     def serves(self, arguments: Sequence[str]) -> bool:
-        """Return whether the process knows the command, and can be told all arguments."""
+        """Return whether the process knows the command."""
         words = tuple(one for one in arguments if not one.startswith("-"))
-        return (words[:1] in _VERBS or words[:2] in _VERBS) and not any(map(_NO_TEXT.search, arguments))
+        return words[:1] in _VERBS or words[:2] in _VERBS
 
     async def carry_out(self, command: ChildCommand, on_line: Callable[[str], None]) -> tuple[ChildExit, str]:
         """Return the exit of a call, as of a process of its own, and kopia's metrics since the last one.
