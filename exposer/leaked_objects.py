@@ -10,16 +10,6 @@ no backup has it as parent. Beside a Velero server, as there, the deletion polic
 stays at all.
 Source: Velero, pull request 10307 (the policy of the snapshot's class); external-snapshotter v8.6.0,
 pkg/common-controller and pkg/sidecar-controller, snapshot_controller.go (a content whose VolumeSnapshot was deleted).
-
-Some drivers can tell that only while it exists. After a backup is complete, its content is kept without a
-VolumeSnapshot, with the policy Retain, so that nothing else deletes it: one for each PVC. The next complete backup
-replaces it. It is deleted with its DataUpload (`exposer.leaked_objects`): then no backup has it as parent. Beside a
-Velero server, as there, the deletion policy of the snapshot decides whether it stays at all.
-Source: Velero, pull request 10307 (the policy of the snapshot's class); external-snapshotter v8.6.0,
-pkg/common-controller and pkg/sidecar-controller, snapshot_controller.go (a content whose VolumeSnapshot was deleted).
-
-They are found by the owner label alone; an object without it is never touched. Which owners no longer
-exist is determined by `nodeagent.leader.recovery.garbage_collector`.
 """
 
 from collections.abc import Mapping

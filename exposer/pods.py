@@ -5,13 +5,6 @@ Each mover's pod differs in arguments, volume, placement and tolerations; `expos
 account of its own, and nothing of a data mover. Does no I/O.
 Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
 tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_pods_maintenance_job.py lists every difference.
-
-Each differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they share. `storage`
-is what the pod needs to reach the bucket of its location. Does no I/O.
-Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
-tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_pods_maintenance_job.py lists every difference.
-
-It has the agents' image, an account of its own, and nothing of a data mover.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,12 +5,6 @@ ConfigMap, has the transfers of each backup until their snapshots are gone. It i
 deleted: nothing else would tell a snapshot whose deletion was interrupted from one whose custom resource was lost, and
 which may be the only copy of a volume. It also has what went within a day, which limits what may go next, and the
 report of the last run.
-
-It is written before the first transfer is deleted. Without it nothing would tell a snapshot whose deletion was
-interrupted from one whose custom resource was lost, and which may be the only copy of a volume. It also has what went
-within a day, which limits what may go next, and the report of the last run.
-
-Without it, two commands would each take what the other one deletes for the copy that stays.
 """
 
 import asyncio

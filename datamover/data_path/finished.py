@@ -12,18 +12,6 @@ Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttribu
 The done file of a PodVolumeRestore ends the init container `restore-wait`. A tenant may have changed the volume
 meanwhile, so no link in it is followed.
 Source: Velero v1.18.2, pkg/podvolume/restore_micro_service.go (writeCompletionMark), cmd/velero-restore-helper.
-
-The list is a file in the root of the restored volume, for as long as no workload has the volume. Each file is listed as
-a fingerprint of its path, inode, size and times. Whatever is done to a file changes its ctime, which no program can
-set: a file with a listed fingerprint has the content, owner and mode that it was listed with. A batch of fingerprints
-is appended once the file system was synced after the files were found, and counts only if it is complete. So the list
-is never ahead of the data, not even after a power loss.
-
-kopia sets a file's times as the last step, which makes its mtime another than its ctime. Until then they are alike.
-Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttributes).
-
-A tenant may have changed the volume meanwhile, so no link in it is followed.
-Source: Velero v1.18.2, pkg/podvolume/restore_micro_service.go (writeCompletionMark), cmd/velero-restore-helper.
 """
 
 import os

@@ -9,18 +9,6 @@ first entry that the target refuses. It is then run once more for the same part,
 `--ignore-errors`, which leaves directories unset, so only where that is necessary.
 Source: kopia 0.23.1, cli/command_restore.go (constructTargetPairs), snapshot/restore/restore.go (copyDirectoryContent),
 local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go, snapshot/manifest.go (DirEntry).
-
-kopia keeps all entries of what it restores in memory. So a directory that has more of them than fit is split: what is
-in it are parts. The mover makes the directory itself, and sets its attributes once all is restored.
-
-One kopia restores many directories, if there is a placeholder file beside each: it has the entry of the directory, and
-kopia removes it once it has restored what it stands for. Anything else needs a kopia of its own.
-Source: kopia 0.23.1, cli/command_restore.go (constructTargetPairs), snapshot/restore/restore.go (copyDirectoryContent),
-local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go, snapshot/manifest.go (DirEntry).
-
-kopia ends at the first entry that the target refuses. It is then run once more for the same part, and goes on after
-errors: with `--ignore-errors`, which leaves directories unset, so only where that is necessary.
-Source: kopia 0.23.1, cli/command_restore.go, snapshot/restore/restore.go.
 """
 
 import json

@@ -2,10 +2,6 @@
 
 Knows which directories may be writable. Does not know what kopia keeps in them. Volumes are opened by descriptors:
 each system call would resolve a path again, and a tenant who controls the tree could put a link into it in between.
-
-Knows which directories may be writable. Does not know what kopia keeps in them.
-
-Each system call would resolve a path again, and a tenant who controls the tree could put a link into it in between.
 """
 
 import os

@@ -2,17 +2,9 @@
 
 The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
 exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
-interface, as it would ask a service of the cloud; Azure's library has no such way, so kopia gets a signature for the
-container.
-Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
-cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
-
-No link in a volume can name it. It serves who knows its secret, which is in kopia's memory alone.
-
-The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
-exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
-interface, as it would ask a service of the cloud; Azure's library has no such way, so kopia gets a signature for the
-container.
+interface, as it would ask a service of the cloud. No link in a volume can name that service, and it answers only
+requests with its secret, which is in kopia's memory alone. Azure's library has no such way, so kopia gets a signature
+for the container.
 Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
 cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
 """

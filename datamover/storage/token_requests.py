@@ -4,12 +4,6 @@ Among them keys of an AWS role, granted for a token: by a token service (IRSA), 
 Identity). Loaded only where a location needs it, since an HTTP client takes memory.
 Source: AWS Security Token Service API reference, AssumeRoleWithWebIdentity and AssumeRole; AWS SDKs, container
 credential provider; for which of them is used, and where: minio-go 7.2.0, pkg/credentials/iam_aws.go.
-
-Loaded only where a location needs it, since an HTTP client takes memory.
-
-Loaded only where a location needs it, since an HTTP client takes memory. Does not know who asks for keys.
-Source: AWS Security Token Service API reference, AssumeRoleWithWebIdentity and AssumeRole; AWS SDKs, container
-credential provider; for which of them is used, and where: minio-go 7.2.0, pkg/credentials/iam_aws.go.
 """
 
 import json

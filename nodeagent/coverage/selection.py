@@ -4,11 +4,6 @@ Source: Velero v1.18 and main at d2241adba: pkg/controller/backup_controller.go 
 pkg/backup/item_collector.go and item_backupper.go (selection), internal/volumehelper/volume_policy_helper.go and
 pkg/podvolume/backupper.go (how a volume is backed up), pkg/itemblock/actions/pvc_action.go and
 pkg/backup/actions/pod_action.go (what a pod and a PVC bring with them).
-
-Source: Velero v1.18 and main at d2241adba: pkg/controller/backup_controller.go (defaults, validation),
-pkg/backup/item_collector.go and item_backupper.go (selection), internal/volumehelper/volume_policy_helper.go and
-pkg/podvolume/backupper.go (how a volume is backed up), pkg/itemblock/actions/pvc_action.go and
-pkg/backup/actions/pod_action.go (what a pod and a PVC bring with them).
 """
 
 import re

@@ -2,11 +2,6 @@
 
 Knows which parts exist and which need each other. Does not know how a mover limits itself (`datamover.bandwidth`),
 which reads the annotation on its custom resource.
-
-Knows which transfers run and what the configuration allows. Does not know how a mover limits itself
-(`datamover.bandwidth`), which reads the annotation on its custom resource.
-
-Knows which parts exist and which need each other. Does not decide anything.
 """
 
 import asyncio

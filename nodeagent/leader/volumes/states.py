@@ -1,8 +1,6 @@
 """The backups of each PVC, and how often there are to be some: by PVCs, Schedules of Velero, and labeled CronJobs.
 
-Their history outlives their transfers and this leader. And what retention has reported beside these CronJobs.
-
-And what retention has reported beside these CronJobs.
+Beside the CronJobs is what retention has reported. The history of the backups outlives their transfers and this leader.
 """
 
 import asyncio
