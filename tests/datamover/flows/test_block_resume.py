@@ -20,12 +20,9 @@ from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.parents import BlockChanges, checkpoint_path
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.backup_process import GracefulStop
 from datamover.kopia.repository import Repository
-from datamover.runtime.cancellation import Canceler
-from datamover.runtime.signals import StopSignal
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.checkpoints import kopia_frozen_after_a_checkpoint
+from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -200,17 +197,10 @@ async def test_a_backup_that_is_canceled_leaves_no_checkpoint(
 async def test_a_drained_backup_saves_a_checkpoint_at_once(
     mover_repository: Repository, repository: Path, device: Path, kopia: PlainKopia
 ) -> None:
-    signals, canceler = StopSignal(), Canceler()
-    stop = GracefulStop(canceler, timedelta(seconds=25), lambda _: None)
-    stop.listen(signals)
-    async with _frozen(mover_repository, replace(_parameters(device, 1), stop=stop), repository, kopia) as (
-        running,
-        pid,
-    ):
-        signals._take(signal.SIGTERM, None)
-        while not stop.signaled:
-            await asyncio.sleep(0.002)
-        os.kill(pid, signal.SIGCONT)
+    drain = Drain()
+    parameters = replace(_parameters(device, 1), stop=drain.stop)
+    async with _frozen(mover_repository, parameters, repository, kopia) as (running, pid):
+        await drain.signal(pid)
     with pytest.raises(CanceledError, match="kopia saved a checkpoint"):
         await running
     (left,) = _saved(kopia)

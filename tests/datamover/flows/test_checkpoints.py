@@ -13,11 +13,8 @@ from core.contract import VolumeMode
 from core.errors import CanceledError, KopiaError
 from datamover.data_path.attempts import inherit
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.kopia.backup_process import GracefulStop
 from datamover.kopia.repository import Repository
-from datamover.runtime.cancellation import Canceler
-from datamover.runtime.signals import StopSignal
-from tests.datamover.support.checkpoints import kopia_frozen_after_a_checkpoint
+from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import make_large_file
@@ -77,18 +74,13 @@ async def test_a_failed_backup_leaves_no_checkpoint(
 async def test_a_drained_backup_keeps_its_checkpoints(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
-    signals, canceler = StopSignal(), Canceler()
-    stop = GracefulStop(canceler, timedelta(seconds=25), lambda _: None)
-    stop.listen(signals)
+    drain = Drain()
     request = BackupParameters(
-        volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN, stop=stop
+        volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN, stop=drain.stop
     )
     running = asyncio.create_task(back_up(mover_repository, request, backup_data_path()))
     async with kopia_frozen_after_a_checkpoint(volume.parent / "repository", kopia) as pid:
-        signals._take(signal.SIGTERM, None)
-        while not stop.signaled:
-            await asyncio.sleep(0.002)
-        os.kill(pid, signal.SIGCONT)
+        await drain.signal(pid)
     with pytest.raises(CanceledError, match="kopia saved a checkpoint"):
         await running
     assert {one["incomplete"] for one in kopia.snapshots()} == {"checkpoint", "canceled"}

@@ -6,9 +6,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from core.models.names import CHECKPOINT_DEVICE_TAG, TRANSFER_UID_TAG
+from datamover.kopia.backup_process import GracefulStop
+from datamover.runtime.cancellation import Canceler
+from datamover.runtime.signals import StopSignal
 from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -54,6 +58,22 @@ async def kopia_frozen_after_a_checkpoint(
             os.kill(found[0].pid, signal.SIGSTOP)
             before = _manifests(repository)
     yield found[0].pid
+
+
+class Drain:
+    """A signal that stops a backup as the end of its pod does; `stop` is for its parameters."""
+
+    def __init__(self) -> None:
+        self._signals = StopSignal()
+        self.stop = GracefulStop(Canceler(), timedelta(seconds=25), lambda _: None)
+        self.stop.listen(self._signals)
+
+    async def signal(self, pid: int) -> None:
+        """Send the signal, and let the stopped kopia go on once it is handled."""
+        self._signals._take(signal.SIGTERM, None)
+        while not self.stop.signaled:
+            await asyncio.sleep(0.002)
+        os.kill(pid, signal.SIGCONT)
 
 
 def leave_device_checkpoint(kopia: PlainKopia, folder: Path, transfer_uid: str) -> None:
