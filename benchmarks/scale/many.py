@@ -18,7 +18,7 @@ _WATCH_RENEWALS_SECONDS: Final = (300.0, 425.0)
 """In this time since its start every watch of an agent is renewed once."""
 
 _AGENTS: Final = {"few": "5_agents", "many": "50_agents"}
-"""How the figures of a scenario end, whatever number of agents it was asked for."""
+"""How the figures of a scenario end, whatever its number of agents."""
 
 
 async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Result:

@@ -181,8 +181,8 @@ class Copy:
     """One volume of a backup: its transfer.
 
     `volume` is namespace and name of the PVC. `volume_namespace` is the repository's. A `ttl` of None: it never
-    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; None:
-    it is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
+    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or why that is not known; None: it
+    is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
     has begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
     annotation has it.
     """
@@ -316,7 +316,7 @@ def _foreign(meta: ObjectMeta, backup: str) -> str | None:
 
 
 def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str | None:
-    """Return why a Job cannot be told which snapshots are the transfer's; None: it can be."""
+    """Return why a Job cannot be given the names of the transfer's snapshots; None: it can."""
     if not OBJECT_NAME.fullmatch(backup):
         return f"names no backup: {backup}"
     if not OBJECT_NAME.fullmatch(transfer.repository_namespace):

@@ -119,7 +119,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
 
 
 class SparseModel(WireModel):
-    """A model with texts that may be absent: an empty one counts as absent, whoever wrote it.
+    """A model with texts that may be absent: an empty one counts as absent.
 
     Go's encoder writes "" for a string that was never set, unless its field has `omitempty`.
     """

@@ -136,7 +136,7 @@ class Exclusions(WireModel, omit_defaults=True):
 
     @property
     def digest(self) -> str | None:
-        """What tells whether two backups left out by the same rules; None without any."""
+        """The same for two backups that left out by the same rules; None without any."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:_DIGEST_DIGITS] if self else None
 
     def excludes_name(self, path: str, *, is_dir: bool) -> bool:

@@ -35,7 +35,7 @@ _ARCHIVE: Final = "--mode=tar"
 async def open_once(kopia: Kopia, volume: VolumeAccess) -> AsyncIterator[None]:
     """Have one process, confined to the volume, carry out the calls of `kopia` that a restore needs within the block.
 
-    It starts with the first one. After it has ended, whyever, the next one starts another.
+    It starts with the first one. After it has ended, for whatever reason, the next one starts another.
     """
     server = _CallServer(kopia, volume)
     kopia.server = server
@@ -127,7 +127,7 @@ class _CallServer:
     def _start(self, argv: Sequence[str]) -> "asyncio.Task[KopiaAnswer]":
         self._socket, theirs = socket.socketpair()
         files = KopiaFiles(stdin_fd=theirs.fileno(), volume=self._volume, on_output=self._take_output)
-        # Whoever measures the call also measures how the repository is opened.
+        # The meter of the call also measures how the repository is opened.
         measured = [one for one in argv if one.startswith(_METRICS)]
         call = self._kopia.move_data("open the repository", *measured, "mover-restore", files=files, listener=self)
         child = asyncio.get_running_loop().create_task(call, name="mover-restore")

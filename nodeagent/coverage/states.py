@@ -243,7 +243,7 @@ class CompletedBackup:
     """A backup of a volume that has ended; `name` is its transfer's as text.
 
     `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
-    canceled. `shrunk` is what to tell if it is Shrunk, and nobody has acknowledged it.
+    canceled. `shrunk` is the reason to show if it is Shrunk, and not acknowledged.
     """
 
     key: VolumeKey

@@ -40,8 +40,8 @@ class VolumeCopy:
     """One backup that has ended; it saved nothing unless it is `complete`.
 
     `claim` is the PVC, None for a volume of a pod that has none. `created` is when its transfer was created, by the
-    API server's clock: the data is not newer. `schedule` is the name of the Schedule or CronJob that asked for it;
-    None: none is known. `shrunk`: it is Shrunk, and nobody has acknowledged it. `completed` is when it ended,
+    API server's clock: the data is not newer. `schedule` is the name of the Schedule or CronJob that made it;
+    None: none is known. `shrunk`: it is Shrunk, and not acknowledged. `completed` is when it ended,
     `new_bytes` what the repository did not have; None: not known. `seconds` is from its start to its end.
     """
 

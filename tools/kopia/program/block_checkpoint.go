@@ -163,7 +163,7 @@ func findCheckpoints(ctx context.Context, rep repo.Repository, source snapshot.S
 	return found, errors.Wrap(err, "read checkpoints")
 }
 
-// abandonedAge is that of a checkpoint which nobody continues from: attempts of a transfer follow each other within hours.
+// abandonedAge is the age of a checkpoint that no attempt continues from: attempts of a transfer follow each other within hours.
 const abandonedAge = 7 * 24 * time.Hour
 
 // findAbandoned returns such checkpoints of all sources: their volume may be gone, and a Velero server's maintenance keeps

@@ -213,7 +213,7 @@ func (b *blockReader) place(at int, content []byte) error {
 	return b.to.write(start, content)
 }
 
-// blockHasher tells whether an object has certain bytes, without reading it.
+// blockHasher finds out whether an object has certain bytes, without reading it.
 // Source: kopia 0.23.1, repo/content/content_manager.go (WriteContent).
 type blockHasher struct {
 	hash hashing.HashFunc

@@ -174,15 +174,15 @@ func (r *callReader) parse(line []byte) (*call, error) {
 func (c *call) carryOut(ctx context.Context, rep repo.Repository, before counters) *answer {
 	done := &answer{}
 	if _, err := c.newParser(logTo(ctx, c.messages), rep, before).Parse(c.givenArguments()); err != nil {
-		fmt.Fprintln(c.messages, err) //nolint:errcheck // nobody reads it then
+		fmt.Fprintln(c.messages, err) //nolint:errcheck // it fails once the mover is gone
 
 		done.ExitCode = 1
 	}
 
 	done.Counters = readCounters().since(before)
 
-	// Whoever reads them has all of it then.
-	c.output.Close()   //nolint:errcheck // it fails as a pipe does that nobody reads
+	// So the mover reads their ends.
+	c.output.Close()   //nolint:errcheck // it fails once the mover is gone
 	c.messages.Close() //nolint:errcheck
 
 	return done

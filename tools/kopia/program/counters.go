@@ -64,7 +64,7 @@ func (c counters) since(before counters) string {
 	return text.String()
 }
 
-// serveCounters serves what is counted after a reading, for whoever measures a call; the returned function ends that.
+// serveCounters serves what is counted after a reading, for the meter of a call; the returned function ends that.
 func serveCounters(address string, before counters) func() {
 	if address == "" {
 		return func() {}

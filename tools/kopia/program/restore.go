@@ -189,7 +189,7 @@ func (p *restoreProgress) report(stats *restore.Stats, last bool) {
 		skipped = fmt.Sprintf(", skipped %v (%v)", stats.SkippedCount, units.BytesString(stats.SkippedTotalFileSize))
 	}
 
-	fmt.Fprintf(p.out, "Processed %v (%v) of %v (%v)%v.\n", //nolint:errcheck // whoever reads it may be gone
+	fmt.Fprintf(p.out, "Processed %v (%v) of %v (%v)%v.\n", //nolint:errcheck // the mover may be gone
 		stats.RestoredFileCount+stats.RestoredDirCount+stats.RestoredSymlinkCount+stats.SkippedCount,
 		units.BytesString(stats.RestoredTotalFileSize),
 		stats.EnqueuedFileCount+stats.EnqueuedDirCount+stats.EnqueuedSymlinkCount,
