@@ -22,6 +22,7 @@ from datamover.kopia.snapshots import (
     delete_snapshots,
     find_tagged,
     list_source,
+    read_tag,
 )
 from datamover.kopia.storage_calls import KopiaCaller
 
@@ -171,5 +172,5 @@ async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttem
 
 def _number(listed: JsonDict) -> int:
     """Return the attempt in the tags of a snapshot as kopia lists it; without a valid one it counts as a later one."""
-    text = str(listed["tags"].get(f"tag:{ATTEMPT_TAG}", ""))
+    text = read_tag(listed, ATTEMPT_TAG) or ""
     return int(text) if text.isdecimal() else sys.maxsize

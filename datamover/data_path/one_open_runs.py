@@ -13,14 +13,8 @@ from typing import Final
 
 from core.contract import MoverMethod
 from core.models.base import JsonDict
-from core.models.names import (
-    CHANGES_TAG,
-)
-from datamover.data_path.attempts import (
-    Inheritance,
-    build_inheritance,
-    sort_checkpoints,
-)
+from core.models.names import CHANGES_TAG
+from datamover.data_path.attempts import Inheritance, build_inheritance, sort_checkpoints
 from datamover.data_path.parents import (
     BlockChoice,
     CheckpointChoice,
@@ -47,12 +41,7 @@ from datamover.kopia.policy import decide_policy
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import (
-    PIN,
-    parse_snapshot,
-    remove_source,
-    sort_source,
-)
+from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
 
 __all__ = ["open_run"]
 
@@ -201,9 +190,9 @@ class _BlockRun(_OneOpenRun):
     ) -> None:
         self._device = device
         changes = parameters.changes
-        self._described = describe_device(changes, device[1]) if changes else ""
+        self._described = describe_device(changes, device[1]) if changes else None
         super().__init__(repository, parameters, data_path)
-        self._parent = ""
+        self._parent: str | None = None
         self._choice = BlockChoice()
         self._checkpoint = CheckpointChoice()
 
@@ -257,7 +246,7 @@ class _BlockRun(_OneOpenRun):
             return None
         if wanted == AUTO_PARENT:
             latest = sort_source(offer.snapshots, uid).latest
-            self._parent = latest.snapshot_id if latest else ""
+            self._parent = latest.snapshot_id if latest else None
             return None
         if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
             self._parent = wanted
@@ -273,7 +262,7 @@ class _BlockRun(_OneOpenRun):
             await self._data_path.warn(f"read the device again from its start: {self.restart_cause}")
         return answer
 
-    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - the parent tells
+    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - it is in the parent
         changes, parameters = self._parameters.changes, self._parameters
         if parameters.parent != NO_PARENT:
             parent = next((one for one in self._kopia.offer.snapshots if one["id"] == self._parent), None)
@@ -289,7 +278,7 @@ class _BlockRun(_OneOpenRun):
 
     def _decide_checkpoint(self, interval: timedelta) -> JsonDict | None:
         attempt = self._parameters.attempt
-        if attempt is None or not self._described:
+        if attempt is None or self._described is None:
             return None
         return {
             "path": checkpoint_path(attempt.uid),

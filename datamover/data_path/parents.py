@@ -22,6 +22,7 @@ from core.models.names import (
     TRANSFER_UID_TAG,
     UPLOADER_TAG,
 )
+from datamover.kopia.snapshots import read_tag
 
 __all__ = [
     "BlockChanges",
@@ -64,7 +65,7 @@ class BlockChoice:
     """
 
     query: JsonDict | None = None
-    cause: str | None = "nothing tells which blocks have changed"
+    cause: str | None = "the changed blocks are not known"
     expected: bool = False
 
     @property
@@ -131,28 +132,30 @@ class CheckpointChoice:
     """Which checkpoint a backup continues from, by its ID, or none.
 
     `own` are all of its transfer, and `replaced` all that go once there is another one, or a snapshot. `fault` is why
-    the own ones do not serve; empty: one does, or there is none.
+    the own ones are of no use; None: one is, or there is none.
     """
 
-    resume: str = ""
+    resume: str | None = None
     own: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
-    fault: str = ""
+    fault: str | None = None
 
 
-def choose_checkpoint(saved: Sequence[JsonDict], transfer_uid: str, device: str, *, alone: bool) -> CheckpointChoice:
-    """Return the checkpoint with the most blocks that a transfer has saved of a device.
+def choose_checkpoint(
+    saved: Sequence[JsonDict], transfer_uid: str, device: str | None, *, alone: bool
+) -> CheckpointChoice:
+    """Return the checkpoint with the most blocks that a transfer has saved of a device; None: it is not known.
 
-    With `alone`, no other transfer backs up the source, so what others have saved serves nobody.
+    With `alone`, no other transfer backs up the source, so what others have saved is of no use.
     """
-    own = [one for one in saved if _tag(one, TRANSFER_UID_TAG) == transfer_uid]
-    fitting = [one for one in own if _tag(one, CHECKPOINT_DEVICE_TAG) == device]
+    own = [one for one in saved if read_tag(one, TRANSFER_UID_TAG) == transfer_uid]
+    fitting = [one for one in own if read_tag(one, CHECKPOINT_DEVICE_TAG) == device]
     best = max(fitting, key=lambda one: int((one.get("stats") or {}).get("totalSize", 0)), default=None)
     return CheckpointChoice(
-        resume=best["id"] if best else "",
+        resume=best["id"] if best else None,
         own=tuple(one["id"] for one in own),
         replaced=tuple(one["id"] for one in (saved if alone else own)),
-        fault="it is of another device" if own and best is None else "",
+        fault="it is of another device" if own and best is None else None,
     )
 
 
@@ -168,7 +171,7 @@ def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use
     checkpoints = [
         {"id": one["id"], "until": until}
         for one in listed
-        if one["id"] in own and (until := _read_tag(one)) and (not complete or _started(one) > _started(complete[-1]))
+        if one["id"] in own and (until := _read_until(one)) and (not complete or _started(one) > _started(complete[-1]))
     ]
     return [*parents, *checkpoints]
 
@@ -180,7 +183,7 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
     counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, the last
     time of a file in it.
     """
-    if tags := [tag for one in complete if (tag := _read_tag(one))]:
+    if tags := [tag for one in complete if (tag := _read_until(one))]:
         return tags[-1]
     last = complete[-1]
     start = str(last["startTime"])
@@ -189,14 +192,10 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
     return newest if at is not None and at < _started(last) else start
 
 
-def _read_tag(listed: JsonDict) -> str | None:
+def _read_until(listed: JsonDict) -> str | None:
     """Return the time in our tag, or None."""
-    tag = _tag(listed, CHANGES_TAG)
-    return tag if _parse_time(tag) else None
-
-
-def _tag(listed: JsonDict, name: str) -> str:
-    return str((listed.get("tags") or {}).get(f"tag:{name}", ""))
+    tag = read_tag(listed, CHANGES_TAG)
+    return tag if tag and _parse_time(tag) else None
 
 
 def _started(listed: JsonDict) -> datetime:

@@ -1,4 +1,4 @@
-"""What a backup is asked for, and the runs of kopia that make its snapshot, each of which opens the repository.
+"""The parameters of a backup, and the runs of kopia that make its snapshot, each of which opens the repository.
 
 Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
 what makes a snapshot complete (`datamover.data_path.backup`), nor of runs that open the repository once
@@ -16,20 +16,11 @@ from typing import Protocol
 
 from core.contract import MoverMethod, VolumeMode
 from core.errors import KopiaError
-from core.models.names import (
-    EXCLUDE_DIGEST_TAG,
-    EXCLUDE_TAG,
-)
+from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
 from core.models.transfer_settings import Compression, Exclusions
 from core.models.units import format_duration
-from datamover.data_path.attempts import (
-    BackupAttempt,
-    Inheritance,
-    inherit,
-)
-from datamover.data_path.parents import (
-    BlockChanges,
-)
+from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit
+from datamover.data_path.parents import BlockChanges
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT

@@ -44,6 +44,7 @@ __all__ = [
     "parse_snapshot",
     "read_checkpoint_interval",
     "read_snapshot",
+    "read_tag",
     "remove_own_incomplete",
     "remove_source",
     "sort_source",
@@ -161,8 +162,8 @@ def parse_snapshot(document: JsonDict, snapshot_id: str | None = None) -> Snapsh
             files=int(summary["files"]) if "files" in summary else None,
             excluded=sum(int(stats.get(f"excluded{kind}Count", 0)) for kind in ("File", "Dir")),
             fault=_fault(document, summary),
-            rules=_tag(document, EXCLUDE_DIGEST_TAG),
-            exclude=_tag(document, EXCLUDE_TAG),
+            rules=read_tag(document, EXCLUDE_DIGEST_TAG),
+            exclude=read_tag(document, EXCLUDE_TAG),
             root_entry=root,
             by_block=by_block,
         )
@@ -246,7 +247,7 @@ def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> 
     # kopia lists the oldest first.
     found = list(listed)
     complete = [one for one in found if not one.get("incomplete")]
-    others = [one for one in complete if transfer_uid is None or _tag(one, TRANSFER_UID_TAG) != transfer_uid]
+    others = [one for one in complete if transfer_uid is None or read_tag(one, TRANSFER_UID_TAG) != transfer_uid]
     checkpoints = tuple(
         Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
     )
@@ -377,7 +378,8 @@ def _is_of(one: JsonDict, target: str) -> bool:
     return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
-def _tag(one: JsonDict, name: str) -> str | None:
+def read_tag(one: JsonDict, name: str) -> str | None:
+    """Return a tag of a snapshot, as kopia lists it; None: it has none of this name."""
     return (one.get("tags") or {}).get(f"tag:{name}") or None
 
 

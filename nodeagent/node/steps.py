@@ -269,7 +269,7 @@ def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restore
     if cr.not_by_block:
         lines.append(f"backed up files instead of a device: {cr.not_by_block}")
     if cr.by_block and not restores and (fell_back or cause):
-        cause = cause or "nothing tells which blocks have changed"
+        cause = cause or "the changed blocks are not known"
         lines.append(f"read all of the device, since {cause}; stored the blocks that have changed")
     elif fell_back:
         lines.append(f"fell back to a full {'restore' if restores else 'backup'}{f': {cause}' if cause else ''}")

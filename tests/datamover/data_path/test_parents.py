@@ -113,7 +113,7 @@ def test_a_parent_that_was_begun_after_the_backup_was_created_is_no_base(started
 @pytest.mark.parametrize("own", [None, BlockChanges("snap-2", "volume")], ids=["no handles", "no service"])
 def test_a_storage_that_says_nothing_is_not_asked(own: BlockChanges | None) -> None:
     found = choose_blocks(_made_from("snap-1", "volume"), own)
-    assert (found.query, found.cause, found.expected) == (None, "nothing tells which blocks have changed", False)
+    assert (found.query, found.cause, found.expected) == (None, "the changed blocks are not known", False)
 
 
 def test_a_checkpoint_has_no_tag_by_which_velero_knows_a_snapshot() -> None:
@@ -147,5 +147,5 @@ def test_another_attempt_continues_from_the_longest_checkpoint_of_the_same_devic
     assert choose_checkpoint(saved, "du", "device", alone=True) == CheckpointChoice("second", own, every)
     assert choose_checkpoint(saved, "du", "device", alone=False) == CheckpointChoice("second", own, own)
     other = choose_checkpoint(saved, "du", "other device", alone=False)
-    assert other == CheckpointChoice("", own, own, "it is of another device")
+    assert other == CheckpointChoice(None, own, own, "it is of another device")
     assert choose_checkpoint(saved, "third du", "device", alone=False) == CheckpointChoice()

@@ -91,7 +91,7 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
 @pytest.mark.parametrize(
     ("fell_back", "cause", "told"),
     [
-        pytest.param(True, UNSET, "nothing tells which blocks have changed", id="an earlier mover"),
+        pytest.param(True, UNSET, "the changed blocks are not known", id="an earlier mover"),
         pytest.param(True, "what has changed is in doubt: gone", "what has changed is in doubt: gone", id="doubt"),
         pytest.param(False, "what is allocated is in doubt: gone", "what is allocated is in doubt: gone", id="first"),
     ],
