@@ -11,11 +11,12 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.gate import open_gate
-from tests.testbed.api import Resource
+from tests.testbed.api import ApiError, Resource
 from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
@@ -193,7 +194,26 @@ def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, 
     Raises:
         BedError: They did not become final in time; the message has their status.
     """
-    yield from _versions(bed.api.watch(resource, since, seconds=seconds), names, is_final)
+    yield from _versions(_watch_on(bed, resource, since, seconds=seconds), names, is_final)
+
+
+def _watch_on(bed: Bed, resource: Resource, since: str, *, seconds: int) -> Iterator[Json]:
+    """Watch until the time is over, also when a definition that changes ends the watch.
+
+    Afterwards the API server may have forgotten the version, and refuses watches until it has read all objects again.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := round(deadline - time.monotonic())) > 0:
+        try:
+            for event in bed.api.watch(resource, since, seconds=left):
+                since = event["object"]["metadata"].get("resourceVersion", "")
+                if event["type"] == "ERROR":
+                    break
+                yield event
+        except ApiError as error:
+            if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            time.sleep(_POLL_SECONDS)
 
 
 def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 120) -> None:
