@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORKERS = 8
+_BY_BLOCK = 2
+"""One worker of so many has a device."""
+
 _METHODS = ("csi-snapshot", "fs-backup")
 """One keeper backs up by each of them."""
 
@@ -88,6 +91,8 @@ class Soak:
             self.bed.user.apply(*wrong)
             names = [f"soak-{number}" for number in range(_WORKERS)] + [f"soak-keeper-{each}" for each in _METHODS]
             grounds = [Ground(self.bed, stack.enter_context(open_gate()), name) for name in names]
+            for ground in grounds[:_WORKERS:_BY_BLOCK]:
+                ground.by_block = True
             self.keepers = [
                 Keeper(ground, self.journal, method, grounds, random.Random(chance.random()), self._over)
                 for ground, method in zip(grounds[_WORKERS:], _METHODS, strict=True)

@@ -53,12 +53,14 @@ class Ground:
         bed: Where it is.
         gate: Behind which its storage location is.
         name: Its namespace, its location and the beginning of its transfers' names.
+        by_block: Its claim is a device, which is backed up by block.
         copies: Snapshot and digest of the last Completed backup, by its kind.
     """
 
     bed: Bed
     gate: Gate
     name: str
+    by_block: bool = False
     copies: dict[str, tuple[str, str]] = field(default_factory=dict)
     _filled: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +70,7 @@ class Ground:
         api.create(_NAMESPACES, build_namespace(self.name))
         for item in Place(self.bed, self.name).build(url=self.gate.url):
             api.create(_BY_KIND[item["kind"]], item)
-        api.create(CLAIMS, build_claim(self.name, "data", size="64Mi"))
+        api.create(CLAIMS, self._claim(build_claim(self.name, "data", size="64Mi")))
         api.create(PODS, self._pod("writer", waits=False))
         for kind in ("DataUpload", "PodVolumeBackup"):
             transfer = self.make(kind, f"{self.name}-{kind.lower()}-seed")
@@ -93,7 +95,8 @@ class Ground:
                 try:
                     kopia.connect()
                     kopia.run("restore", snapshot, folder)
-                    if digest_of(Path(folder)) == digest:
+                    device = self.by_block and kind == "DataUpload"
+                    if digest_of(next(Path(folder).iterdir()) if device else Path(folder)) == digest:
                         continue
                     error: object = "it has other content"
                 except (BedError, OSError) as e:
@@ -112,7 +115,7 @@ class Ground:
                 return self._upload(name)
             case "DataDownload":
                 volume = Volume(self.bed, self.name)
-                self.bed.api.create(CLAIMS, volume.target(name))
+                self.bed.api.create(CLAIMS, self._claim(volume.target(name)))
                 return volume.download(name, snapshot_id=self.copies["DataUpload"][0], location=self.name)
             case "PodVolumeBackup":
                 writer = self._wait_pod("writer", lambda pod: pod.get("status", {}).get("phase") == "Running")
@@ -151,7 +154,13 @@ class Ground:
         self._filled[name] = self.fill()
         self.bed.api.create(SNAPSHOTS, build_snapshot(self.name, name, claim="data"))
         wait_for(self.bed, SNAPSHOTS, (self.name, name), lambda found: (found.get("status") or {}).get("readyToUse"))
-        return Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
+        transfer = Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
+        transfer["spec"] |= {"datamover": "velero-block"} if self.by_block else {}
+        return transfer
+
+    def _claim(self, claim: Json) -> Json:
+        claim["spec"]["volumeMode"] = "Block" if self.by_block else "Filesystem"
+        return claim
 
     def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
         metadata: Json = {"namespace": NAMESPACE, "name": name}
@@ -216,14 +225,20 @@ def _waits(pod: Json) -> bool:
     return "running" in states[0].get("state", {})
 
 
-def _fill(folder: Path, size_bytes: int) -> str:
-    part = folder / "file.part"
-    part.write_bytes(os.urandom(size_bytes))
-    part.rename(folder / "file")
-    return digest_of(folder)
+def _fill(volume: Path, size_bytes: int) -> str:
+    if volume.is_dir():
+        part = volume / "file.part"
+        part.write_bytes(os.urandom(size_bytes))
+        part.rename(volume / "file")
+    else:
+        with volume.open("r+b") as device:
+            device.write(os.urandom(size_bytes))
+            device.flush()
+            os.fsync(device.fileno())
+    return digest_of(volume)
 
 
-def digest_of(folder: Path) -> str:
-    """The digest of what was filled in."""
-    with (folder / "file").open("rb") as file:
+def digest_of(volume: Path) -> str:
+    """The digest of what was filled in, or of a whole device."""
+    with (volume / "file" if volume.is_dir() else volume).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
