@@ -34,6 +34,7 @@ from datamover.data_path.snapshot_runs import (
     find_parent_fault,
     remove_checkpoints,
 )
+from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.backup_process import MoverBackup, device_flags, keep_checkpoint
 from datamover.kopia.client_config import IDENTITY
@@ -65,11 +66,11 @@ async def open_run(
     run: _OneOpenRun
     if device is not None and parameters.by_block:
         run = _BlockRun(repository, parameters, data_path, device)
-    elif parameters.mover is MoverMethod.PLAIN or device is not None or parameters.rules:
+    elif parameters.mover is MoverMethod.PLAIN:
         yield PlainRun(repository, parameters, data_path, device[0] if device else None)
         return
     else:
-        run = _OneOpenRun(repository, parameters, data_path)
+        run = _OneOpenRun(repository, parameters, data_path, device)
     try:
         yield run
     finally:
@@ -77,34 +78,40 @@ async def open_run(
 
 
 class _OneOpenRun:
-    """One kopia, which opens the repository once, and reads all files that were changed since the parent."""
+    """One kopia, which opens the repository once, and reads a device, or all files changed since the parent."""
 
-    def __init__(self, repository: Repository, parameters: BackupParameters, data_path: DataPath) -> None:
+    _command = "mover-backup"
+
+    def __init__(
+        self,
+        repository: Repository,
+        parameters: BackupParameters,
+        data_path: DataPath,
+        device: tuple[int, int] | None,
+    ) -> None:
         self._repository = repository
         self._parameters = parameters
         self._data_path = data_path
+        self._device = device
         self._kopia = self._build()
         self._parents: list[JsonDict] = []
         self._deleted: tuple[str, ...] = ()
 
     def _build(self) -> MoverBackup:
-        parameters = self._parameters
-        stop = parameters.stop
+        parameters, device, stop = self._parameters, self._device, self._parameters.stop
         files = KopiaFiles(
-            volume=VolumeAccess(parameters.volume, in_use=parameters.in_use),
+            inherited_fd=device[0] if device else None,
+            volume=VolumeAccess(None if device else parameters.volume, in_use=parameters.in_use),
             terminate=stop.terminate if stop else None,
         )
-        return self._backup(files, "mover-backup")
-
-    def _backup(self, files: KopiaFiles, *command: str) -> MoverBackup:
         return MoverBackup(
             self._repository.kopia,
-            self._parameters.target,
-            f"back up {self._parameters.volume}",
+            parameters.target,
+            f"back up {parameters.volume}",
             files=files,
             listener=self._data_path,
             meter=self._data_path.meter,
-            command=command,
+            command=(self._command, *(device_flags(*device) if device else ())),
         )
 
     @property
@@ -162,19 +169,27 @@ class _OneOpenRun:
         return answer
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
-        parameters, offer = self._parameters, self._kopia.offer
+        parameters, offer, rules = self._parameters, self._kopia.offer, self._parameters.rules
         return {
-            "path": str(parameters.volume),
+            "path": "/" if self._device else str(parameters.volume),
+            "file": parameters.volume.name,
             "parents": self._parents,
             "delete": self._deleted,
             "policy": decide_policy(offer.defined, offer.policy, parameters.policy),
+            "exclude": {
+                "patterns": rules.patterns,
+                "max_bytes": rules.max_bytes or 0,
+                "one_file_system": rules.one_file_system,
+            },
+            # A walk for the estimate would count the stage once more.
+            "rough_estimate": STAGE_PATTERN in rules.patterns,
             "tags": parameters.all_tags,
             "pins": [PIN],
             "parallel": parameters.parallel,
             "read_all": read_all,
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
-            "may_be_copy": not parameters.in_use,
+            "may_be_copy": not (parameters.in_use or self._device),
         }
 
 
@@ -185,22 +200,17 @@ class _BlockRun(_OneOpenRun):
     known as one that does not change: the storage's snapshot of a transfer.
     """
 
+    _command = "block-write"
+
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int]
     ) -> None:
-        self._device = device
+        super().__init__(repository, parameters, data_path, device)
         changes = parameters.changes
         self._described = describe_device(changes, device[1]) if changes else None
-        super().__init__(repository, parameters, data_path)
         self._parent: str | None = None
         self._choice = BlockChoice()
         self._checkpoint = CheckpointChoice()
-
-    def _build(self) -> MoverBackup:
-        fd, size_bytes = self._device
-        stop = self._parameters.stop
-        files = KopiaFiles(inherited_fd=fd, terminate=stop.terminate if stop else None)
-        return self._backup(files, "block-write", *device_flags(fd, size_bytes))
 
     async def prepare(self) -> Inheritance:
         found = await super().prepare()

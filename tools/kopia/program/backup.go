@@ -16,6 +16,7 @@ import (
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/fs/localfs"
+	"github.com/kopia/kopia/fs/virtualfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/logging"
 	"github.com/kopia/kopia/repo/manifest"
@@ -38,12 +39,17 @@ type offer struct {
 
 // decision says how the source is backed up.
 type decision struct {
-	Path    string   `json:"path"`
+	Path string `json:"path"`
+	// File is the name that a device gets, which is stored as one file.
+	File    string   `json:"file"`
 	Parents []parent `json:"parents"`
 	// Delete has incomplete snapshots that go before the backup.
 	Delete []manifest.ID `json:"delete"`
 	// Policy is the source's own from now on; nil: it stays as it is.
-	Policy            *policy.Policy    `json:"policy"`
+	Policy *policy.Policy `json:"policy"`
+	// Exclude is left out of this backup besides what the policy leaves out.
+	Exclude           exclusions        `json:"exclude"`
+	RoughEstimate     bool              `json:"rough_estimate"`
 	Tags              map[string]string `json:"tags"`
 	Pins              []string          `json:"pins"`
 	Parallel          int               `json:"parallel"`
@@ -53,6 +59,13 @@ type decision struct {
 	ChangesTag string `json:"changes_tag"`
 	// MayBeCopy: the volume is no live one, so a driver may have copied it.
 	MayBeCopy bool `json:"may_be_copy"`
+}
+
+// exclusions are rules for one backup; without a limit of the size MaxBytes is 0.
+type exclusions struct {
+	Patterns      []string `json:"patterns"`
+	MaxBytes      int64    `json:"max_bytes"`
+	OneFileSystem bool     `json:"one_file_system"`
 }
 
 // parent is a snapshot that unchanged files are taken from: those that were not changed after Until.
@@ -74,18 +87,30 @@ type result struct {
 func attachBackup(parser *kingpin.Application) {
 	command := parser.Command("mover-backup", "Back up a source as standard input decides (for the data mover)").Hidden()
 	source := command.Flag("source", "Source, as user@host:path").Required().String()
+	fd := command.Flag("device-fd", "Inherited descriptor of the device, if the source is one").Int()
+	size := command.Flag("device-size", "Size of the device, in bytes").Int64()
 	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
 		parsed, err := parseSource(rep, *source)
 		if err != nil {
 			return err
 		}
 
-		return backUp(ctx, rep, parsed, os.Stdin, report)
+		var from *device
+
+		if *fd != 0 {
+			if from, err = openDevice(*fd, *size, false); err != nil {
+				return err
+			}
+		}
+
+		return backUp(ctx, rep, parsed, from, os.Stdin, report)
 	}))
 }
 
-// backUp offers what the repository has of the source, and backs it up as is decided.
-func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report) error {
+// backUp offers what the repository has of the source, and backs it up as is decided. From is nil if that is a directory.
+func backUp(
+	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, from *device, decisions io.Reader, report *report,
+) error {
 	found, err := readOffer(ctx, rep, source)
 	if err != nil {
 		return err
@@ -99,7 +124,7 @@ func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo
 	session := repo.WriteSessionOptions{Purpose: "mover-backup", OnUpload: report.UploadedBytes}
 
 	return repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
-		return carryOut(ctx, w, source, decided, report)
+		return carryOut(ctx, w, source, from, decided, report)
 	})
 }
 
@@ -137,17 +162,19 @@ func readOffer(ctx context.Context, rep repo.Repository, source snapshot.SourceI
 }
 
 // carryOut makes the snapshot, and reports it once all of it is in the repository.
-func carryOut(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision, report *report) error {
+func carryOut(
+	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, from *device, decided *decision, report *report,
+) error {
 	if err := prepare(ctx, w, source, decided); err != nil {
 		return err
 	}
 
-	tree, err := policy.TreeForSource(ctx, w, source)
+	tree, err := buildTree(ctx, w, source, &decided.Exclude)
 	if err != nil {
-		return errors.Wrap(err, "unable to get policy tree")
+		return err
 	}
 
-	made, copied, err := uploadVolume(ctx, w, source, decided, tree, report)
+	made, copied, err := uploadVolume(ctx, w, source, from, decided, tree, report)
 	if err != nil {
 		// As kopia does: what was sent serves the next backup.
 		_ = w.Flush(ctx)
@@ -202,12 +229,38 @@ func prepare(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sourc
 	return nil
 }
 
+// buildTree returns the policies of the source and of what is below it, with the exclusions in that of the source. Its rules
+// hide inherited ones, so these are among them.
+func buildTree(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, exclude *exclusions) (*policy.Tree, error) {
+	effective, _, _, err := policy.GetEffectivePolicy(ctx, w, source)
+	if err != nil {
+		return nil, errors.Wrap(err, "unable to get policy")
+	}
+
+	files := &effective.FilesPolicy
+	files.IgnoreRules = append(exclude.Patterns, files.IgnoreRules...)
+
+	if most := exclude.MaxBytes; most != 0 && (files.MaxFileSize == 0 || most < files.MaxFileSize) {
+		files.MaxFileSize = most
+	}
+
+	if exclude.OneFileSystem {
+		files.OneFileSystem = policy.NewOptionalBool(true)
+	}
+
+	// It takes the place of the source's own policy, and has a value wherever another one could be inherited.
+	tree, err := policy.TreeForSourceWithOverride(ctx, w, source, effective)
+
+	return tree, errors.Wrap(err, "unable to get policy tree")
+}
+
 // uploadVolume runs kopia's uploader, and returns the manifest, which is not saved yet.
 // Source: kopia 0.23.1, cli/command_snapshot_create.go (setupUploader, snapshotSingleSource).
 func uploadVolume(
-	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision, tree *policy.Tree, report *report,
+	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, from *device, decided *decision, tree *policy.Tree,
+	report *report,
 ) (*snapshot.Manifest, bool, error) {
-	root, err := openVolume(decided.Path)
+	root, err := openVolume(decided, from)
 	if err != nil {
 		return nil, false, err
 	}
@@ -217,6 +270,7 @@ func uploadVolume(
 	uploader.ParallelUploads = decided.Parallel
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
+	report.roughly = decided.RoughEstimate
 	// All that a checkpoint has is read, or compared with the parents, from now on.
 	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-clockTick))}
 
@@ -255,9 +309,15 @@ func uploadVolume(
 
 func formatTime(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
-// openVolume returns the directory at the path, which may be a link to it.
-func openVolume(path string) (fs.Directory, error) {
-	resolved, err := filepath.EvalSymlinks(path)
+// openVolume returns the directory at the path, which may be a link to it, or one with the device as its only file.
+func openVolume(decided *decision, from *device) (fs.Directory, error) {
+	if from != nil {
+		file := virtualfs.StreamingFileFromReader(decided.File, io.NopCloser(&deviceReader{device: from}))
+
+		return virtualfs.NewStaticDirectory(decided.Path, []fs.Entry{file}), nil
+	}
+
+	resolved, err := filepath.EvalSymlinks(decided.Path)
 	if err != nil {
 		return nil, errors.Wrap(err, "unable to get local filesystem entry")
 	}

@@ -114,7 +114,7 @@ func (b *bench) backUp(decided decision) *said {
 	var out, messages bytes.Buffer
 
 	report := newReport(&out, &messages)
-	must(b.T, backUp(context.Background(), b.rep, testSource, bytes.NewReader(document), report))
+	must(b.T, backUp(context.Background(), b.rep, testSource, nil, bytes.NewReader(document), report))
 	must(b.T, b.rep.Refresh(context.Background()))
 
 	return parse(b.T, &out)
@@ -216,6 +216,27 @@ func TestBackupIsAsDecided(t *testing.T) {
 	}
 }
 
+func TestExclusionsAddToThePolicyOfOneBackup(t *testing.T) {
+	b := newBench(t)
+	b.write("three", "much longer than the others")
+
+	own := &policy.Policy{FilesPolicy: policy.FilesPolicy{IgnoreRules: []string{"one"}}}
+	excluding := b.backUp(decision{Policy: own, Exclude: exclusions{Patterns: []string{"/below/"}, MaxBytes: 10}})
+	after := b.backUp(decision{})
+
+	if count := excluding.result.Snapshot.RootEntry.DirSummary.TotalFileCount; count != 0 {
+		t.Errorf("%v files were backed up", count)
+	}
+
+	if found := after.result.Snapshot.RootEntry.DirSummary.TotalFileCount; found != 2 {
+		t.Errorf("%v files were backed up afterwards", found)
+	}
+
+	if files := after.offer.Defined.FilesPolicy; len(files.IgnoreRules) != 1 || files.MaxFileSize != 0 {
+		t.Errorf("the policy of the source has %+v", files)
+	}
+}
+
 func TestUnchangedFilesAreNotRead(t *testing.T) {
 	b := newBench(t)
 	first := b.backUp(decision{}).result.Snapshot
@@ -298,7 +319,7 @@ func TestIncompleteSnapshotsSayWhichChangesTheyHave(t *testing.T) {
 		newReport(&bytes.Buffer{}, &bytes.Buffer{})
 
 	// It has a file that nobody can read.
-	if err := backUp(context.Background(), b.rep, testSource, bytes.NewReader(decided), report); err == nil {
+	if err := backUp(context.Background(), b.rep, testSource, nil, bytes.NewReader(decided), report); err == nil {
 		t.Fatal("the backup is complete")
 	}
 
@@ -397,7 +418,7 @@ func TestInvalidDecisionFails(t *testing.T) {
 		"": "EOF", "{": "unexpected EOF", `{"path": "/nonexistent"}`: "no such file", `{"parents": [{"id": "x"}]}`: "parent x",
 	} {
 		report := newReport(&bytes.Buffer{}, &bytes.Buffer{})
-		err := backUp(context.Background(), b.rep, testSource, strings.NewReader(text), report)
+		err := backUp(context.Background(), b.rep, testSource, nil, strings.NewReader(text), report)
 
 		report.stop()
 

@@ -80,10 +80,10 @@ func watchChanges(
 	return &watched{Directory: root, changes: c}, anyCopied
 }
 
-// until returns the time up to which a snapshot that was begun at start has all changes.
+// until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
 func (c *changes) until(start time.Time) time.Time {
 	newest, started := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
-	if newest.Before(started) {
+	if newest.UnixNano() != 0 && newest.Before(started) {
 		return newest.UTC()
 	}
 

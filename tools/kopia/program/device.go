@@ -77,11 +77,29 @@ func (d *device) read(block int, buffer []byte) error {
 	}
 
 	d.readBytes.Add(length)
-
-	// Else the kernel keeps the device in memory that counts as the pod's. Nothing reads it again.
-	_ = unix.Fadvise(int(d.file.Fd()), start, length, unix.FADV_DONTNEED)
+	d.forget(start, length)
 
 	return nil
+}
+
+// forget keeps the kernel from keeping what was read in memory that counts as the pod's: nothing reads it again.
+func (d *device) forget(start, length int64) {
+	_ = unix.Fadvise(int(d.file.Fd()), start, length, unix.FADV_DONTNEED)
+}
+
+// deviceReader reads a device once, from its start.
+type deviceReader struct {
+	device *device
+	at     int64
+}
+
+// Read implements io.Reader.
+func (r *deviceReader) Read(buffer []byte) (int, error) {
+	count, err := io.NewSectionReader(r.device.file, r.at, r.device.size-r.at).Read(buffer)
+	r.device.forget(r.at, int64(count))
+	r.at += int64(count)
+
+	return count, err
 }
 
 // zero makes a range read as zeros: by a hole, or where the device does not support that by writing them.

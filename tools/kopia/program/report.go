@@ -31,6 +31,9 @@ type report struct {
 	out      *json.Encoder
 	messages io.Writer
 
+	// roughly: the size is estimated without a walk through the volume.
+	roughly bool
+
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
 
 	once  sync.Once
@@ -111,6 +114,10 @@ func (r *report) EstimatedDataSize(_, bytes int64) { r.estimatedBytes.Store(byte
 
 // EstimationParameters implements upload.Progress, with the default of kopia's command line.
 func (r *report) EstimationParameters() upload.EstimationParameters {
+	if r.roughly {
+		return upload.EstimationParameters{Type: upload.EstimationTypeRough}
+	}
+
 	return upload.EstimationParameters{Type: upload.EstimationTypeClassic}
 }
 
