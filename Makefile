@@ -64,7 +64,7 @@ test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all c
 test-slow: setup ## what make test leaves out: further rows of matrices, real time-outs, tests of tools; under 90 minutes (root)
 	$(step)
 	@$(pytest) -m 'thorough and not integration and not cluster and not slow' $(parallel) --durations 25 --durations-min 5
-	@MOVER_TESTS_BACKUP=one-open $(pytest) -m 'not slow' $(parallel) tests/datamover/flows
+	@MOVER_TESTS_BACKUP=plain $(pytest) -m 'not slow' $(parallel) tests/datamover/flows
 	@$(pytest) -m 'thorough and integration and not slow' $(parallel) --durations 15 --durations-min 5
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.cluster --thorough -q $(TESTS)
 

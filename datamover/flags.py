@@ -210,7 +210,7 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
         choices=tuple(MoverMethod),
         default=MoverMethod.PLAIN,
         help="how kopia is run: plain, by its own commands, or one-open, which opens the repository once, and in a "
-        "backup also reads files that were changed without a new time (default: plain)",
+        "backup also reads files that were changed without a new time (default: plain, for a kopia as released)",
     )
 
 

@@ -158,7 +158,7 @@ class MoverOptions:
     log_format: str = "text"
     cluster: str | None = None
     require_attributes: bool = False
-    method: MoverMethod = MoverMethod.PLAIN
+    method: MoverMethod = MoverMethod.ONE_OPEN
 
 
 @dataclass(frozen=True)

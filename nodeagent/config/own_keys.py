@@ -489,10 +489,10 @@ class OwnKeys(Section):
         examples=[["build"]],
     )
     mover: MoverMethod = Field(
-        default=MoverMethod.PLAIN,
+        default=MoverMethod.ONE_OPEN,
         description="how data movers run kopia: plain by its own commands; one-open by one process, which opens the "
         "repository once, and in a backup also reads files that were changed without a new time (our own key)",
-        examples=["one-open"],
+        examples=["plain"],
     )
     alert_not_protected: bool = Field(
         default=False,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 
+_MOVING = {"create", "restore", "mover-backup", "mover-restore", "block-write", "block-read"}
 _SHOWN = {"blob", "content", "manifest", "policy"}
 _WAIT_SECONDS = 120
 _POLL_SECONDS = 0.05
@@ -133,7 +134,7 @@ def is_kopia(process: Process) -> bool:
     """Whether a process is a kopia that moves data."""
     words = set(process.argv)
     # Of a device it shows the only file.
-    moves = words & {"create", "restore"} or ("show" in words and not words & _SHOWN)
+    moves = words & _MOVING or ("show" in words and not words & _SHOWN)
     return Path(process.argv[0]).name == "kopia" and bool(moves)
 
 

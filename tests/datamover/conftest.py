@@ -16,7 +16,7 @@ from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.backup_movers import use_backup_mover
+from tests.datamover.support.backup_movers import use_backup_mover, use_plain_mover
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.repositories import opened
@@ -53,8 +53,11 @@ def _kopia_on_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(autouse=True)
-def _backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_backup_mover(monkeypatch)
+def _backup_mover(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("plain"):
+        use_plain_mover(monkeypatch)
+    else:
+        use_backup_mover(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

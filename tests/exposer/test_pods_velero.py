@@ -144,7 +144,7 @@ def test_a_backup_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     claim: JsonDict = build_backup_claim(request, size="2Gi", mode=mode)
     at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
-    args = ["backup", name, our_volume_path(owner, mode), volume_mode, timeout, *LOGGING]
+    args = ["backup", name, our_volume_path(owner, mode), volume_mode, "--mover=one-open", timeout, *LOGGING]
 
     ours = build_backup_pod(request, claim, Placement(), storage=INHERITED)
 
@@ -162,7 +162,7 @@ def test_a_restore_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-download={owner.name}", "--resource-timeout=10m0s"
     theirs = [at, volume_mode, name, timeout, "--cache-volume-path="]  # an empty flag has no effect: omitted
-    args = ["restore", name, our_volume_path(owner, mode), volume_mode, timeout, *LOGGING]
+    args = ["restore", name, our_volume_path(owner, mode), volume_mode, "--mover=one-open", timeout, *LOGGING]
 
     ours = build_restore_pod(request, mode, placement=Placement(), storage=INHERITED)
 
@@ -187,7 +187,7 @@ def test_a_pod_volume_pod_differs_from_velero_only_as_listed(verb: str) -> None:
     expected = pod_differences(
         owner,
         their_args,
-        [verb, name, path, "--volume-mode=Filesystem", timeout, *LOGGING],
+        [verb, name, path, "--volume-mode=Filesystem", "--mover=one-open", timeout, *LOGGING],
         f"pod-volume {verb}",
     )
     # A missing directory fails the mount, instead of counting as an empty volume.

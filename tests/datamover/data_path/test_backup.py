@@ -19,6 +19,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import StallLimits
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.data_paths import backup_data_path, build_data_path
 from tests.datamover.support.plainkopia import PlainKopia
@@ -96,6 +97,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record_kopia(tmp_path, monkeypatch)
 
 
+@plain_only
 @pytest.mark.parametrize("settings", _SETTINGS)
 async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for_the_files_of_a_volume(
     settings: str, record: Path, mover_repository: Repository, tmp_path: Path

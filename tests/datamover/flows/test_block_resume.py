@@ -22,6 +22,7 @@ from datamover.data_path.parents import BlockChanges, checkpoint_path
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
+from tests.datamover.support.backup_movers import ONE_OPEN
 from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
@@ -251,7 +252,7 @@ async def test_a_restore_that_is_killed_goes_on_from_what_is_on_the_device(
 async def _write_some(target: Path, least_bytes: int) -> int:
     """Let kopia write that many bytes, a little at a time, and return its PID while it is stopped."""
     async with asyncio.timeout(200):
-        while not (found := running_kopia("block-read")):
+        while not (found := running_kopia("mover-restore" if ONE_OPEN else "block-read")):
             await asyncio.sleep(0.002)
         while target.stat().st_blocks * 512 < least_bytes:
             os.kill(found[0].pid, signal.SIGCONT)

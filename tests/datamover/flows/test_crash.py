@@ -36,7 +36,9 @@ async def _interrupt(pod: MoverPod, flag: str, volume: Path, number: signal.Sign
         return [
             one.pid
             for one in children_of(os.getpid())
-            if " --progress " in one.arguments or (" mover-backup " in one.arguments and _reads(one.pid, "file"))
+            if " --progress " in one.arguments
+            or (" mover-backup " in one.arguments and _reads(one.pid, "file"))
+            or (" mover-restore " in one.arguments and any(volume.iterdir()))
         ]
 
     async with asyncio.TaskGroup() as group:

@@ -18,6 +18,7 @@ import pytest
 
 from datamover.kopia.repository import Repository
 from datamover.runtime.child import sync_file_system
+from tests.datamover.support.backup_movers import RESTORE_VERB
 from tests.datamover.support.loopdevice import make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -94,7 +95,7 @@ def _long_after(target: Path, disk: _SlowDisk) -> Callable[[], bool]:
 
 
 def _signal_kopia(number: signal.Signals) -> None:
-    for one in running_kopia("restore"):
+    for one in running_kopia(RESTORE_VERB):
         os.kill(one.pid, number)
 
 

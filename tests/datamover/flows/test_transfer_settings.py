@@ -110,6 +110,7 @@ async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Pa
     assert ("Data-Path-Warning", reported) in pod.events()
 
 
+@plain_only
 @pytest.mark.parametrize("way", [_SNAPSHOT_DATA, _POD_VOLUMES], ids=_NAMES)
 async def test_a_snapshot_with_more_entries_than_the_memory_suffices_for_is_restored_in_parts_or_reported(
     pod: MoverPod, tree: Path, record: Path, monkeypatch: pytest.MonkeyPatch, way: _Way

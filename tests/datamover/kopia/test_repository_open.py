@@ -22,6 +22,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.runtime.child import ChildExit, run_child
 from datamover.storage.providers import FileStorage
+from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN, RESTORE_VERB
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
@@ -36,7 +37,10 @@ from tests.testbed.pki import Authority
 pytestmark = pytest.mark.processes
 
 _FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
-_READS = {"DataUpload": "snapshot list", "DataDownload": "manifest show"}
+_READS = {
+    "DataUpload": BACKUP_VERB if ONE_OPEN else "snapshot list",
+    "DataDownload": RESTORE_VERB if ONE_OPEN else "manifest show",
+}
 _CLOUD = {"name": "cloud", "key": "key"}
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -15,7 +16,7 @@ from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.models.backups import SavedClaim
 from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
 from datamover.kopia.references import ListedSnapshot
-from tests.datamover.support.backup_movers import BACKUP_VERB
+from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -53,13 +54,14 @@ async def test_a_data_upload_and_a_data_download_restore_a_volume(
     }
     (snapshot,) = plain_kopia.snapshots()
     assert snapshot["source"]["path"] == "snapshot-data-upload-download/kopia/app/data"
-    # The last two are ours.
+    # The last ones are ours.
     assert snapshot["tags"] == {
         "tag:snapshot-requester": "snapshot-data-upload-download",
         "tag:snapshot-uploader": "kopia",
         "tag:velero.io/async-operation-id": "du-1",
         "tag:nodeagent.io/transfer-uid": pod.stored(DATA_UPLOADS)[0]["metadata"]["uid"],
         "tag:nodeagent.io/attempt": "1",
+        **({"tag:nodeagent.io/changes-until": ANY} if ONE_OPEN else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""How data movers run kopia in the tests: `MOVER_TESTS_BACKUP=one-open` replaces the default."""
+"""How data movers run kopia in the tests: as by default, or by `MOVER_TESTS_BACKUP=plain`."""
 
 import os
 from contextlib import AbstractAsyncContextManager
@@ -15,14 +15,25 @@ from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun
 from datamover.kopia.repository import Repository
 
-_WANTED: Final = MoverMethod(os.environ.get("MOVER_TESTS_BACKUP", MoverMethod.PLAIN))
+_VARIABLE: Final = "MOVER_TESTS_BACKUP"
+
+_WANTED: Final = MoverMethod(os.environ.get(_VARIABLE, MoverMethod.ONE_OPEN))
 
 ONE_OPEN: Final = _WANTED is MoverMethod.ONE_OPEN
 
 BACKUP_VERB: Final = "mover-backup" if ONE_OPEN else "snapshot create"
 """The command of the kopia that reads the volume."""
 
-plain_only = pytest.mark.skipif(ONE_OPEN, reason="the other way differs in this")
+RESTORE_VERB: Final = "mover-restore" if ONE_OPEN else "restore"
+"""The command of the kopia that writes files."""
+
+plain_only = pytest.mark.plain
+"""The other way differs in this."""
+
+
+def use_plain_mover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transfers that name no other way be plain, those of processes that tests start too."""
+    monkeypatch.setenv(_VARIABLE, MoverMethod.PLAIN)
 
 
 def use_backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
 
 
 def test_the_way_to_run_kopia_is_that_of_the_key() -> None:
-    assert build(**{"nodeagent.io": {"mover": "one-open"}}).mover.method is MoverMethod.ONE_OPEN
+    assert build(**{"nodeagent.io": {"mover": "plain"}}).mover.method is MoverMethod.PLAIN
 
 
 def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
