@@ -62,7 +62,7 @@ class Bed:
         self._numbers = count(1)
         self.mover = self.new_mover()
 
-    def new_mover(self, *, confined: bool = True, way: MoverMethod = MoverMethod.PLAIN) -> Mover:
+    def new_mover(self, *, confined: bool = True, way: MoverMethod = MoverMethod.ONE_OPEN) -> Mover:
         """Return a mover of this cluster that runs kopia in this way."""
         return Mover(self.cluster, self.folder, self.disks, self._numbers, confined=confined, way=way)
 

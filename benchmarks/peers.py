@@ -62,7 +62,7 @@ class Peer(ABC):
 class _Ours(Peer):
     """The data mover as its pod runs it."""
 
-    way = MoverMethod.PLAIN
+    way = MoverMethod.ONE_OPEN
 
     async def back_up(self, volume: Path) -> Measured:
         measured, result = await self.bed.new_mover(way=self.way).back_up(volume, mode=self.mode)
@@ -73,10 +73,10 @@ class _Ours(Peer):
         return await self.bed.mover.restore(self.newest, target, mode=self.mode)
 
 
-class _OneOpen(_Ours):
-    """Ours with `mover: one-open`."""
+class _Plain(_Ours):
+    """Ours with `mover: plain`."""
 
-    way = MoverMethod.ONE_OPEN
+    way = MoverMethod.PLAIN
 
 
 class _Velero(Peer):
@@ -180,7 +180,7 @@ PEERS: Final[Peers] = {
     "Velero": _Velero,
     "kopia": _Kopia,
     "restic": _Restic,
-    "ours, one-open": _OneOpen,
+    "ours, plain": _Plain,
     "kopia, 8 files at a time": _ParallelKopia,
     "restic, 64 MiB packs, 8 files at a time": _TunedRestic,
 }

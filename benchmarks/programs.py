@@ -93,7 +93,7 @@ class Mover:
         numbers: Iterator[int],
         *,
         confined: bool = True,
-        way: MoverMethod = MoverMethod.PLAIN,
+        way: MoverMethod = MoverMethod.ONE_OPEN,
     ) -> None:
         self._cluster = cluster
         self._folder = folder
