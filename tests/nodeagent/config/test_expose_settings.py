@@ -32,7 +32,6 @@ from tests.exposer.support.inputs import daemonset
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
 DEFAULTS = ExposeSettings(AgentTemplate("mover:1"), mover=MoverOptions(log_level="debug"))
-GIB = 1024**3
 
 
 def build(priority_class: str | None = None, limit_mib: int = 5000, /, **document: Any) -> ExposeSettings:
@@ -45,75 +44,77 @@ def configured(**changes: Any) -> ExposeSettings:
     return replace(DEFAULTS, pod=PodSettings(**({"labels": {}, "annotations": {}} | changes)))
 
 
-def test_the_rules_for_memory_are_those_of_the_kind() -> None:
-    per_kind = {"DataUpload": {"oomMemoryFactor": 2}}
-    assert build(**{"nodeagent.io": {"retry": {"perKind": per_kind}}}).retries == {
-        "DataUpload": RetryRules(oom_memory_factor=2)
-    }
-
-
-def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
-    compression = {"default": "s2-default", "perStorageClass": {"fast": "zstd"}}
-    assert build(**{"nodeagent.io": {"compression": compression}}).compression == CompressionRules(
-        Compression.S2, {"fast": Compression.ZSTD}
-    )
-
-
-def test_the_way_to_run_kopia_is_that_of_the_key() -> None:
-    assert build(**{"nodeagent.io": {"mover": "plain"}}).mover.method is MoverMethod.PLAIN
-
-
-def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
-    assert build(**{"nodeagent.io": {"ignoreFilesNamespaces": ["a", "b"]}}).ignore_files_namespaces == {"a", "b"}
-    assert build(**{"nodeagent.io": {"readAllFilesNamespaces": ["a"]}}).read_all_files_namespaces == {"a"}
-
-
-def test_exclusions_are_those_of_the_key() -> None:
-    which = {"namespaces": ["a"], "storageClasses": ["fast"], "patterns": ["*.tmp"], "sets": ["lost+found"]}
-    rule = {**which, "oneFileSystem": True, "largestSize": "1Gi"}
-    found = build(**{"nodeagent.io": {"exclude": {"rules": [rule], "annotationNamespaces": ["b"]}}}).exclusions
-    exclude = Exclusions(patterns=("*.tmp", "/lost+found/"), max_bytes=2**30, one_file_system=True)
-    assert found == ExclusionRules((ExclusionRule(exclude, frozenset("a"), frozenset({"fast"})),), frozenset("b"))
-
-
-def test_attributes_of_restored_files_are_required_by_the_key() -> None:
-    assert build(**{"nodeagent.io": {"requireFileAttributes": True}}).mover == replace(
-        DEFAULTS.mover, require_attributes=True
-    )
-
-
 def test_the_settings_are_the_defaults_without_configuration() -> None:
     assert build() == configured()
 
 
+_RULE = {
+    "namespaces": ["a"],
+    "storageClasses": ["fast"],
+    "patterns": ["*.tmp"],
+    "sets": ["lost+found"],
+    "oneFileSystem": True,
+    "largestSize": "1Gi",
+}
+_EXCLUDED = Exclusions(patterns=("*.tmp", "/lost+found/"), max_bytes=2**30, one_file_system=True)
+
+
 @pytest.mark.parametrize(
-    ("document", "expected"),
-    [({}, "of-the-flag"), ({"nodeagent.io": {"moverServiceAccount": "movers"}}, "movers")],
-    ids=["flag", "key and flag"],
+    ("own", "expected"),
+    [
+        (
+            {"retry": {"perKind": {"DataUpload": {"oomMemoryFactor": 2}}}},
+            {"retries": {"DataUpload": RetryRules(oom_memory_factor=2)}},
+        ),
+        (
+            {"compression": {"default": "s2-default", "perStorageClass": {"fast": "zstd"}}},
+            {"compression": CompressionRules(Compression.S2, {"fast": Compression.ZSTD})},
+        ),
+        ({"mover": "plain"}, {"mover": replace(DEFAULTS.mover, method=MoverMethod.PLAIN)}),
+        ({"requireFileAttributes": True}, {"mover": replace(DEFAULTS.mover, require_attributes=True)}),
+        ({"ignoreFilesNamespaces": ["a", "b"]}, {"ignore_files_namespaces": {"a", "b"}}),
+        ({"readAllFilesNamespaces": ["a"]}, {"read_all_files_namespaces": {"a"}}),
+        (
+            {"exclude": {"rules": [_RULE], "annotationNamespaces": ["b"]}},
+            {
+                "exclusions": ExclusionRules(
+                    (ExclusionRule(_EXCLUDED, frozenset("a"), frozenset({"fast"})),), frozenset("b")
+                )
+            },
+        ),
+    ],
+    ids=lambda value: next(iter(value)),
 )
-def test_the_key_takes_precedence_over_the_flag(document: dict[str, Any], expected: str) -> None:
+def test_a_key_of_ours_becomes_a_setting(own: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert build(**{"nodeagent.io": own}) == replace(configured(), **expected)
+
+
+def test_the_key_takes_precedence_over_the_flag() -> None:
     defaults = replace(DEFAULTS, pod=PodSettings(service_account="of-the-flag"))
-    config = parse_config(json.dumps(document)).config
-
-    settings = build_expose_settings(defaults, config, priority_class=None, cache_limit_mib=5000)
-
-    assert settings.pod.service_account == expected
+    for document, expected in (
+        ("{}", "of-the-flag"),
+        ('{"nodeagent.io": {"moverServiceAccount": "movers"}}', "movers"),
+    ):
+        config = parse_config(document).config
+        settings = build_expose_settings(defaults, config, priority_class=None, cache_limit_mib=5000)
+        assert settings.pod.service_account == expected
 
 
 SPOT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
+DEDICATED = {"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}
 
 
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
         ({"podLabels": {"a": "b"}}, {"labels": {"a": "b"}}),
-        ({"podAnnotations": {"a": "b"}}, {"annotations": {"a": "b"}}),
+        ({"podAnnotations": {"example.com/A": "any 'text'"}}, {"annotations": {"example.com/A": "any 'text'"}}),
         ({"nodeagent.io": {"moverServiceAccount": "movers"}}, {"service_account": "movers"}),
         ({"privilegedFsBackup": True}, {"privileged_fs_backup": True}),
-        ({"tolerations": [SPOT]}, {"tolerations": (SPOT,)}),
+        ({"tolerations": [SPOT, DEDICATED]}, {"tolerations": (SPOT, DEDICATED)}),
         ({"tolerations": "inherit"}, {"inherit_tolerations": True}),
         (
-            {"podResources": {"cpuRequest": "1", "memoryLimit": "2Gi", "memoryRequest": "0"}},
+            {"podResources": {"cpuRequest": "1", "memoryLimit": "2Gi", "ephemeralStorageLimit": "0"}},
             {"resources": {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}},
         ),
     ],
@@ -190,23 +191,16 @@ def test_both_spellings_of_the_cache_mean_the_same(keys: tuple[str, str]) -> Non
     assert build(cachePVC={"residentThresholdInMB": 1024}).cache is None
 
 
-@pytest.mark.parametrize(
-    ("limit_mib", "size_gib"),
-    [(1, 1), (853, 1), (854, 2), (1024, 2), (5000, 6), (5120, 6), (5121, 7), (100_000, 118)],
-)
+@pytest.mark.parametrize(("limit_mib", "size_gib"), [(1, 1), (853, 1), (854, 2), (5120, 6), (5121, 7), (100_000, 118)])
 def test_a_cache_volume_is_a_fifth_larger_than_its_limit(limit_mib: int, size_gib: int) -> None:
     assert CacheVolume("fast", limit_mib).size_gib == size_gib
 
 
-@pytest.mark.parametrize(
-    ("snapshot_bytes", "cached"),
-    [(0, True), (1, False), (GIB - 1, False), (GIB, True), (9 * GIB, True)],
-)
-def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cached: bool) -> None:
+def test_small_restores_leave_their_cache_on_the_node() -> None:
     """A snapshot without a size may be large."""
-    rule = CacheRule("fast", 5000, threshold_mib=1024)
-
-    assert (rule.volume_for(snapshot_bytes) is not None) is cached
+    rule, gib = CacheRule("fast", 5000, threshold_mib=1024), 1024**3
+    cached = [rule.volume_for(size) is not None for size in (0, 1, gib - 1, gib, 9 * gib)]
+    assert cached == [True, False, False, True, True]
 
 
 def daemonsets(*names: str, **metadata: object) -> KubeClient:

@@ -6,70 +6,32 @@ from datetime import timedelta
 import pytest
 
 from core.models.base import JsonDict
+from core.models.transfer_settings import BandwidthLimits
 from exposer.settings import DEFAULT_EXCLUDED
+from nodeagent.config.own_keys import BandwidthBudget, BandwidthKeys, OwnKeys
 from nodeagent.config.parse import parse_config
 from nodeagent.config.windows import VerificationPlan
+from tests.nodeagent.support.hand_clock import NOON
 
 
-def findings(document: JsonDict) -> list[str]:
-    parsed = parse_config(json.dumps(document))
-    return [*map(str, parsed.errors), *map(str, parsed.notes)]
+def _parse(**own: object) -> OwnKeys:
+    """The keys of a document that nothing is wrong with."""
+    parsed = parse_config(json.dumps({"nodeagent.io": own}))
+    assert parsed.warnings == []
+    return parsed.config.own
 
 
-def test_the_account_of_movers_is_read() -> None:
-    parsed = parse_config('{"nodeagent.io": {"moverServiceAccount": "movers"}}')
-
-    assert (parsed.errors, parsed.notes) == ((), ())
-    assert parsed.config.own.mover_service_account == "movers"
-
-
-def test_the_excluded_metadata_is_replaced() -> None:
-    parsed = parse_config('{"nodeagent.io": {"excludedMetadata": ["cdi.kubevirt.io/"]}}')
-
-    assert (parsed.errors, parsed.notes) == ((), ())
-    assert parsed.config.own.excluded_metadata == ["cdi.kubevirt.io/"]
-    assert parse_config("{}").config.own.excluded_metadata == list(DEFAULT_EXCLUDED)
+def test_keys_have_their_values() -> None:
+    """`test_expose_settings.py` has those of mover pods and PVCs."""
+    assert _parse(excludedMetadata=["cdi.kubevirt.io/"]).excluded_metadata == ["cdi.kubevirt.io/"]
+    assert _parse().excluded_metadata == list(DEFAULT_EXCLUDED)
 
 
 def test_restores_are_tested_only_if_the_key_says_so() -> None:
-    def plan(**keys: object) -> VerificationPlan | None:
-        return parse_config(json.dumps({"nodeagent.io": {"verification": keys}})).config.own.verification_plan
-
     day = timedelta(hours=24)
-    assert plan(period="24h") == VerificationPlan(day)
-    tested = plan(period="24h", restoreTest=True, restoreTestStorageClass="scratch")
-    assert tested == VerificationPlan(day, restore_test=True, restore_test_class="scratch")
-
-
-def test_the_namespaces_with_files_of_rules_are_names() -> None:
-    parsed = parse_config('{"nodeagent.io": {"ignoreFilesNamespaces": ["*"]}}')
-    (error,) = parsed.errors
-    assert str(error).startswith('["nodeagent.io"].ignoreFilesNamespaces[0]: expected a name of lower-case letters')
-
-
-@pytest.mark.parametrize(
-    ("rules", "error"),
-    [
-        (
-            [{"patterns": ["!kept"]}],
-            'exclude.rules[0].patterns[0]: expected a pattern that kopia takes: pattern "!kept"',
-        ),
-        ([{"sets": ["tapes"]}], "exclude.rules[0].sets[0]: expected"),
-        (
-            [{"largestSize": "1Ki"}],
-            "exclude.rules[0]: expected valid exclusions: the largest size must be at least 4096",
-        ),
-        (
-            [{"largestSize": "16Ei"}],
-            "exclude.rules[0]: expected valid exclusions: the largest size must be at most 9223372036854775807",
-        ),
-        ([{"patterns": [f"a{number}" for number in range(201)]}], "exclude.rules: expected at most 200 patterns"),
-    ],
-    ids=["pattern", "set", "size", "too large", "too many"],
-)
-def test_exclusions_that_kopia_would_not_take_are_refused(rules: list[JsonDict], error: str) -> None:
-    (found,) = parse_config(json.dumps({"nodeagent.io": {"exclude": {"rules": rules}}})).errors
-    assert str(found).startswith(f'["nodeagent.io"].{error}')
+    assert _parse(verification={"period": "24h"}).verification_plan == VerificationPlan(day)
+    tested = _parse(verification={"period": "24h", "restoreTest": True, "restoreTestStorageClass": "scratch"})
+    assert tested.verification_plan == VerificationPlan(day, restore_test=True, restore_test_class="scratch")
 
 
 def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
@@ -77,79 +39,130 @@ def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
         {"mountPath": "/backups", "persistentVolumeClaim": "shared"},
         {"mountPath": "/far/away", "nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
     ]
-
-    parsed = parse_config(json.dumps({"nodeagent.io": {"repositoryVolumes": volumes}}))
-
-    assert (parsed.errors, parsed.notes) == ((), ())
-    assert [volume.to_wire() for volume in parsed.config.own.repository_volumes] == [
+    assert [volume.to_wire() for volume in _parse(repositoryVolumes=volumes).repository_volumes] == [
         {"persistentVolumeClaim": {"claimName": "shared"}},
         {"nfs": {"server": "10.0.0.1", "path": "/export/backups"}},
     ]
 
 
+def test_a_budget_with_windows_holds_in_these_alone() -> None:
+    window = {"schedule": "0 8 * * *", "timeZone": "UTC", "duration": "10h"}
+    budget = BandwidthBudget.model_validate({"uploadBytesPerSecond": 1_000_000, "windows": [window]})
+    assert budget.at(NOON) == BandwidthLimits(upload_bytes_per_second=1_000_000)
+    assert budget.at(NOON + timedelta(hours=7)) == BandwidthLimits()
+    always = BandwidthBudget.model_validate({"downloadBytesPerSecond": 200_000})
+    assert always.at(NOON) == BandwidthLimits(download_bytes_per_second=200_000)
+
+
+def test_without_the_key_there_are_no_budgets() -> None:
+    assert _parse().budgets is None
+    assert _parse(bandwidth={}).budgets == BandwidthKeys()
+    assert _parse(bandwidth={"perNode": {"uploadBytesPerSecond": 0}}).budgets == BandwidthKeys()
+
+
 _CLAIM = {"mountPath": "/backups", "persistentVolumeClaim": "shared"}
 _NFS = {"server": "nfs", "path": "/export"}
-_EITHER = '["nodeagent.io"].repositoryVolumes[0]: expected either persistentVolumeClaim or nfs, found '
+_EITHER = "repositoryVolumes[0]: expected either persistentVolumeClaim or nfs, found "
+
+
+def _volume(**keys: object) -> JsonDict:
+    return {"repositoryVolumes": [{"mountPath": "/backups"} | keys]}
+
+
+def _rule(**keys: object) -> JsonDict:
+    return {"exclude": {"rules": [keys]}}
 
 
 @pytest.mark.parametrize(
-    ("volumes", "beginning"),
+    ("own", "beginning"),
     [
-        ([_CLAIM | {"nfs": _NFS}], _EITHER),
-        ([{"mountPath": "/backups"}], _EITHER),
-        ([_CLAIM, _CLAIM], '["nodeagent.io"].repositoryVolumes: expected a mountPath that no other'),
-        ([_CLAIM | {"mountPath": "backups"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
-        ([_CLAIM | {"mountPath": "/a/../b"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
-        ([_CLAIM | {"mountPath": "/"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected an absolute'),
-        ([_CLAIM | {"mountPath": "/scratch/a"}], '["nodeagent.io"].repositoryVolumes[0].mountPath: expected a path'),
         (
-            [{"mountPath": "/backups", "nfs": {"server": "a b", "path": "/export"}}],
-            '["nodeagent.io"].repositoryVolumes[0].nfs.server: expected a host name',
+            {"moverServiceAccount": "Movers"},
+            (
+                "moverServiceAccount: expected a name of lower-case letters, digits, '-' and '.', "
+                'found the string "Movers" (did you mean movers?)'
+            ),
         ),
         (
-            [{"mountPath": "/backups", "nfs": {"server": "nfs"}}],
-            '["nodeagent.io"].repositoryVolumes[0].nfs: expected server and path',
+            {"serviceAccount": "movers"},
+            "serviceAccount: unknown key; ignored (did you mean moverServiceAccount?)",
         ),
         (
-            [{"mountPath": "/backups", "nfs": {"server": "nfs", "path": "export"}}],
-            '["nodeagent.io"].repositoryVolumes[0].nfs.path: expected an absolute path',
+            {"excludedMetadata": [""]},
+            (
+                'excludedMetadata[0]: expected the beginning of a key such as "example.com/" or "example.com/team", '
+                'found the string ""'
+            ),
         ),
+        ({"ignoreFilesNamespaces": ["*"]}, "ignoreFilesNamespaces[0]: expected a name of lower-case letters"),
+        (
+            _rule(patterns=["!kept"]),
+            'exclude.rules[0].patterns[0]: expected a pattern that kopia takes: pattern "!kept"',
+        ),
+        (_rule(sets=["tapes"]), "exclude.rules[0].sets[0]: expected"),
+        (
+            _rule(largestSize="1Ki"),
+            "exclude.rules[0]: expected valid exclusions: the largest size must be at least 4096",
+        ),
+        (
+            _rule(largestSize="16Ei"),
+            "exclude.rules[0]: expected valid exclusions: the largest size must be at most 9223372036854775807",
+        ),
+        (_rule(patterns=[f"a{number}" for number in range(201)]), "exclude.rules: expected at most 200 patterns"),
+        (_volume(persistentVolumeClaim="shared", nfs=_NFS), _EITHER),
+        (_volume(), _EITHER),
+        ({"repositoryVolumes": [_CLAIM, _CLAIM]}, "repositoryVolumes: expected a mountPath that no other"),
+        *(
+            ({"repositoryVolumes": [_CLAIM | {"mountPath": path}]}, f"repositoryVolumes[0].mountPath: expected {what}")
+            for path, what in (
+                ("backups", "an absolute"),
+                ("/a/../b", "an absolute"),
+                ("/", "an absolute"),
+                ("/scratch/a", "a path"),
+            )
+        ),
+        (_volume(nfs=_NFS | {"server": "a b"}), "repositoryVolumes[0].nfs.server: expected a host name"),
+        (_volume(nfs={"server": "nfs"}), "repositoryVolumes[0].nfs: expected server and path"),
+        (_volume(nfs=_NFS | {"path": "export"}), "repositoryVolumes[0].nfs.path: expected an absolute path"),
+        ({"bandwidth": {"perNode": {"uploadBytesPerSecond": 1000}}}, "bandwidth.perNode.uploadBytesPerSecond: "),
+        ({"bandwidth": {"perNode": {"uploadBytesPerSecond": -1}}}, "bandwidth.perNode.uploadBytesPerSecond: "),
+        ({"bandwidth": {"perMover": {"downloadBytesPerSecond": "5M"}}}, "bandwidth.perMover.downloadBytesPerSecond: "),
+        (
+            {"bandwidth": {"perLocation": {"default": {"windows": [{"schedule": "x", "duration": "1h"}]}}}},
+            "bandwidth.perLocation.default.windows[0].schedule: ",
+        ),
+        ({"compression": {"perStorageClass": {"fast": "zst"}}}, "compression.perStorageClass.fast: expected 'none', "),
+        # kopia deprecated these.
+        ({"compression": {"default": "lz4"}}, "compression.default: expected 'none', 'zstd-fastest', "),
+        ({"compression": {"default": "zstd-best-compression"}}, "compression.default: expected 'none', "),
     ],
 )
-def test_a_wrong_shared_volume_is_explained(volumes: list[JsonDict], beginning: str) -> None:
-    (finding,) = findings({"nodeagent.io": {"repositoryVolumes": volumes}})
-    assert finding.startswith(beginning)
+def test_a_wrong_key_or_value_is_explained(own: JsonDict, beginning: str) -> None:
+    parsed = parse_config(json.dumps({"nodeagent.io": own}))
+    (finding,) = [*map(str, parsed.errors), *map(str, parsed.notes)]
+    assert finding.startswith(f'["nodeagent.io"].{beginning}')
+
+
+def test_an_unknown_algorithm_is_rejected_with_the_one_that_may_be_meant() -> None:
+    (found,) = parse_config('{"nodeagent.io": {"compression": {"default": "zst"}}}').errors
+    assert str(found).endswith('found the string "zst" (did you mean zstd?)')
 
 
 @pytest.mark.parametrize(
     ("document", "finding"),
     [
         (
-            {"nodeagent.io": {"moverServiceAccount": "Movers"}},
-            (
-                '["nodeagent.io"].moverServiceAccount: expected a name of lower-case letters, digits, '
-                "'-' and '.', found the string \"Movers\" (did you mean movers?)"
-            ),
-        ),
-        ({"nodeagent.io": "movers"}, '["nodeagent.io"]: expected an object, found the string "movers"'),
-        (
-            {"nodeagent.io": {"serviceAccount": "movers"}},
-            '["nodeagent.io"].serviceAccount: unknown key; ignored (did you mean moverServiceAccount?)',
+            {"nodeagent.io": "movers"},
+            '["nodeagent.io"]: expected an object, found the string "movers"; the default is used',
         ),
         (
             {"moverServiceAccount": "movers"},
             "moverServiceAccount: unknown key; ignored (did you mean nodeagent.io.moverServiceAccount?)",
         ),
-        (
-            {"nodeagent.io": {"excludedMetadata": [""]}},
-            (
-                '["nodeagent.io"].excludedMetadata[0]: expected the beginning of a key such as "example.com/" or '
-                '"example.com/team", found the string ""'
-            ),
-        ),
     ],
-    ids=["no name", "no object", "unknown", "outside", "no prefix"],
+    ids=["no object", "outside"],
 )
-def test_a_wrong_key_or_value_is_explained(document: JsonDict, finding: str) -> None:
-    assert findings(document) == [finding]
-    assert parse_config(json.dumps(document)).config.own.mover_service_account == ""
+def test_keys_that_are_not_below_ours_have_no_effect(document: JsonDict, finding: str) -> None:
+    parsed = parse_config(json.dumps(document))
+    assert parsed.warnings == [finding]
+    assert parsed.config.own == OwnKeys()

@@ -1,21 +1,17 @@
-"""What a configuration document becomes."""
+"""What a configuration document becomes, with which values an agent starts, and which ConfigMaps are valid."""
 
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from nodeagent.config.keys import AgentConfig, LoadConcurrency
-from nodeagent.config.parse import parse_config
+from core.kube.resources import CONFIG_MAPS
+from core.kube.transport import Request, Response
+from nodeagent.config.keys import AgentConfig, LoadConcurrency, NodeRule
+from nodeagent.config.parse import parse_config, read_config
 from nodeagent.config.value_types import LabelSelector
-
-
-def _config(*, slots: int = 1, length: int | None = None, priority: str = "") -> AgentConfig:
-    concurrency = LoadConcurrency(global_config=slots, prepare_queue_length=length)
-    return AgentConfig(load_concurrency=concurrency, priority_class_name=priority)
+from tests.support.scripted import answer, rejection, scripted_client, stored
 
 
 def _parsed(document: object) -> AgentConfig:
@@ -23,14 +19,6 @@ def _parsed(document: object) -> AgentConfig:
     parsed = parse_config(json.dumps(document))
     assert parsed.errors == ()
     return parsed.config
-
-
-def test_keys_in_force_are_taken_without_a_word() -> None:
-    parsed = parse_config(
-        '{"loadConcurrency": {"globalConfig": 3, "prepareQueueLength": 20}, "priorityClassName": "low"}'
-    )
-    assert parsed.config == _config(slots=3, length=20, priority="low")
-    assert parsed.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -45,67 +33,22 @@ def test_keys_in_force_are_taken_without_a_word() -> None:
     ids=json.dumps,
 )
 def test_unset_keys_have_veleros_defaults(document: object) -> None:
-    assert _parsed(document).model_dump() | {"backup_pvc": {}} == _config().model_dump()
+    assert _parsed(document).model_dump() == AgentConfig().model_dump()
 
 
-def test_every_key_of_velero_and_of_ours_is_read() -> None:
-    selector = {
-        "matchLabels": {"disk": "ssd"},
-        "matchExpressions": [{"key": "example.com/cores", "operator": "Gt", "values": ["4"]}],
-    }
-    config = _parsed(
-        {
-            "loadConcurrency": {
-                "globalConfig": 2,
-                "perNodeConfig": [{"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 3}],
-                "restoresFirst": True,
-            },
-            "loadAffinity": [{"nodeSelector": selector, "storageClass": "fast"}],
-            "loadAffinityMode": "any",
-            "backupPVC": {
-                "fast.ssd": {
-                    "storageClass": "slow",
-                    "readOnly": True,
-                    "spcNoRelabeling": True,
-                    "annotations": {"example.com/Clone": "any text, even ''"},
-                }
-            },
-            "restorePVC": {"ignoreDelayBinding": True},
-            "cachePVC": {"storageClass": "local", "residentThresholdInMB": 1024},
-            "podResources": {"cpuRequest": "500m", "cpuLimit": "2", "memoryLimit": "2Gi", "ephemeralStorageLimit": "0"},
-            "podLabels": {"team": "storage"},
-            "podAnnotations": {"sidecar.istio.io/inject": "false"},
-            "privilegedFsBackup": True,
-            "tolerations": [{"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}],
-        }
+def test_keys_are_read_without_a_word() -> None:
+    """`test_expose_settings.py` has those of mover pods and PVCs."""
+    rule = {"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 3}
+    keys = {"globalConfig": 2, "perNodeConfig": [rule], "prepareQueueLength": 20, "restoresFirst": True}
+    rules = (NodeRule(node_selector=LabelSelector(match_labels={"a": "b"}), number=3),)
+    parsed = parse_config(json.dumps({"loadConcurrency": keys, "priorityClassName": "low"}))
+    assert parsed.warnings == []
+    assert parsed.config == AgentConfig(
+        load_concurrency=LoadConcurrency(
+            global_config=2, per_node_config=rules, prepare_queue_length=20, restores_first=True
+        ),
+        priority_class_name="low",
     )
-    assert config.load_concurrency.per_node_config[0].number == 3
-    assert config.load_concurrency.restores_first
-    assert config.load_affinity[0].storage_class == "fast"
-    assert config.load_affinity[0].node_selector.matches({"disk": "ssd", "example.com/cores": "8"})
-    assert config.load_affinity_mode == "any"
-    assert config.backup_pvc["fast.ssd"].read_only
-    assert config.backup_pvc["fast.ssd"].spc_no_relabeling
-    assert config.backup_pvc["fast.ssd"].annotations == {"example.com/Clone": "any text, even ''"}
-    assert config.restore_pvc.ignore_delay_binding
-    assert (config.cache_pvc.storage_class, config.cache_pvc.resident_threshold_in_mb) == ("local", 1024)
-    assert config.pod_resources.to_wire() == {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", "memory": "2Gi"}}
-    assert config.pod_labels == {"team": "storage"}
-    assert config.pod_annotations == {"sidecar.istio.io/inject": "false"}
-    assert config.privileged_fs_backup
-    assert isinstance(config.tolerations, tuple)
-    assert [toleration.to_wire() for toleration in config.tolerations] == [
-        {"key": "dedicated", "value": "backup", "effect": "NoExecute", "tolerationSeconds": 60}
-    ]
-
-
-def test_the_cache_volume_has_two_names() -> None:
-    config = _parsed({"cacheVolume": {"storageClass": "local", "residentThresholdMB": 5}})
-    assert (config.cache_pvc.storage_class, config.cache_pvc.resident_threshold_in_mb) == ("local", 5)
-
-
-def test_all_tolerations_of_the_agent_can_be_asked_for() -> None:
-    assert _parsed({"tolerations": "inherit"}).tolerations == "inherit"
 
 
 def _concurrency(**keys: Any) -> dict[str, Any]:
@@ -118,16 +61,51 @@ def _affinity(**requirement: Any) -> dict[str, Any]:
 
 _WHERE = "loadAffinity[0].nodeSelector.matchExpressions[0]"
 
-_ERRORS = [
-    (_concurrency(globalConfig=0), "loadConcurrency.globalConfig: expected a number of at least 1, found the number 0"),
-    (_concurrency(globalConfig=-1), "loadConcurrency.globalConfig: expected a number of at least 1"),
+_FATAL = [
     (_concurrency(globalConfig="3"), 'globalConfig: expected a whole number, found the string "3" (did you mean 3?)'),
-    (_concurrency(globalConfig=True), "globalConfig: expected a whole number, found the value true"),
     (_concurrency(globalConfig=1.5), "globalConfig: expected a whole number, found the number 1.5"),
-    (_concurrency(prepareQueueLength=0), "prepareQueueLength: expected a number of at least 1"),
-    (_concurrency(prepareQueueLength=20_001), "expected a number of at most 20000, found the number 20001"),
+    (_concurrency(prepareQueueLength=True), "prepareQueueLength: expected a whole number, found the value true"),
     (_concurrency(restoresFirst="yes"), 'expected true or false, found the string "yes" (did you mean true?)'),
     (_concurrency(perNodeConfig={}), "loadConcurrency.perNodeConfig: expected a list, found an object {}"),
+    (_concurrency(perNodeConfig=[{"number": "3"}]), "loadConcurrency.perNodeConfig[0].number: expected a whole number"),
+    ({"loadConcurrency": [3]}, "loadConcurrency: expected an object, found a list [3]"),
+    ({"priorityClassName": 7}, "priorityClassName: expected a string, found the number 7"),
+    ({"loadAffinity": {}}, "loadAffinity: expected a list, found an object {}"),
+    (_affinity(key="a", operator="Is", values=["b"]), f"{_WHERE}.operator: expected 'In', 'NotIn'"),
+    (_affinity(key="a", operator="In"), f"{_WHERE}.values: expected at least one value, as In requires"),
+    (_affinity(key="a", operator="Gt", values=["x"]), f"{_WHERE}.values: expected one whole number in quotes"),
+    (_affinity(key="a", operator="Exists", values=["x"]), f"{_WHERE}.values: expected no values"),
+    (_affinity(key="a b", operator="Exists"), f"{_WHERE}.key: expected a key such as"),
+    (_affinity(operator="Exists"), f"{_WHERE}.key: required key is missing"),
+    (
+        {"loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b c"}}}]},
+        "loadAffinity[0].nodeSelector.matchLabels.a: expected a label value",
+    ),
+    ({"loadAffinity": [{"storageClass": "A_B"}]}, "loadAffinity[0].storageClass: expected a name"),
+    ({"loadAffinityMode": 1}, "loadAffinityMode: expected 'first' or 'any', found the number 1"),
+    ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
+    ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
+    ({"backupPVC": {"fast": {"annotations": {"a": 1}}}}, "backupPVC.fast.annotations.a: expected a string"),
+    ({"backupPVC": {"fast": {"secretNames": "a"}}}, "backupPVC.fast.secretNames: expected a list"),
+    ({"restorePVC": []}, "restorePVC: expected an object"),
+    ({"restorePVC": {"ignoreDelayBinding": 1}}, "restorePVC.ignoreDelayBinding: expected true or false"),
+    ({"cacheVolume": {"residentThresholdMB": "1"}}, "cacheVolume.residentThresholdMB: expected a whole number"),
+    (
+        {"podResources": {"cpuLimit": 2}},
+        'podResources.cpuLimit: expected a string, found the number 2 (did you mean "2',
+    ),
+    ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
+    ({"podLabels": {"a": 1}}, "podLabels.a: expected a string"),
+    ({"privilegedFsBackup": "yes"}, 'privilegedFsBackup: expected true or false, found the string "yes"'),
+    ({"tolerations": 5}, 'tolerations: expected a list of tolerations, or "inherit", found the number 5'),
+    ({"tolerations": [{"key": 5}]}, "tolerations[0].key: expected a string"),
+]
+"""With these, no agent starts: Velero's would exit, or could create no mover pod."""
+
+_TOLERATED = [
+    (_concurrency(globalConfig=0), "loadConcurrency.globalConfig: expected a number of at least 1, found the number 0"),
+    (_concurrency(prepareQueueLength=0), "prepareQueueLength: expected a number of at least 1"),
+    (_concurrency(prepareQueueLength=20_001), "expected a number of at most 20000, found the number 20001"),
     (_concurrency(perNodeConfig=[{"number": 0}]), "perNodeConfig[0].number: expected a number of at least 1"),
     (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: required key is missing"),
     (
@@ -138,22 +116,8 @@ _ERRORS = [
         ),
         "perNodeConfig[0].nodeSelector: expected no Gt",
     ),
-    ({"loadConcurrency": [3]}, "loadConcurrency: expected an object, found a list [3]"),
-    ({"priorityClassName": 7}, "priorityClassName: expected a string, found the number 7"),
     ({"priorityClassName": "Low Priority"}, "(did you mean low-priority?)"),
-    ({"loadAffinity": {}}, "loadAffinity: expected a list, found an object {}"),
-    (_affinity(key="a", operator="Is", values=["b"]), f"{_WHERE}.operator: expected 'In', 'NotIn'"),
-    (_affinity(key="a", operator="In"), f"{_WHERE}.values: expected at least one value, as In requires"),
-    (_affinity(key="a", operator="Gt", values=["x"]), f"{_WHERE}.values: expected one whole number in quotes"),
-    (_affinity(key="a", operator="Exists", values=["x"]), f"{_WHERE}.values: expected no values"),
-    (_affinity(key="a b", operator="Exists"), f"{_WHERE}.key: expected a key such as"),
-    (_affinity(operator="Exists"), f"{_WHERE}.key: required key is missing"),
-    ({"loadAffinity": [{"storageClass": "A_B"}]}, "loadAffinity[0].storageClass: expected a name"),
     ({"loadAffinityMode": "all"}, "loadAffinityMode: expected 'first' or 'any', found the string \"all\""),
-    ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
-    ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
-    ({"backupPVC": {"fast": {"annotations": {"a": 1}}}}, "backupPVC.fast.annotations.a: expected a string"),
-    ({"backupPVC": {"fast": {"secretNames": "a"}}}, "backupPVC.fast.secretNames: expected a list"),
     ({"backupPVC": {"fast": {"secretNames": ["A_b"]}}}, "backupPVC.fast.secretNames[0]: expected a name"),
     (
         {"backupPVC": {"fast": {"configMapNames": [""]}}},
@@ -167,13 +131,7 @@ _ERRORS = [
         {"restorePVC": {"configMapNames": ["node-agent-admissions"]}},
         "restorePVC.configMapNames[0]: expected the name of an object that the agent does not use itself",
     ),
-    ({"restorePVC": {"ignoreDelayBinding": 1}}, "restorePVC.ignoreDelayBinding: expected true or false"),
     ({"cachePVC": {"residentThresholdInMB": -1}}, "cachePVC.residentThresholdInMB: expected a number of at least 0"),
-    ({"cacheVolume": {"residentThresholdMB": "1"}}, "cacheVolume.residentThresholdMB: expected a whole number"),
-    (
-        {"podResources": {"cpuLimit": 2}},
-        'podResources.cpuLimit: expected a string, found the number 2 (did you mean "2',
-    ),
     ({"podResources": {"memoryLimit": "500MB"}}, 'memoryLimit: expected a quantity such as "500m", "2" or "4Gi"'),
     ({"podResources": {"cpuRequest": "-1"}}, "podResources.cpuRequest: expected a quantity"),
     ({"podResources": {"cpuRequest": "1e999999999"}}, "podResources.cpuRequest: expected a quantity"),
@@ -181,14 +139,12 @@ _ERRORS = [
         {"podResources": {"cpuRequest": "2", "cpuLimit": "1500m"}},
         'podResources.cpuLimit: expected at least the request, 2, found the string "1500m"',
     ),
-    ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
     ({"podLabels": {"a": "x y"}}, "podLabels.a: expected a label value"),
     ({"podLabels": {"a/b/c": "x"}}, 'podLabels["a/b/c"]: expected a key such as'),
     ({"podLabels": {"role": "node-agent"}}, "podLabels: expected labels other than"),
     ({"podAnnotations": {"a": "x" * 300_000}}, "podAnnotations: expected annotations of at most 256 KiB in total"),
     ({"podAnnotations": {"": "x"}}, 'podAnnotations[""]: expected a key'),
     ({"podAnnotations": {"a": "\ud800"}}, "podAnnotations.a: expected text"),
-    ({"privilegedFsBackup": "yes"}, 'privilegedFsBackup: expected true or false, found the string "yes"'),
     ({"tolerations": "all"}, 'tolerations: expected a list of tolerations, or "inherit"'),
     ({"tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations[0].operator: expected 'Equal', 'Exists' or ''"),
     ({"tolerations": [{"value": "a"}]}, "tolerations[0].key: expected a key; only the operator Exists"),
@@ -196,16 +152,31 @@ _ERRORS = [
     ({"tolerations": [{"key": "a", "tolerationSeconds": 1}]}, "tolerations[0].tolerationSeconds: expected none"),
     ({"tolerations": [{"key": "a", "effect": "noschedule"}]}, "(did you mean NoSchedule?)"),
 ]
+_INVALID = [(*row, True) for row in _FATAL] + [(*row, False) for row in _TOLERATED]
 
 
-@pytest.mark.parametrize(("document", "expected"), _ERRORS, ids=[expected.split(":")[0] for _, expected in _ERRORS])
-def test_an_invalid_value_is_reported_and_takes_its_default(document: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize(
+    ("document", "expected", "fatal"), _INVALID, ids=[expected.split(":")[0] for _, expected, _ in _INVALID]
+)
+def test_an_invalid_value_is_reported_and_takes_its_default(
+    document: dict[str, Any], expected: str, fatal: bool
+) -> None:
     parsed = parse_config(json.dumps(document))
-    assert [error for error in map(str, parsed.errors) if expected not in error] == []
-    assert len(parsed.errors) == 1
+    (error,) = parsed.errors
+    assert expected in str(error)
+    assert parsed.fatal == ((error,) if fatal else ())
+    assert parsed.warnings == [f"{error}; the default is used"]
     (key,) = document
     empty: dict[str, Any] = {"backupPVC": {name: {} for name in document["backupPVC"]}} if key == "backupPVC" else {}
     assert parsed.config == _parsed(empty)
+
+
+def test_all_values_with_which_no_agent_starts_are_reported() -> None:
+    wrong = _concurrency(globalConfig="3", prepareQueueLength="4") | {"podLabels": [], "podAnnotations": {"": "x"}}
+    parsed = parse_config(json.dumps(wrong))
+    fatal = {"loadConcurrency.globalConfig", "loadConcurrency.prepareQueueLength", "podLabels"}
+    assert {finding.path for finding in parsed.fatal} == fatal
+    assert {finding.path for finding in parsed.errors} == fatal | {'podAnnotations[""]'}
 
 
 @pytest.mark.parametrize(
@@ -260,29 +231,6 @@ def test_a_selector_selects_as_kubernetes_does(selector: object, labels: dict[st
     assert LabelSelector.model_validate(selector).matches(labels) is selected
 
 
-_SAMPLES: dict[str, object] = {
-    "backupPVC": {"fast": {"readOnly": True}},
-    "cachePVC": {"storageClass": "fast"},
-    "loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b"}}}],
-    "loadAffinityMode": "any",
-    "loadConcurrency.perNodeConfig": [{"nodeSelector": {"matchLabels": {"a": "b"}}, "number": 2}],
-    "loadConcurrency.restoresFirst": True,
-    "podAnnotations": {"a": "b"},
-    "podLabels": {"a": "b"},
-    "podResources": {"cpuLimit": "1"},
-    "privilegedFsBackup": True,
-    "restorePVC": {"ignoreDelayBinding": True},
-    "tolerations": "inherit",
-}
-
-
-@pytest.mark.parametrize("path", _SAMPLES)
-def test_a_known_key_causes_no_warning(path: str) -> None:
-    section, dot, key = path.rpartition(".")
-    document = {section: {key: _SAMPLES[path]}} if dot else {path: _SAMPLES[path]}
-    assert parse_config(json.dumps(document)).warnings == []
-
-
 _NOTES = [
     ({"priorityClass": "x"}, "priorityClass: unknown key; ignored (did you mean priorityClassName?)"),
     (
@@ -330,17 +278,17 @@ _NOTES = [
 def test_a_tolerated_setting_is_reported_with_a_hint(document: dict[str, Any], note: str) -> None:
     parsed = parse_config(json.dumps(document))
     assert list(map(str, parsed.notes)) == [note]
-    assert parsed.errors == ()
+    assert (parsed.errors, parsed.fatal) == ((), ())
 
 
 def test_keys_are_not_case_sensitive_as_in_velero() -> None:
-    assert parse_config('{"LOADCONCURRENCY": {"globalconfig": 3}}').config == _config(slots=3)
+    assert parse_config('{"LOADCONCURRENCY": {"globalconfig": 3}}').config.load_concurrency.global_config == 3
 
 
 def test_a_repeated_key_is_reported() -> None:
     parsed = parse_config('{"loadConcurrency": {"globalConfig": 3, "globalConfig": 4}}')
     assert parsed.warnings == ["loadConcurrency.globalConfig: repeated key; the last one applies"]
-    assert parsed.config == _config(slots=4)
+    assert parsed.config.load_concurrency.global_config == 4
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "nul", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
@@ -353,16 +301,44 @@ def test_the_digest_follows_the_text() -> None:
     assert parse_config("{}").digest == parse_config("{}").digest != parse_config("{ }").digest
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=5,
+def _config_map(**fields: object) -> Response:
+    return answer(stored(CONFIG_MAPS, metadata={"name": "agent-config"}, **fields))
+
+
+async def _read(response: Response) -> str:
+    seen: list[Request] = []
+
+    def script(request: Request) -> Response:
+        seen.append(request)
+        return response
+
+    parsed = await read_config(scripted_client(script), "velero", "agent-config")
+    assert [request.path for request in seen] == ["/api/v1/namespaces/velero/configmaps/agent-config"]
+    return parsed.config.priority_class_name
+
+
+async def test_the_only_key_of_the_config_map_is_read_whatever_its_name() -> None:
+    assert await _read(_config_map(data={"any.json": '{"priorityClassName": "low"}'})) == "low"
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (rejection(404, "not found"), "ConfigMap velero/agent-config does not exist"),
+        (rejection(403, "may not"), "cannot be read.*403"),
+        (_config_map(), "exactly one key.*found: none"),
+        (_config_map(data={"b": "{}", "a": "{}"}), "exactly one key.*found: a, b"),
+        (_config_map(data={"a": "[1]"}), "ConfigMap velero/agent-config: .*not a JSON object"),
+    ],
+    ids=["missing", "forbidden", "empty", "two keys", "list"],
 )
-_KEYS = st.sampled_from(["loadConcurrency", "priorityClassName", "podLabels", "globalConfig", "prepareQueueLength"])
+async def test_an_unusable_config_map_is_rejected(response: Response, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        await _read(response)
 
 
-@given(st.dictionaries(_KEYS, _JSON | st.dictionaries(_KEYS, _JSON)))
-def test_no_document_breaks_the_agent(document: dict[str, object]) -> None:
-    config = parse_config(json.dumps(document)).config
-    assert config.load_concurrency.global_config >= 1
-    assert isinstance(config.priority_class_name, str)
+async def test_no_name_means_all_defaults_and_no_request() -> None:
+    def script(request: Request) -> Response:
+        raise AssertionError(request)
+
+    assert (await read_config(scripted_client(script), "velero", "")).warnings == []
