@@ -8,8 +8,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from core.clock import Deadline
 
-__all__ = ["end_task", "run_apart", "run_for_many", "run_shielded", "wait_for_answer", "wait_for_event", "wait_for_fd"]
-
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-__all__ = ["Backoff", "Clock", "Deadline", "SystemClock"]
-
 
 class Clock(Protocol):
     """The time of day (UTC), a monotonic reading in seconds, and sleeping."""

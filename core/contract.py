@@ -22,36 +22,6 @@ from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
 from core.snapshot_contract import FileListing, SnapshotDeletion, SnapshotListing, SnapshotReport
 
-__all__ = [
-    "CANCELED_ENDING",
-    "EVENTS_VARIABLE",
-    "FENCE_TIMEOUT",
-    "FOREIGN_INTERVALS",
-    "MAINTENANCE_ERROR",
-    "MOVER_GRACE",
-    "SNAPSHOT_METADATA_TOKEN",
-    "TERMINATION_MESSAGE_LIMIT_BYTES",
-    "BackupResult",
-    "DataPathReason",
-    "InitResult",
-    "LocationResult",
-    "MaintenanceCause",
-    "MaintenanceMode",
-    "MaintenanceResult",
-    "MoverArgs",
-    "MoverMethod",
-    "MoverVerb",
-    "ProgressMessage",
-    "RestoreResult",
-    "SnapshotMetadata",
-    "TrackedSnapshot",
-    "VolumeMode",
-    "VolumePath",
-    "parse_progress",
-    "parse_result",
-    "shorten_message",
-]
-
 CANCELED_ENDING: Final = "data path is canceled"
 """A termination message with this ending means canceled, not failed."""
 
@@ -440,8 +410,7 @@ def parse_result(model: type[_Result], message: str) -> _Result:
         return model.from_json(message)
     except ContractError as e:
         shown = message or "the termination message is empty"
-        text = f"data mover exited with code 0, but its result is invalid: {shown}"
-        raise ResultError(text) from e
+        raise ResultError(f"data mover exited with code 0, but its result is invalid: {shown}") from e
 
 
 def parse_progress(message: str) -> ProgressMessage:
@@ -453,8 +422,7 @@ def parse_progress(message: str) -> ProgressMessage:
     try:
         return ProgressMessage.from_json(message)
     except ContractError as e:
-        text = f"invalid progress message: {message[:200]!r}"
-        raise ContractError(text) from e
+        raise ContractError(f"invalid progress message: {message[:200]!r}") from e
 
 
 def shorten_message(message: str) -> str:

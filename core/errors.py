@@ -6,23 +6,6 @@ are in `core.kube.errors`.
 
 from typing import ClassVar
 
-__all__ = [
-    "AgentError",
-    "CanceledError",
-    "ConfigError",
-    "ContractError",
-    "DataPathError",
-    "ExposeError",
-    "FencedError",
-    "IncompleteRestoreError",
-    "KopiaCrashError",
-    "KopiaError",
-    "RepositoryError",
-    "ResultError",
-    "StorageOutageError",
-    "UnsetAttributesError",
-]
-
 
 class AgentError(Exception):
     """Root of every error raised on purpose.

@@ -8,8 +8,6 @@ import ctypes
 import os
 from typing import Final
 
-__all__ = ["SYS_CREATE_RULESET", "landlock_abi"]
-
 SYS_CREATE_RULESET: Final = 444
 _VERSION: Final = 1
 

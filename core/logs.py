@@ -14,8 +14,6 @@ from typing import Any, Final, TextIO, TypedDict, Unpack
 from core.errors import ConfigError
 from core.redact import Redactor
 
-__all__ = ["LEVELS", "LOG_FORMATS", "BoundLogger", "Fields", "bind", "fields", "set_up_logging"]
-
 LOG_FORMATS: Final = ("text", "json")
 
 LEVELS: Final[Mapping[str, int]] = {
@@ -102,11 +100,9 @@ def set_up_logging(
         ConfigError: unknown level or format.
     """
     if level.lower() not in LEVELS:
-        message = f'log level: must be one of {", ".join(LEVELS)}: "{level}"'
-        raise ConfigError(message)
+        raise ConfigError(f'log level: must be one of {", ".join(LEVELS)}: "{level}"')
     if log_format not in LOG_FORMATS:
-        message = f'log format: must be one of {", ".join(LOG_FORMATS)}: "{log_format}"'
-        raise ConfigError(message)
+        raise ConfigError(f'log format: must be one of {", ".join(LOG_FORMATS)}: "{log_format}"')
     handler = logging.StreamHandler(stream or sys.stderr)
     formatter = _JsonFormatter if log_format == "json" else _TextFormatter
     handler.setFormatter(formatter(redactor or Redactor()))

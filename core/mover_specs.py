@@ -18,22 +18,6 @@ from core.models.storage import BlockHash
 from core.models.verification import SHARES, WHOLE_PERCENT, Percent
 from core.snapshot_contract import CopyToCheck, TransferToDelete
 
-__all__ = [
-    "DeleteSnapshots",
-    "FilesSpec",
-    "InitRepository",
-    "ListFiles",
-    "ListSnapshots",
-    "MaintainRepository",
-    "MoverSpec",
-    "PlanRestore",
-    "ReportSnapshots",
-    "SendFiles",
-    "ValidateLocation",
-    "VerifySnapshots",
-    "parse_spec",
-]
-
 
 class _Flags(WireModel, rename="kebab", forbid_unknown_fields=True):
     """The flags of all commands; the builder of a pod sets them.

@@ -16,8 +16,6 @@ from urllib.parse import quote, quote_plus
 
 from core.models.base import JsonDict
 
-__all__ = ["Redactor", "redact", "redact_lines", "redact_values"]
-
 _REPLACEMENT: Final = "***"
 
 _MIN_CHARACTERS: Final = 4

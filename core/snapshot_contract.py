@@ -17,31 +17,6 @@ from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
 from core.models.job_output import OutputLine
 from core.models.names import BLOCK_DATA_MOVER
 
-__all__ = [
-    "CHECKED_LINE",
-    "DELETED_LINE",
-    "ENTRY_LINE",
-    "REPORTED_LINE",
-    "SEND_COMMAND",
-    "STORED_LINE",
-    "CheckedCopy",
-    "CopyToCheck",
-    "DeletedSnapshot",
-    "FileEntry",
-    "FileListing",
-    "FileType",
-    "ReportedSnapshot",
-    "SentFiles",
-    "SnapshotDeletion",
-    "SnapshotListing",
-    "SnapshotReport",
-    "SnapshotTotal",
-    "SnapshotVerdict",
-    "StoredSnapshot",
-    "TransferToDelete",
-    "UnreadRepository",
-]
-
 _TRANSFER_PARTS: Final = 3
 
 _UNREAD_BYTES: Final = 500

@@ -6,8 +6,6 @@ Source: CPython 3.11, TarFile.next and TarInfo.fromtarfile in Lib/tarfile.py.
 import tarfile
 from typing import Self
 
-__all__ = ["StrictTarInfo"]
-
 
 class StrictTarInfo(tarfile.TarInfo):
     """A member of a tar that is read; given to `tarfile.open` as `tarinfo`."""

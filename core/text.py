@@ -7,8 +7,6 @@ from typing import Final
 
 from core.redact import redact
 
-__all__ = ["ask", "close_name", "format_age", "guess", "hinted", "one_line", "printable", "some_of"]
-
 
 def printable(text: str) -> str:
     r"""Return `text` with each character that is not printable escaped, such as `\x1b` or `\u202e`.

@@ -17,8 +17,6 @@ from core.version import VERSION
 from nodeagent.cli import set_up_check_config, set_up_serve
 from nodeagent.runtime.settings import CommandParser
 
-__all__ = ["complete", "main"]
-
 _INTERRUPTED: Final = 130
 """Exit code that shells report for a process that SIGINT ended."""
 

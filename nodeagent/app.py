@@ -31,7 +31,7 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
-from nodeagent.config.current import ConfigSources, InitialConfig, LiveConfig
+from nodeagent.config.current import ConfigSources, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.metrics import API_REQUESTS, SKIPPED_OBJECTS, Metrics
 from nodeagent.node.wiring import Node, build_node
@@ -46,8 +46,6 @@ from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadK
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.status import EventLog
 from nodeagent.web.server import WebPages, WebServer
-
-__all__ = ["Agent", "MemoryTrimmer", "build_agent", "build_kinds", "build_parts", "find_trim", "serve"]
 
 _REST_SECONDS: Final = 10.0
 """Pause between two calls of malloc_trim; each takes a millisecond or two."""
@@ -173,7 +171,8 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
         client,
         clock,
         sources=ConfigSources(namespace, settings.config_map_name, settings.backup_repository_config_map),
-        initial=InitialConfig(spec.config, spec.expose_defaults),
+        parsed=spec.config,
+        expose_defaults=spec.expose_defaults,
         report=AgentReport(pod, metrics),
     )
     causes = CauseFinder(client, clock)

@@ -13,8 +13,6 @@ from core.errors import ConfigError
 from core.logs import set_up_logging
 from nodeagent.runtime.settings import IGNORED_FLAGS, add_kubeconfig, add_namespace, add_serve_flags, parse_settings
 
-__all__ = ["set_up_check_config", "set_up_serve"]
-
 _log = logging.getLogger(__name__)
 
 _SERVE_ABOUT: Final = """\

@@ -29,9 +29,6 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import EventLog
 
-__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_spec"]
-
-
 _log = logging.getLogger(__name__)
 
 _CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"

@@ -39,7 +39,7 @@ from core.kube.transport import (
 from core.kube.types import Manifest, ObjectT
 from core.models.base import JsonDict, ObjectMeta
 
-__all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
+__all__ = ["Deletion", "KubeClient", "Selection"]
 
 _log = logging.getLogger(__name__)
 
@@ -182,9 +182,12 @@ class KubeClient:
             MalformedObjectError: it does not have the form of its kind.
             KubeError: any other error.
         """
+        return self._checked(resource, await self._get(resource, namespace, name))
+
+    async def _get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
         attempted = _attempted("get", resource, namespace, name)
         request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
-        return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=True))
+        return await self._send(resource, request, attempted, parse_object, again=True)
 
     async def read_stamped(
         self, resource: Resource[ObjectT], namespace: str, name: str
@@ -197,10 +200,8 @@ class KubeClient:
         Raises:
             KubeError: it cannot be read.
         """
-        attempted = _attempted("get", resource, namespace, name)
-        request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
         try:
-            obj = await self._send(resource, request, attempted, parse_object, again=True)
+            obj = await self._get(resource, namespace, name)
         except NotFoundError:
             return None, None
         managers = (obj.get("metadata") or {}).get("managedFields") or []

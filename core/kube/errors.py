@@ -10,30 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from core.errors import AgentError
+from core.models.base import without_nulls
 from core.models.units import parse_count
-
-__all__ = [
-    "AlreadyExistsError",
-    "ApplyConflictError",
-    "ConflictError",
-    "FieldConflict",
-    "ForbiddenError",
-    "GoneError",
-    "InvalidError",
-    "KubeError",
-    "MalformedObjectError",
-    "NotFoundError",
-    "NotServedError",
-    "ServerError",
-    "ThrottledError",
-    "UnauthorizedError",
-    "UnknownPathError",
-    "UnreachableError",
-    "build_error",
-    "parse_json",
-    "parse_retry_after",
-    "raise_for_status",
-]
 
 _DEEPEST: Final = 100
 """Levels of nesting that are kept of a value that Python cannot read; no field that is read is deeper."""
@@ -62,19 +40,12 @@ def _loads(text: str) -> object:
         # Half of a surrogate pair cannot be encoded again.
         joined = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
         value = json.loads(joined.decode("utf-16", "replace"))
-    return _without_nulls(value) if "null" in text else value
+    return without_nulls(value) if "null" in text else value
 
 
 def _reject(constant: str) -> None:
     """Reject NaN and the infinities, which Python would read."""
     raise ValueError(f"not JSON: {constant}")
-
-
-def _without_nulls(value: object) -> object:
-    """Return `value` without the fields that are null, at any depth."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _cut(text: str) -> str:

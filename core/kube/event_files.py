@@ -16,8 +16,6 @@ from typing import Final, cast
 
 from core.kube.types import Event, Manifest
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "EventFiles", "read_start", "write_event"]
-
 
 def read_start(file: Path | str, most_bytes: int) -> bytes:
     """Return the start of a regular file; a link is not followed, and a pipe does not block.

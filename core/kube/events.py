@@ -20,8 +20,6 @@ from core.kube.types import Manifest, Object
 from core.models.base import CustomResource, format_time
 from core.redact import redact
 
-__all__ = ["EventRecorder", "ObjectRef"]
-
 _log = logging.getLogger(__name__)
 
 _NAME_LIMIT: Final = 253

@@ -17,51 +17,6 @@ from core.kube.errors import MalformedObjectError, NotFoundError
 from core.kube.types import Object, Object_co
 from core.models.base import JsonDict, explain_invalid
 
-__all__ = [
-    "BACKUPS",
-    "BACKUP_REPOSITORIES",
-    "BACKUP_STORAGE_LOCATIONS",
-    "CLUSTER_ROLES",
-    "CLUSTER_ROLE_BINDINGS",
-    "CONFIG_MAPS",
-    "CRON_JOBS",
-    "CUSTOM_RESOURCE_DEFINITIONS",
-    "DAEMON_SETS",
-    "DATA_DOWNLOADS",
-    "DATA_UPLOADS",
-    "DEPLOYMENTS",
-    "EVENTS",
-    "JOBS",
-    "LEASES",
-    "NAMESPACES",
-    "NETWORK_POLICIES",
-    "NODES",
-    "PERSISTENT_VOLUMES",
-    "PERSISTENT_VOLUME_CLAIMS",
-    "PODS",
-    "POD_VOLUME_BACKUPS",
-    "POD_VOLUME_RESTORES",
-    "PRIORITY_CLASSES",
-    "ROLES",
-    "ROLE_BINDINGS",
-    "SCHEDULES",
-    "SECRETS",
-    "SECURITY_CONTEXT_CONSTRAINTS",
-    "SERVICE_ACCOUNTS",
-    "SNAPSHOT_METADATA_SERVICES",
-    "STORAGE_CLASSES",
-    "VOLUME_ATTACHMENTS",
-    "VOLUME_SNAPSHOTS",
-    "VOLUME_SNAPSHOT_CLASSES",
-    "VOLUME_SNAPSHOT_CONTENTS",
-    "Resource",
-    "Selection",
-    "check_form",
-    "check_identity",
-    "collection_path",
-    "object_path",
-]
-
 
 @dataclass(frozen=True)
 class Resource(Generic[Object_co]):

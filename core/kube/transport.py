@@ -39,26 +39,6 @@ from core.kube.errors import (
 from core.kube.resources import Resource
 from core.models.base import JsonDict, explain_invalid
 
-__all__ = [
-    "APPLY_PATCH",
-    "KEEPALIVE_OPTIONS",
-    "MERGE_PATCH",
-    "Deletion",
-    "LineSplitter",
-    "Request",
-    "Response",
-    "Retry",
-    "Transport",
-    "check_size",
-    "is_unserved",
-    "keep_alive",
-    "parse_body",
-    "parse_deletion",
-    "parse_list",
-    "parse_object",
-    "parse_raw_list",
-]
-
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 """Server-side apply; its body may be JSON, which is YAML too."""

@@ -17,51 +17,6 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
-__all__ = [
-    "ClaimSource",
-    "Condition",
-    "ConfigObject",
-    "Container",
-    "ContainerState",
-    "ContainerStatus",
-    "DaemonSet",
-    "EnvVar",
-    "Event",
-    "Job",
-    "LeaseObject",
-    "LeaseSpec",
-    "Manifest",
-    "Metadata",
-    "NodeObject",
-    "NodeRequirement",
-    "NodeSelectorTerm",
-    "Object",
-    "ObjectT",
-    "Object_co",
-    "PersistentVolume",
-    "PersistentVolumeClaim",
-    "Pod",
-    "PodSpec",
-    "PodStatus",
-    "PodToleration",
-    "PriorityClassObject",
-    "Quantities",
-    "RepositoryObject",
-    "ResourceRequirements",
-    "StorageClass",
-    "Terminated",
-    "UncheckedObject",
-    "Volume",
-    "VolumeAttachment",
-    "VolumeDevice",
-    "VolumeMount",
-    "VolumeSnapshot",
-    "VolumeSnapshotClass",
-    "VolumeSnapshotContent",
-    "VolumeSource",
-    "Waiting",
-]
-
 Manifest = dict[str, Any]
 """An object that is built to be created or applied, a patch, or a part of one."""
 

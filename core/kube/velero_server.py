@@ -17,8 +17,6 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import DEPLOYMENTS
 from core.kube.types import UncheckedObject
 
-__all__ = ["ServerAbsence", "VeleroServerCheck", "find_velero_server", "has_velero_server"]
-
 _NAME: Final = "velero"
 _LABEL: Final = ("component", "velero")
 

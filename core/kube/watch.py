@@ -25,9 +25,6 @@ from core.kube.transport import Request
 from core.kube.types import Object_co, ObjectT
 from core.models.base import JsonDict
 
-__all__ = ["ChangeKind", "WatchChange", "WatchState", "watch_objects", "watch_one"]
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -24,20 +24,6 @@ from core.models.names import (
 )
 from core.models.units import parse_quantity
 
-__all__ = [
-    "REPORT_KEY",
-    "HeldBackup",
-    "RetentionReport",
-    "SavedClaim",
-    "SavedSize",
-    "Shrinkage",
-    "deletes_by_old_rules",
-    "find_full",
-    "is_shrunk",
-    "read_report",
-    "read_shrinkage",
-]
-
 REPORT_KEY: Final = "_report"
 """The key of the report in the ConfigMap; an entry's key is the name of a backup, which begins with no underscore."""
 
@@ -149,13 +135,11 @@ class SavedClaim(WireModel, omit_defaults=True):
             named["storageClass"] = self.storage_class
         for key, value in named.items():
             if not OBJECT_NAME.fullmatch(value):
-                text = f"{key}: not the name of an object"
-                raise ValueError(text)
+                raise ValueError(f"{key}: not the name of an object")
         for quantity in filter(None, (self.size, self.capacity)):
             parse_quantity(quantity)
         if self.volume_mode not in _MODES:
-            text = f"volumeMode: must be one of {', '.join(sorted(_MODES))}"
-            raise ValueError(text)
+            raise ValueError(f"volumeMode: must be one of {', '.join(sorted(_MODES))}")
 
     @classmethod
     def from_claim(cls, claim: Mapping[str, Any]) -> Self:

@@ -18,22 +18,6 @@ from msgspec.structs import force_setattr
 
 from core.errors import ContractError
 
-__all__ = [
-    "CustomResource",
-    "Int64",
-    "JsonDict",
-    "ObjectMeta",
-    "OwnerReference",
-    "SparseModel",
-    "Time",
-    "WireModel",
-    "cut_text",
-    "cut_texts",
-    "explain_invalid",
-    "format_time",
-    "parse_time",
-]
-
 JsonDict = dict[str, Any]
 """A JSON object as `json.loads` returns it."""
 
@@ -84,7 +68,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
             ContractError: `raw` does not match the model; the message names the invalid field.
         """
         try:
-            return msgspec.convert(_without_nulls(raw), cls)
+            return msgspec.convert(without_nulls(raw), cls)
         except (ValueError, RecursionError) as e:
             raise ContractError(explain_invalid(e)) from e
 
@@ -167,11 +151,11 @@ def explain_invalid(error: ValueError | RecursionError) -> str:
     return f"{place}: {shown}" if place else shown
 
 
-def _without_nulls(value: object) -> object:
-    """Return `value` without the fields that are null, at any depth of objects."""
+def without_nulls(value: object) -> object:
+    """Return `value` without the fields that are null, at any depth."""
     if isinstance(value, dict):
-        return {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return value
+        return {key: without_nulls(field) for key, field in value.items() if field is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 class OwnerReference(WireModel):
@@ -221,8 +205,7 @@ class CustomResource(WireModel):
             meta = raw.get("metadata")
             known = meta if isinstance(meta, dict) else {}
             name = f"{known.get('namespace', '')}/{known.get('name', '?')}"
-            message = f"invalid {cls.kind_name} {name}: {e}"
-            raise ContractError(message) from e
+            raise ContractError(f"invalid {cls.kind_name} {name}: {e}") from e
 
     @property
     def name(self) -> str:

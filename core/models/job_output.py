@@ -14,8 +14,6 @@ from core.errors import ContractError, ResultError
 from core.models.base import Int64, WireModel
 from core.version import VERSION
 
-__all__ = ["JobOutput", "OutputLine", "read_output"]
-
 _Model = TypeVar("_Model", bound=WireModel)
 
 _START: Final = '{"nodeagent.io/'

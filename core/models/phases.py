@@ -23,23 +23,6 @@ from core.errors import AgentError, ContractError
 from core.models.base import SparseModel, Time, WireModel
 from core.models.names import ATTEMPTS_ANNOTATION
 
-__all__ = [
-    "FINAL_PHASES",
-    "HOLDING_PHASES",
-    "RUNNING_PHASES",
-    "TRANSITIONS",
-    "AttemptStage",
-    "Attempts",
-    "IllegalMoveError",
-    "Interruption",
-    "InterruptionCause",
-    "Phase",
-    "RetryRules",
-    "Uptime",
-    "in_order",
-    "round_robin",
-]
-
 
 class Phase(StrEnum):
     """`status.phase` of DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore.

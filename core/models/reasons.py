@@ -8,8 +8,6 @@ import re
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["LOCATION_UNAVAILABLE", "UNREADABLE", "FailureReason", "NotPrepared", "PendingReason", "parse_reason"]
-
 
 class PendingReason(StrEnum):
     """Every pending reason that this project defines.

@@ -15,26 +15,6 @@ from core.errors import ConfigError, RepositoryError
 from core.models.base import CustomResource, JsonDict, SparseModel, Time, WireModel
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL, VOLUME_NAMESPACE_LABEL, label_value
 
-__all__ = [
-    "CACHE_LIMIT_KEY",
-    "DEFAULT_CACHE_LIMIT_MIB",
-    "FULL_INTERVAL_KEY",
-    "FULL_INTERVAL_SECONDS",
-    "REPOSITORY_TYPE",
-    "BackupRepository",
-    "BackupStorageLocation",
-    "BlockHash",
-    "MaintenanceEntry",
-    "MaintenanceOutcome",
-    "RepositoryKey",
-    "RepositoryPhase",
-    "SecretKey",
-    "build_backup_repository",
-    "parse_endpoint",
-    "repository_labels",
-    "repository_name",
-]
-
 REPOSITORY_TYPE: Final = "kopia"
 """The only supported `spec.repositoryType`."""
 

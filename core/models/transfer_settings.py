@@ -39,28 +39,6 @@ from core.models.names import BANDWIDTH_ANNOTATION, LEFT_OUT_ANNOTATION
 from core.models.units import parse_boolean
 from core.text import hinted
 
-__all__ = [
-    "COMPARE_CONTENT",
-    "DELETE_EXTRA_FILES",
-    "FULL",
-    "INCREMENTAL",
-    "PLAN_LINE",
-    "READY_SETS",
-    "BandwidthLimits",
-    "Compression",
-    "EndedPlan",
-    "Exclusions",
-    "InPlace",
-    "InPlacePlan",
-    "LeftOut",
-    "PlannedEntries",
-    "check_pattern",
-    "parse_compression",
-    "read_left_out",
-    "read_patterns",
-    "read_switch",
-]
-
 READY_SETS: Final[Mapping[str, tuple[str, ...]]] = {
     "lost+found": ("/lost+found/",),
     "caches": (".cache/", "__pycache__/", "**/.npm/_cacache/", "**/.gradle/caches/"),
@@ -100,14 +78,11 @@ class Exclusions(WireModel, omit_defaults=True):
         for pattern in self.patterns:
             check_pattern(pattern)
         if len(self.patterns) > _MOST_PATTERNS:
-            text = f"more than {_MOST_PATTERNS} patterns"
-            raise ValueError(text)
+            raise ValueError(f"more than {_MOST_PATTERNS} patterns")
         if self.max_bytes is not None and self.max_bytes < _LEAST_BYTES:
-            text = f"the largest size must be at least {_LEAST_BYTES} bytes"
-            raise ValueError(text)
+            raise ValueError(f"the largest size must be at least {_LEAST_BYTES} bytes")
         if self.max_bytes is not None and self.max_bytes > _MOST_BYTES:
-            text = f"the largest size must be at most {_MOST_BYTES} bytes"
-            raise ValueError(text)
+            raise ValueError(f"the largest size must be at most {_MOST_BYTES} bytes")
 
     def __bool__(self) -> bool:
         """Return whether there is a rule."""
@@ -234,8 +209,7 @@ def check_pattern(pattern: str) -> str:
             fault = str(e)
         else:
             return pattern
-    text = f'pattern "{shown}": {fault}'
-    raise ValueError(text)
+    raise ValueError(f'pattern "{shown}": {fault}')
 
 
 @lru_cache(maxsize=8)
@@ -271,8 +245,7 @@ def _translate(pattern: str) -> str:
     while position < len(body):
         token = _TOKEN.match(body, position)
         if token is None or token["one"] in {"\\", "["}:
-            text = "a \\ or [ without its end"
-            raise ValueError(text)
+            raise ValueError("a \\ or [ without its end")
         expression, position = _translate_token(body, token)
         if expression in {_CROSSING, _ANY_DIRECTORIES, _ANYTHING} and group is not None:
             found[group:] = ["(?>", *found[group:], ")"]
@@ -303,8 +276,7 @@ def _translate_set(inside: str) -> str:
     negated = inside.startswith("!")
     found = re.findall(r"\\?.", inside[negated:], re.DOTALL)
     if not found or "[" in found:
-        text = "an empty [], or a [ in it, is not supported"
-        raise ValueError(text)
+        raise ValueError("an empty [], or a [ in it, is not supported")
     # A `-` that nothing escapes stands for a range, unless it is at an end.
     parts = [
         "-" if one == "-" and 0 < number < len(found) - 1 else re.escape(one[-1]) for number, one in enumerate(found)

@@ -25,30 +25,6 @@ from core.models.reasons import parse_reason
 from core.models.transfer_settings import FULL, InPlace
 from core.models.units import parse_duration
 
-__all__ = [
-    "KIND_NAMES",
-    "PLAIN_RESTORE",
-    "READ_ALL_FILES",
-    "RESTORE_TYPE",
-    "BaseSnapshotSpec",
-    "CSISnapshotSpec",
-    "DataDownload",
-    "DataDownloadSpec",
-    "DataUpload",
-    "DataUploadSpec",
-    "PodReference",
-    "PodVolumeBackup",
-    "PodVolumeBackupSpec",
-    "PodVolumeRestore",
-    "PodVolumeRestoreSpec",
-    "Progress",
-    "TargetVolume",
-    "Transfer",
-    "TransferSpec",
-    "TransferStatus",
-]
-
-
 READ_ALL_FILES: Final = "ReadAllFiles"
 """An uploader setting of ours, which Velero ignores: `true` has a backup also read files of unchanged size and time."""
 
@@ -233,8 +209,7 @@ class _MoverSpec(TransferSpec):
         try:
             _parse_timeout(self.operation_timeout)
         except ValueError as e:
-            text = f"operationTimeout: {e}"
-            raise ValueError(text) from e
+            raise ValueError(f"operationTimeout: {e}") from e
 
 
 class _DataMoverTransfer(Transfer):

@@ -8,8 +8,6 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
-__all__ = ["format_duration", "parse_count", "parse_duration", "parse_quantity"]
-
 _LONGEST_TEXT: Final = 128
 """Characters of a duration or quantity: a longer one is invalid, and would cost time to parse."""
 
@@ -66,11 +64,9 @@ def parse_duration(text: str) -> timedelta:
         seconds += float(part[1]) * _UNIT_SECONDS[part[2]]
         position = part.end()
     if not rest or position < len(rest):
-        message = f'not a duration such as 30s, 10m or 1h30m: "{text[:_LONGEST_TEXT]}"'
-        raise ValueError(message)
+        raise ValueError(f'not a duration such as 30s, 10m or 1h30m: "{text[:_LONGEST_TEXT]}"')
     if seconds * 1e9 > _LARGEST_INTEGER:
-        message = f'duration longer than 292 years: "{text}"'
-        raise ValueError(message)
+        raise ValueError(f'duration longer than 292 years: "{text}"')
     return timedelta(seconds=sign * seconds)
 
 
@@ -119,8 +115,7 @@ def parse_quantity(text: str | float) -> Decimal:
     written = str(text) if isinstance(text, str) or abs(text) <= _LARGEST_INTEGER else ""
     form = _FORM.fullmatch(written) if len(written) <= _LONGEST_TEXT else None
     if form is None:
-        message = f'not a quantity such as 500Mi, 2Gi or 100m: "{written[:_LONGEST_TEXT]}"'
-        raise ValueError(message)
+        raise ValueError(f'not a quantity such as 500Mi, 2Gi or 100m: "{written[:_LONGEST_TEXT]}"')
     return Decimal(form[1] + (form[2] or "")) * _SUFFIX[form[3] or ""]
 
 

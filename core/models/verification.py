@@ -14,20 +14,6 @@ from core.models.base import Int64, Time, WireModel
 from core.models.job_output import OutputLine
 from core.models.names import VERIFICATION_ANNOTATION
 
-__all__ = [
-    "SHARES",
-    "SHARE_LINE",
-    "VERIFIED_LINE",
-    "WHOLE_PERCENT",
-    "Percent",
-    "SnapshotVerification",
-    "Verification",
-    "VerificationOutcome",
-    "VerifiedShare",
-    "VerifiedSnapshot",
-    "read_verification",
-]
-
 WHOLE_PERCENT: Final = 100.0
 """All files."""
 

@@ -24,7 +24,7 @@ from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR, CONFIG_ANNOTATION
 from core.text import guess
 from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
-from nodeagent.config.parse import ParsedConfig, parse_config, read_config, read_config_map, read_document
+from nodeagent.config.parse import FLAG, ParsedConfig, parse_config, read_config, read_config_map, read_document
 from nodeagent.config.repositories import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.repositories import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import ConfigFinding, show_key
@@ -32,8 +32,6 @@ from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.own_pod import shown
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
-
-__all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names", "check_queue_length"]
 
 
 async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
@@ -151,9 +149,6 @@ async def _list(client: KubeClient, resource: Resource, what: str) -> list[Objec
         return ConfigFinding("", f"{what} could not be checked: {e}")
 
 
-_FLAG: Final = "--node-agent-configmap"
-
-
 _EXIT_INVALID: Final = 1
 
 
@@ -252,7 +247,7 @@ async def _check_file(request: CheckRequest) -> _CheckResult:
 async def _check_cluster(request: CheckRequest) -> _CheckResult:
     async with connect(request.access) as cluster:
         client, namespace = cluster.client, cluster.namespace
-        flag = MAINTENANCE_FLAG if request.maintenance else _FLAG
+        flag = MAINTENANCE_FLAG if request.maintenance else FLAG
         name = request.config_map_name or await _read_flag(client, namespace, flag)
         source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
         try:
@@ -313,7 +308,7 @@ async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str | Non
     return _flag_value(daemonset, flag)
 
 
-def _flag_value(daemonset: DaemonSet, flag: str = _FLAG) -> str | None:
+def _flag_value(daemonset: DaemonSet, flag: str) -> str | None:
     """Return the value of the flag among the arguments of the DaemonSet's first container."""
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
     words = [*(container.get("command") or []), *(container.get("args") or [])]

@@ -32,22 +32,10 @@ from exposer.settings import ExposeSettings
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import rules_of_kind
-from nodeagent.config.parse import ParsedConfig, absent, parse_config_map
+from nodeagent.config.parse import FLAG, ParsedConfig, absent, parse_config_map
 from nodeagent.config.repositories import RepositoryConfig
 from nodeagent.metrics import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
-
-__all__ = [
-    "ConfigAnnouncer",
-    "ConfigSources",
-    "ConfigWatch",
-    "CurrentConfig",
-    "InitialConfig",
-    "LiveConfig",
-    "PriorityClass",
-    "labels_of",
-    "resolve_slots",
-]
 
 
 @dataclass(frozen=True)
@@ -175,7 +163,7 @@ class ConfigWatch:
         """Activate the current ConfigMap, or report why it is rejected."""
         try:
             if config_map is None:
-                raise absent(self._namespace, name)
+                raise absent(self._namespace, name, FLAG)
             update = self._current.update(parse_config_map(config_map))
         except ConfigError as e:
             update = self._current.reject((str(e),))
@@ -370,22 +358,24 @@ class ConfigSources:
     repositories: str | None
 
 
-@dataclass(frozen=True)
-class InitialConfig:
-    """What an agent starts with: the document that was read, and the expose settings that none changes."""
-
-    parsed: ParsedConfig
-    expose_defaults: ExposeSettings
-
-
 class LiveConfig:
     """The active configuration, and the tasks that keep it current."""
 
     def __init__(
-        self, client: KubeClient, clock: Clock, *, sources: ConfigSources, initial: InitialConfig, report: AgentReport
+        self,
+        client: KubeClient,
+        clock: Clock,
+        *,
+        sources: ConfigSources,
+        parsed: ParsedConfig,
+        expose_defaults: ExposeSettings,
+        report: AgentReport,
     ) -> None:
-        """Start with `initial`, and follow the ConfigMaps of `sources` once `run` is called."""
-        self.current = CurrentConfig(initial.parsed)
+        """Start with `parsed`, and follow the ConfigMaps of `sources` once `run` is called.
+
+        `expose_defaults` are the settings that no document changes.
+        """
+        self.current = CurrentConfig(parsed)
         self.priority = PriorityClass(
             client, clock, current=self.current, report=report, on_change=self._rebuild_expose_settings
         )
@@ -395,7 +385,7 @@ class LiveConfig:
         place = (sources.namespace, sources.agent)
         self._watch = ConfigWatch(client, clock, place=place, current=self.current, report=report)
         self._announcer = ConfigAnnouncer(report.pod, self.current)
-        self._expose_defaults = initial.expose_defaults
+        self._expose_defaults = expose_defaults
         self._shares_account = False
         self._rebuild_expose_settings()
         self.current.subscribe(self._rebuild_expose_settings)

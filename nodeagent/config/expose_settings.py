@@ -33,8 +33,6 @@ from nodeagent.config.own_keys import build_retry_rules
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["build_defaults", "build_expose_settings", "node_requirements", "read_cluster", "read_template"]
-
 
 def build_expose_settings(
     defaults: ExposeSettings, config: AgentConfig, *, priority_class: str | None, cache_limit_mib: int

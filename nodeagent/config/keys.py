@@ -24,32 +24,12 @@ from nodeagent.config.value_types import (
     LabelSelector,
     ObjectName,
     QuantityText,
-    Requirement,
     Section,
     Toleration,
     expected,
     is_at_most,
     is_zero,
 )
-
-__all__ = [
-    "INHERIT",
-    "LARGEST_PREPARE_QUEUE",
-    "AffinityMode",
-    "AgentConfig",
-    "BackupPVC",
-    "CachePVC",
-    "LabelSelector",
-    "LoadAffinity",
-    "LoadConcurrency",
-    "NodeRule",
-    "PodLabels",
-    "PodResources",
-    "Requirement",
-    "RestorePVC",
-    "Section",
-    "Toleration",
-]
 
 LARGEST_PREPARE_QUEUE: Final = 20_000
 """The admission ledger is one ConfigMap of at most 1 MiB, and a reservation takes 37 bytes."""

@@ -37,8 +37,6 @@ from nodeagent.config.value_types import (
 )
 from nodeagent.config.windows import VerificationPlan, Window, is_open, parse_schedule, parse_time_zone
 
-__all__ = ["OWN_KEY", "BandwidthBudget", "BandwidthKeys", "OwnKeys", "WindowKeys", "build_retry_rules", "rules_of_kind"]
-
 
 def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
     """Return the validator of a string that `parse` accepts."""

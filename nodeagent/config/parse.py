@@ -33,21 +33,7 @@ from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
 from nodeagent.config.value_types import Section
 
-__all__ = [
-    "InvalidValues",
-    "ParsedConfig",
-    "absent",
-    "document_in",
-    "document_of",
-    "has_wrong_type",
-    "parse_config",
-    "parse_config_map",
-    "parse_object",
-    "read_config",
-    "read_config_map",
-    "read_document",
-    "validate",
-]
+FLAG: Final = "--node-agent-configmap"
 
 
 def advise(config: AgentConfig) -> list[ConfigFinding]:
@@ -361,20 +347,31 @@ async def read_config(client: KubeClient, namespace: str, name: str | None) -> P
     """
     if not name:
         return ParsedConfig()
+    return parse_config_map(await read_named(client, namespace, name, flag=FLAG))
+
+
+async def read_named(
+    client: KubeClient, namespace: str, name: str, *, flag: str, key: str | None = None
+) -> ConfigObject:
+    """Return the ConfigMap that `flag` names; with a `key` that it may have, one without data is unusable.
+
+    Raises:
+        ConfigError: it does not exist, has no data, or cannot be read.
+    """
     try:
         found = await client.read(CONFIG_MAPS, namespace, name)
     except KubeError as e:
         raise ConfigError(f"ConfigMap {namespace}/{name} cannot be read: {e}") from e
     if found is None:
-        raise absent(namespace, name)
-    return parse_config_map(found)
+        raise absent(namespace, name, flag)
+    if key and not found.get("data"):
+        raise ConfigError(f"ConfigMap {namespace}/{name} has no data: add the key {key}, or start without {flag}")
+    return found
 
 
-def absent(namespace: str, name: str) -> ConfigError:
+def absent(namespace: str, name: str, flag: str) -> ConfigError:
     """Return the error for a ConfigMap that does not exist."""
-    return ConfigError(
-        f"ConfigMap {namespace}/{name} does not exist: create it, or start without --node-agent-configmap"
-    )
+    return ConfigError(f"ConfigMap {namespace}/{name} does not exist: create it, or start without {flag}")
 
 
 def parse_config_map(config_map: ConfigObject) -> ParsedConfig:

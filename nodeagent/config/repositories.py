@@ -20,9 +20,9 @@ from pydantic_core import ErrorDetails
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject
+from core.models.base import JsonDict
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -38,7 +38,7 @@ from exposer.template import Alternatives
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.own_keys import WindowKeys
-from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
+from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, read_named, validate
 from nodeagent.config.schema import ConfigFinding, Location, load_json, show_key, sort_keys
 from nodeagent.config.value_types import (
     AnnotationMap,
@@ -51,17 +51,6 @@ from nodeagent.config.value_types import (
     is_zero,
 )
 from nodeagent.config.windows import Window
-
-__all__ = [
-    "FLAG",
-    "MaintenanceConfig",
-    "MaintenanceSettings",
-    "ParsedMaintenance",
-    "RepositoryConfig",
-    "parse_maintenance",
-    "parse_settings_of",
-    "read_maintenance",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -106,48 +95,37 @@ def parse_settings_of(config_map: ConfigObject) -> ParsedSettings:
         return ParsedSettings()
     if not isinstance(document, dict):
         raise ConfigError(f"its key {REPOSITORY_TYPE} is not a JSON object")
-    found = _Found()
+    return _parse_settings(document)
+
+
+def _parse_settings(document: JsonDict) -> ParsedSettings:
+    settings: dict[str, str] = {}
+    limit_mib = DEFAULT_CACHE_LIMIT_MIB
+    errors: list[ConfigFinding] = []
+    notes: list[ConfigFinding] = []
     for key, value in document.items():
-        found.take(key, value)
-    return ParsedSettings(found.settings, found.cache_limit_mib, tuple(found.errors), tuple(found.notes))
-
-
-class _Found:
-    """Collects the settings and findings of one document."""
-
-    def __init__(self) -> None:
-        self.settings: dict[str, str] = {}
-        self.cache_limit_mib = DEFAULT_CACHE_LIMIT_MIB
-        self.errors: list[ConfigFinding] = []
-        self.notes: list[ConfigFinding] = []
-
-    def take(self, key: str, value: object) -> None:
-        path = f"{REPOSITORY_TYPE}{show_key(key)}"
-        text = _as_text(value)
+        path, text = f"{REPOSITORY_TYPE}{show_key(key)}", _as_text(value)
         if value is None:
-            return
+            continue
         if text is None:
-            self.errors.append(ConfigFinding(path, "expected a string, a number, true or false"))
+            errors.append(ConfigFinding(path, "expected a string, a number, true or false"))
         elif key == CACHE_LIMIT_KEY:
-            self._take_limit(path, text)
+            limit = parse_count(text)
+            if limit is None:
+                errors.append(ConfigFinding(path, f"expected a whole number of MiB, found {text}"))
+            else:
+                limit_mib = limit
+                # kopia would cache nothing with a limit of 0, and read everything several times.
+                settings |= {key: text} if limit else {}
         elif key == FULL_INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
-            self.errors.append(ConfigFinding(path, problem, guess(text, _INTERVALS)))
+            errors.append(ConfigFinding(path, problem, guess(text, _INTERVALS)))
         else:
-            self.settings[key] = text
+            settings[key] = text
             if key != FULL_INTERVAL_KEY:
                 problem = "unknown key; passed on to the BackupRepository"
-                self.notes.append(ConfigFinding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
-
-    def _take_limit(self, path: str, text: str) -> None:
-        limit = parse_count(text)
-        if limit is None:
-            self.errors.append(ConfigFinding(path, f"expected a whole number of MiB, found {text}"))
-            return
-        self.cache_limit_mib = limit
-        # kopia would cache nothing with a limit of 0, and read everything several times.
-        if limit:
-            self.settings[CACHE_LIMIT_KEY] = text
+                notes.append(ConfigFinding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
+    return ParsedSettings(settings, limit_mib, tuple(errors), tuple(notes))
 
 
 def _as_text(value: object) -> str | None:
@@ -199,19 +177,11 @@ class RepositoryConfig:
         return self._last.settings
 
     async def _read(self, name: str) -> ParsedSettings:
-        place = f"ConfigMap {self._namespace}/{name}"
-        try:
-            found = await self._client.read(CONFIG_MAPS, self._namespace, name)
-        except KubeError as e:
-            raise ConfigError(f"{place} cannot be read: {e}") from e
-        if found is None:
-            raise ConfigError(f"{place} does not exist: create it, or start without {_FLAG}")
-        if not found.get("data"):
-            raise ConfigError(f"{place} has no data: add the key {REPOSITORY_TYPE}, or start without {_FLAG}")
+        found = await read_named(self._client, self._namespace, name, flag=_FLAG, key=REPOSITORY_TYPE)
         try:
             return parse_settings_of(found)
         except ConfigError as e:
-            raise ConfigError(f"{place}: {e}") from e
+            raise ConfigError(f"ConfigMap {self._namespace}/{name}: {e}") from e
 
     def _keep(self, parsed: ParsedSettings) -> None:
         changed, self._last = parsed != self._last, parsed
@@ -428,16 +398,7 @@ async def read_maintenance(client: KubeClient, namespace: str, name: str) -> Con
     Raises:
         ConfigError: it does not exist, has no data, or cannot be read.
     """
-    place = f"ConfigMap {namespace}/{name}"
-    try:
-        found = await client.read(CONFIG_MAPS, namespace, name)
-    except KubeError as e:
-        raise ConfigError(f"{place} cannot be read: {e}") from e
-    if found is None:
-        raise ConfigError(f"{place} does not exist: create it, or start without {FLAG}")
-    if not found.get("data"):
-        raise ConfigError(f"{place} has no data: add the key {_GLOBAL}, or start without {FLAG}")
-    return found
+    return await read_named(client, namespace, name, flag=FLAG, key=_GLOBAL)
 
 
 class MaintenanceConfig:
@@ -473,11 +434,9 @@ class MaintenanceConfig:
         if not self._name:
             return MaintenanceSettings()
         found = await self._client.read(CONFIG_MAPS, self._namespace, self._name)
-        if found is None:
-            self._log(["it does not exist; all defaults are used"])
-            return MaintenanceSettings()
-        if not found.get("data"):
-            self._log(["it has no data; all defaults are used"])
+        if found is None or not found.get("data"):
+            why = "it does not exist" if found is None else "it has no data"
+            self._log([f"{why}; all defaults are used"])
             return MaintenanceSettings()
         parsed = parse_maintenance(found)
         self._log(parsed.warnings)

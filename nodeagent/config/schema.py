@@ -20,21 +20,6 @@ from core.text import ask, close_name, hinted
 from nodeagent.config.keys import AgentConfig
 from nodeagent.config.value_types import Section
 
-__all__ = [
-    "ConfigFinding",
-    "Location",
-    "Nested",
-    "SortedKeys",
-    "build_schema",
-    "known_paths",
-    "load_json",
-    "missing",
-    "nested_section",
-    "show_key",
-    "sort_keys",
-]
-
-
 Location = tuple[str | int, ...]
 """Where a value is: keys and indexes from the top."""
 

@@ -30,32 +30,7 @@ from pydantic_core.core_schema import ValidationInfo
 from core.kube.types import PodToleration
 from core.models.names import SUBDOMAIN
 from core.models.transfer_settings import check_pattern
-from core.models.units import parse_duration, parse_quantity
-
-__all__ = [
-    "NUMBER_OPERATORS",
-    "AbsolutePath",
-    "AnnotationMap",
-    "Duration",
-    "DurationText",
-    "HostName",
-    "KeyPrefix",
-    "LabelKey",
-    "LabelMap",
-    "LabelSelector",
-    "LabelValue",
-    "MountPath",
-    "ObjectName",
-    "OptionalDurationText",
-    "Pattern",
-    "QuantityText",
-    "Requirement",
-    "Section",
-    "Toleration",
-    "expected",
-    "is_at_most",
-    "is_zero",
-]
+from core.models.units import parse_duration, parse_positive_duration, parse_quantity
 
 _NAME_LIMIT: Final = 253
 _LABEL_LIMIT: Final = 63
@@ -97,10 +72,18 @@ def is_zero(quantity: str) -> bool:
     return not parse_quantity(quantity)
 
 
-def _check_object_name(name: str) -> str:
-    if name and (len(name) > _NAME_LIMIT or not _DOMAIN.fullmatch(name)):
-        raise expected("a name of lower-case letters, digits, '-' and '.'")
-    return name
+def _matching(
+    pattern: re.Pattern[str], what: str, *, longest: int | None = None, may_be_empty: bool = True
+) -> AfterValidator:
+    """Return the validator of a text that the whole of `pattern` matches, and that `what` describes."""
+
+    def check(text: str) -> str:
+        too_long = longest is not None and len(text) > longest
+        if (text or not may_be_empty) and (too_long or not pattern.fullmatch(text)):
+            raise expected(what)
+        return text
+
+    return AfterValidator(check)
 
 
 def _is_label_key(key: str) -> bool:
@@ -120,14 +103,6 @@ def _check_optional_label_key(key: str) -> str:
     return key and _check_label_key(key)
 
 
-def _check_label_value(value: str) -> str:
-    if value and (len(value) > _LABEL_LIMIT or not _LABEL_NAME.fullmatch(value)):
-        raise expected(
-            "a label value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end"
-        )
-    return value
-
-
 def _check_annotation_key(key: str) -> str:
     # Source: Kubernetes takes capital letters in the domain of an annotation's key.
     _check_label_key(key.lower())
@@ -141,26 +116,8 @@ def _check_pattern(pattern: str) -> str:
         raise expected(f"a pattern that kopia takes: {e}") from e
 
 
-def _check_key_prefix(prefix: str) -> str:
-    if not _KEY_PREFIX.fullmatch(prefix):
-        raise expected('the beginning of a key such as "example.com/" or "example.com/team"')
-    return prefix
-
-
-def _check_host(name: str) -> str:
-    if name and (len(name) > _NAME_LIMIT or not _HOST.fullmatch(name)):
-        raise expected("a host name or an IP address")
-    return name
-
-
-def _check_path(path: str) -> str:
-    if path and not _PATH.fullmatch(path):
-        raise expected('an absolute path such as "/export/backups"')
-    return path
-
-
 def _check_mount_path(path: str) -> str:
-    if not path or _check_path(path).split("/")[1] in _IMAGE_DIRECTORIES:
+    if not path or path.split("/")[1] in _IMAGE_DIRECTORIES:
         raise expected('a path outside of the directories that a mover pod has, such as "/backups"')
     return path
 
@@ -196,12 +153,9 @@ def _parse_duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
     try:
-        duration = parse_duration(value) if isinstance(value, str) else timedelta()
-    except ValueError:
-        duration = timedelta()
-    if duration <= timedelta():
-        raise expected('a positive duration such as "30m" or "6h"')
-    return duration
+        return parse_positive_duration(value if isinstance(value, str) else "")
+    except ValueError as e:
+        raise expected('a positive duration such as "30m" or "6h"') from e
 
 
 def _check_duration(text: str) -> str:
@@ -229,19 +183,31 @@ def _schema(pattern: str, **more: object) -> WithJsonSchema:
 _LABEL_KEY_PATTERN: Final = rf"(?:{_DOMAIN.pattern}/)?{_LABEL_NAME.pattern}"
 
 ObjectName = Annotated[
-    StrictStr, AfterValidator(_check_object_name), _schema(f"(?:{_DOMAIN.pattern})?", maxLength=_NAME_LIMIT)
+    StrictStr,
+    _matching(_DOMAIN, "a name of lower-case letters, digits, '-' and '.'", longest=_NAME_LIMIT),
+    _schema(f"(?:{_DOMAIN.pattern})?", maxLength=_NAME_LIMIT),
 ]
 """The name of an object, such as a storage class; empty: none."""
 
-HostName = Annotated[StrictStr, AfterValidator(_check_host), _schema(f"(?:{_HOST.pattern})?", maxLength=_NAME_LIMIT)]
+HostName = Annotated[
+    StrictStr,
+    _matching(_HOST, "a host name or an IP address", longest=_NAME_LIMIT),
+    _schema(f"(?:{_HOST.pattern})?", maxLength=_NAME_LIMIT),
+]
 
-AbsolutePath = Annotated[StrictStr, AfterValidator(_check_path), _schema(f"(?:{_PATH.pattern})?")]
+_ABSOLUTE: Final = _matching(_PATH, 'an absolute path such as "/export/backups"')
+
+AbsolutePath = Annotated[StrictStr, _ABSOLUTE, _schema(f"(?:{_PATH.pattern})?")]
 """A path on a server; empty: none."""
 
-MountPath = Annotated[StrictStr, AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
+MountPath = Annotated[StrictStr, _ABSOLUTE, AfterValidator(_check_mount_path), _schema(_PATH.pattern)]
 """Where a pod mounts a volume: a directory of its own."""
 
-KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY_PREFIX.pattern)]
+KeyPrefix = Annotated[
+    StrictStr,
+    _matching(_KEY_PREFIX, 'the beginning of a key such as "example.com/" or "example.com/team"', may_be_empty=False),
+    _schema(_KEY_PREFIX.pattern),
+]
 """How the key of an annotation or label begins; never empty, which would be every key."""
 
 Pattern = Annotated[StrictStr, AfterValidator(_check_pattern), _schema(r"[^!\s].*")]
@@ -255,7 +221,13 @@ OptionalLabelKey = Annotated[
     StrictStr, AfterValidator(_check_optional_label_key), _schema(f"(?:{_LABEL_KEY_PATTERN})?")
 ]
 LabelValue = Annotated[
-    StrictStr, AfterValidator(_check_label_value), _schema(f"(?:{_LABEL_NAME.pattern})?", maxLength=_LABEL_LIMIT)
+    StrictStr,
+    _matching(
+        _LABEL_NAME,
+        "a label value: at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end",
+        longest=_LABEL_LIMIT,
+    ),
+    _schema(f"(?:{_LABEL_NAME.pattern})?", maxLength=_LABEL_LIMIT),
 ]
 LabelMap = dict[LabelKey, LabelValue]
 """Labels of an object, or labels that a node must have."""

@@ -18,17 +18,6 @@ from cronsim import CronSim, CronSimError
 
 from core.models.units import parse_positive_duration
 
-__all__ = [
-    "VerificationPlan",
-    "Window",
-    "is_open",
-    "longest_pause",
-    "next_start",
-    "parse_interval",
-    "parse_schedule",
-    "parse_time_zone",
-]
-
 _DESCRIPTORS: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

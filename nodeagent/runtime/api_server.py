@@ -19,8 +19,6 @@ from core.kube.errors import KubeError, UnreachableError, parse_retry_after
 from core.kube.transport import Request, Response, Transport
 from nodeagent.metrics import CLOCK_SKEW, Metrics
 
-__all__ = ["ClockSkew", "LimitedTransport", "Outages", "RateLimit"]
-
 _PAUSE_LIMIT_SECONDS: Final = 30.0
 """Longest pause that one response may ask for."""
 

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -20,21 +20,9 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response, Retry, Transport
+from nodeagent.runtime.http import HttpTransport
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
-
-__all__ = [
-    "ERRORS",
-    "OUTPUT",
-    "ClusterAccess",
-    "Connection",
-    "ExecError",
-    "ExecProcess",
-    "PodExec",
-    "ServerTime",
-    "connect",
-    "forbidden_exec",
-]
 
 _PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 
@@ -49,16 +37,6 @@ _STATUS: Final = 3
 
 class ExecError(AgentError):
     """The process could not be executed, or its output ended before it did."""
-
-
-class WebSockets(Protocol):
-    """Opens WebSockets to the API server."""
-
-    def messages(
-        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open one, and yield its messages; see `nodeagent.runtime.http`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -90,9 +68,9 @@ class _Status(msgspec.Struct):
 class PodExec:
     """Executes processes in pods."""
 
-    def __init__(self, sockets: WebSockets) -> None:
+    def __init__(self, transport: HttpTransport) -> None:
         """Execute them through this transport."""
-        self._sockets = sockets
+        self._transport = transport
 
     async def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield each piece of what the process writes, with its channel, until it has ended, however it ends.
@@ -107,7 +85,7 @@ class PodExec:
         query += [("command", word) for word in process.command]
         shown = f"Pod {process.namespace}/{process.pod}: execute {' '.join(process.command)}"
         try:
-            async with self._sockets.messages(path, query, _PROTOCOLS) as messages:
+            async with self._transport.messages(path, query, _PROTOCOLS) as messages:
                 async for message in messages:
                     channel, content = message[0] if message else 0, message[1:]
                     if channel in {OUTPUT, ERRORS} and content:

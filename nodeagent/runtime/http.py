@@ -14,8 +14,6 @@ import aiohttp
 from core.kube.errors import UnreachableError, build_error, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size
 
-__all__ = ["Endpoint", "HttpTransport"]
-
 _CONNECT_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 900.0
 """Of a WebSocket: longer than a data mover waits for a storage that does not answer."""

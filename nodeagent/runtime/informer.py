@@ -20,8 +20,6 @@ from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.logs import fields
 
-__all__ = ["Informer", "Key"]
-
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

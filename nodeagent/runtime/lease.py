@@ -18,8 +18,6 @@ from core.kube.errors import ConflictError, KubeError
 from core.kube.resources import LEASES
 from core.kube.types import LeaseObject, Manifest
 
-__all__ = ["RENEWALS_PER_LEASE", "Lease"]
-
 _log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE: Final = 3

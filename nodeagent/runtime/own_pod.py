@@ -16,9 +16,6 @@ from core.kube.types import Pod
 from core.models.names import AGENT_LABELS, AGENT_SELECTOR
 from nodeagent.metrics import Metrics
 
-__all__ = ["AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
-
-
 _log = logging.getLogger(__name__)
 
 

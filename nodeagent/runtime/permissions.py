@@ -21,8 +21,6 @@ from core.models.names import (
     HISTORY_CONFIGMAPS,
 )
 
-__all__ = ["COPY_PERMISSIONS", "MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions", "copy_permissions"]
-
 
 class Scope(StrEnum):
     """Where a permission holds."""
@@ -69,23 +67,12 @@ _ALL_BLOCKS: Final = "backups by block read whole devices"
 
 _OWN = Scope.OWN_NAMESPACE
 _ALL = Scope.CLUSTER
+_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
 
 _AGENT_PERMISSIONS: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("get", "list", "watch", "patch"), "carry out transfers, report their status"),
-    Permission(
-        _OWN, kube.DATA_DOWNLOADS, ("get", "list", "watch", "patch"), "carry out transfers, report their status"
-    ),
-    Permission(
-        _OWN,
-        kube.POD_VOLUME_BACKUPS,
-        ("get", "list", "watch", "patch"),
-        "carry out transfers, report their status",
-    ),
-    Permission(
-        _OWN,
-        kube.POD_VOLUME_RESTORES,
-        ("get", "list", "watch", "patch"),
-        "carry out transfers, report their status",
+    *(
+        Permission(_OWN, kind, ("get", "list", "watch", "patch"), "carry out transfers, report their status")
+        for kind in _TRANSFERS
     ),
     Permission(
         _OWN,
@@ -255,10 +242,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.CUSTOM_RESOURCE_DEFINITIONS,
         ("get",),
         "which fields the definitions drop; the hash of new repositories",
-        names=tuple(
-            kind.full_name
-            for kind in (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
-        ),
+        names=tuple(kind.full_name for kind in _TRANSFERS),
         without="fields that the definitions drop are not reported, and new repositories have kopia's default hash",
     ),
     Permission(
@@ -279,10 +263,7 @@ _AGENT_PERMISSIONS: Final = (
 )
 
 MOVER_PERMISSIONS: Final = (
-    *(
-        Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests")
-        for kind in (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
-    ),
+    *(Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests") for kind in _TRANSFERS),
     Permission(
         _OWN,
         kube.BACKUP_REPOSITORIES,
@@ -342,18 +323,15 @@ def agent_permissions(
         repository_config_map: the one with the configuration of new backup repositories.
         maintenance_config_map: the one with the configuration of maintenance Jobs.
     """
-    named = []
-    if config_map:
-        named.append(
-            Permission(_OWN, kube.CONFIG_MAPS, ("get", "list", "watch"), "the configuration", names=(config_map,))
-        )
-    for name, reason in (
-        (repository_config_map, "the configuration of new backup repositories"),
-        (maintenance_config_map, "the configuration of maintenance Jobs"),
-    ):
-        if name:
-            named.append(Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason, names=(name,)))
-    return (*_AGENT_PERMISSIONS, *named)
+    named = (
+        (config_map, ("get", "list", "watch"), "the configuration"),
+        (repository_config_map, ("get",), "the configuration of new backup repositories"),
+        (maintenance_config_map, ("get",), "the configuration of maintenance Jobs"),
+    )
+    return (
+        *_AGENT_PERMISSIONS,
+        *(Permission(_OWN, kube.CONFIG_MAPS, verbs, reason, names=(name,)) for name, verbs, reason in named if name),
+    )
 
 
 def copy_permissions(secrets: tuple[str, ...], config_maps: tuple[str, ...]) -> tuple[Permission, ...]:

@@ -45,18 +45,6 @@ from core.text import some_of
 from exposer.workload import list_pods
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = [
-    "PREFLIGHT_NAME",
-    "DefinitionReport",
-    "check_cluster",
-    "check_host_pods",
-    "check_permissions",
-    "find_dropped",
-    "judge_definitions",
-    "missing_permissions",
-    "read_definitions",
-]
-
 _GROUP: Final = "authorization.k8s.io"
 _ACCESS_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
     "SelfSubjectAccessReview", "selfsubjectaccessreviews", _GROUP, namespaced=False

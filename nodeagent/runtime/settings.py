@@ -17,25 +17,6 @@ from core.logs import LEVELS, LOG_FORMATS
 from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS, OBJECT_NAME
 from core.models.units import format_duration, parse_duration
 
-__all__ = [
-    "DEFAULT_NAMESPACE",
-    "IGNORED_FLAGS",
-    "KUBECONFIG_HELP",
-    "KUBECONTEXT_HELP",
-    "CommandParser",
-    "ListenAddress",
-    "MaintenanceSwitch",
-    "RepositoryControllerMode",
-    "Settings",
-    "add_kubeconfig",
-    "add_namespace",
-    "add_serve_flags",
-    "node_name_from",
-    "parse_address",
-    "parse_serve",
-    "parse_settings",
-]
-
 DEFAULT_NAMESPACE: Final = "velero"
 _LARGEST_PORT: Final = 65535
 

@@ -26,8 +26,6 @@ from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.runtime.http import HttpTransport
 
-__all__ = ["load_transport"]
-
 
 def _patch_out_generated_code() -> None:
     """Replace the library's packages by empty ones, so that importing a module loads that module only.

@@ -24,18 +24,6 @@ from core.errors import AgentError
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.logs import fields
 
-__all__ = [
-    "Faults",
-    "ObjectSteps",
-    "Requeue",
-    "Timers",
-    "WorkQueue",
-    "attempt",
-    "describe_causes",
-    "run_restarting",
-    "work_in_parallel",
-]
-
 _log = logging.getLogger(__name__)
 
 _RESTART_SECONDS: Final = 10.0

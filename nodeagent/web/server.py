@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import web
 
@@ -15,8 +15,6 @@ from core.models.base import JsonDict
 from core.redact import redact, redact_values
 from nodeagent.metrics import METRICS_CONTENT_TYPE, Metrics
 from nodeagent.runtime.settings import ListenAddress
-
-__all__ = ["StatusPage", "WebPages", "WebServer"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,14 +42,6 @@ _MOST_HEADER_BYTES: Final = 2048
 """Of one field: half-sent headers of all connections take 40 MiB at most, as measured."""
 
 
-class StatusPage(Protocol):
-    """Builds the content of `/status`."""
-
-    def __call__(self) -> JsonDict:
-        """Return a dict that json.dumps accepts."""
-        ...
-
-
 @dataclass(frozen=True)
 class WebPages:
     """Sources of the responses.
@@ -59,12 +49,12 @@ class WebPages:
     Attributes:
         metrics: rendered at most once a second.
         not_ready: called for each `/readyz`; returns why the agent cannot accept transfers; empty means it can.
-        status: called for `/status`, at most once a second.
+        status: called for `/status`, at most once a second; returns a dict that json.dumps accepts.
     """
 
     metrics: Metrics
     not_ready: Callable[[], Sequence[str]]
-    status: StatusPage
+    status: Callable[[], JsonDict]
 
 
 class _Reused:

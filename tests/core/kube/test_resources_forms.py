@@ -8,10 +8,8 @@ import pytest
 from core.kube import resources
 from core.kube.errors import MalformedObjectError
 from core.kube.resources import PODS, Resource, check_form, check_identity
-from core.models.base import JsonDict
+from core.models.base import JsonDict, without_nulls
 from tests.support.scripted import stored
-
-__all__: list[str] = []
 
 _FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 _RESOURCES = {value.kind: value for value in vars(resources).values() if isinstance(value, Resource)}
@@ -29,16 +27,10 @@ def _recorded() -> list[JsonDict]:
 _RECORDED = _recorded()
 
 
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def test_recorded_objects_have_the_form_of_their_kind() -> None:
     assert {obj["kind"] for obj in _RECORDED} >= {"Pod", "Event", "PersistentVolumeClaim", "VolumeSnapshotContent"}
     for obj in _RECORDED:
-        clean = _without_nulls(obj)
+        clean = without_nulls(obj)
         assert isinstance(clean, dict)
         check_form(_RESOURCES[obj["kind"]], clean)
 

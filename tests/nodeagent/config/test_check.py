@@ -1,4 +1,4 @@
-"""`nodeagent check-config`: every error by its path, names in a cluster, exit codes."""
+"""`nodeagent check-config`, also of maintenance Jobs: every error by its path, names in a cluster, exit codes."""
 
 import io
 import json
@@ -7,21 +7,32 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
+from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response, Retry
 from nodeagent.__main__ import main
-from nodeagent.config.check import _flag_value, check_names, check_queue_length
+from nodeagent.config.check import (
+    CheckRequest,
+    _flag_value,
+    check_config,
+    check_maintenance_names,
+    check_names,
+    check_queue_length,
+)
 from nodeagent.config.parse import document_in, parse_config, read_document
+from nodeagent.config.repositories import parse_maintenance
 from nodeagent.config.schema import ConfigFinding
+from nodeagent.runtime import connection
+from nodeagent.runtime.connection import ClusterAccess
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import only
-from tests.support.scripted import answer, rejection, scripted_client, stored
+from tests.support.scripted import ScriptedTransport, answer, rejection, scripted_client, stored
 from tests.support.versions import load_definitions
 
 _ROOT = Path(__file__).parents[3]
@@ -267,4 +278,111 @@ async def test_definitions_that_cannot_be_read_are_no_finding() -> None:
 )
 def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str | None) -> None:
     container = {"name": "node-agent", "args": arguments}
-    assert _flag_value(only(spec={"template": {"spec": {"containers": [container]}}})) == name
+    daemonset = only(spec={"template": {"spec": {"containers": [container]}}})
+    assert _flag_value(daemonset, "--node-agent-configmap") == name
+
+
+_MANIFEST = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: maintenance, namespace: velero}
+data:
+  global: '{"windows": [{"schedule": "0 25 * * *", "duration": "6h"}], "window": 1}'
+  app1-default-kopia: '{"podResources": {"memoryLimit": "1Gi"}}'
+  app2-default-kopia: '{'
+"""
+
+
+_JSON_ERROR = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+_FOUND = 'found the string "0 25 * * *"'
+_SCHEDULE = 'a schedule of a CronJob such as "0 22 * * *"'
+
+
+def test_a_manifest_of_maintenance_is_checked(run: _Command) -> None:
+    done = run("--repo-maintenance", "-", stdin=_MANIFEST)
+    assert (done.code, done.err) == (1, "")
+    assert done.out.splitlines() == [
+        f"error: app2-default-kopia: the value is not JSON: {_JSON_ERROR}",
+        f"error: global.windows[0].schedule: expected {_SCHEDULE} (25 is not from 0 to 23), {_FOUND}",
+        *(
+            f"warning: app1-default-kopia.podResources.{name}: missing, counts as 0; a Velero server starts no Job "
+            "without it"
+            for name in ("cpuRequest", "memoryRequest", "cpuLimit")
+        ),
+        "warning: global.window: unknown key; ignored (did you mean windows?)",
+        "-: 2 errors, 4 warnings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "contains 0 ConfigMaps, expected one"),
+        ("kind: ConfigMap\n---\nkind: ConfigMap\n", "contains 2 ConfigMaps, expected one"),
+        ("kind: ConfigMap\ndata: {global: {}}\n", "the values of data are not strings"),
+        ("kind: ConfigMap\ndata: []\n", ""),
+        ("kind: ConfigMap\ndata: [a]\n", "the values of data are not strings"),
+    ],
+)
+def test_what_is_no_manifest_is_not_checked(run: _Command, text: str, problem: str) -> None:
+    done = run("--repo-maintenance", "-", stdin=text)
+    expected = _Done(2, "", f"error: -: {problem}\n") if problem else _Done(0, "-: no errors, no warnings\n", "")
+    assert done == expected
+
+
+def _entries(**entries: Any) -> dict[str, Any]:
+    return {"data": {key: json.dumps(value) for key, value in entries.items()}}
+
+
+async def test_names_of_maintenance_missing_in_the_cluster_are_reported() -> None:
+    affinity = [{"nodeSelector": {"matchLabels": {"pool": pool}}} for pool in ("db", "web")]
+    config_map = _entries(**{"global": {"priorityClassName": "data-moverr", "loadAffinity": affinity}, "x-y-kopia": {}})
+    findings = await check_maintenance_names(scripted_client(_cluster), parse_maintenance(config_map))
+    assert list(map(str, findings)) == [
+        (
+            "global.priorityClassName: PriorityClass data-moverr does not exist: Jobs get the default priority "
+            "(did you mean data-mover?)"
+        ),
+        "global.loadAffinity[1].nodeSelector: matches none of the 2 nodes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "config_map", "expected"),
+    [
+        ([], None, (0, "no ConfigMap: no errors, no warnings")),
+        (["--repo-maintenance-job-configmap=m"], None, (1, "ConfigMap velero/m does not exist: create it, or start")),
+        (["--repo-maintenance-job-configmap=m"], {"data": {}}, (1, "ConfigMap velero/m has no data")),
+        (["--repo-maintenance-job-configmap", "m"], _entries(**{"global": {}}), (0, "ConfigMap velero/m: no errors")),
+        (
+            ["--repo-maintenance-job-configmap=m"],
+            _entries(**{"global": {"windows": 1}}),
+            (1, "error: global.windows: "),
+        ),
+    ],
+    ids=["no flag", "absent", "empty", "valid", "invalid"],
+)
+async def test_the_config_map_of_the_installed_agent_is_checked(
+    *,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    config_map: dict[str, Any] | None,
+    expected: tuple[int, str],
+) -> None:
+    def script(request: Request) -> Response:
+        if "daemonsets" in request.path:
+            container = {"name": "node-agent", "args": ["serve", *flags]}
+            spec = {"template": {"spec": {"containers": [container]}}}
+            return answer(stored(DAEMON_SETS, metadata={"name": "node-agent"}, spec=spec))
+        if config_map is None:
+            return rejection(404, "absent")
+        return answer(stored(CONFIG_MAPS, metadata={"name": "m"}, **config_map))
+
+    async def load(*_: object) -> tuple[ScriptedTransport, str]:
+        return ScriptedTransport(script), ""
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    code, line = expected
+    assert await check_config(CheckRequest("", ClusterAccess(), maintenance=True)) == code
+    assert line in capsys.readouterr().out

@@ -1,11 +1,21 @@
-"""Which of two documents is active."""
+"""Which of two documents is active, and the settings of exposers that follow from it."""
 
+import asyncio
 from datetime import timedelta
+from typing import Any
 
+import pytest
+
+from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES
 from core.models.transfers import DataUpload
-from nodeagent.config.current import CurrentConfig
+from exposer.settings import CacheRule, ExposeSettings
+from exposer.template import AgentTemplate
+from nodeagent.config.current import ConfigSources, CurrentConfig, LiveConfig
 from nodeagent.config.parse import ParsedConfig, parse_config
+from tests.nodeagent.support.own_scene import OwnScene
 from tests.nodeagent.support.transfers import data_upload
+from tests.support.clock import LoopClock
+from tests.support.tasks import running
 
 
 def _document(slots: object) -> ParsedConfig:
@@ -23,13 +33,6 @@ def test_a_valid_edit_is_activated_and_subscribers_are_called() -> None:
     assert current.update(_document(3)).changed
     assert calls == [3]
     assert current.valid
-
-
-def test_a_holder_of_the_configuration_keeps_the_one_it_started_with() -> None:
-    current = CurrentConfig(_document(2))
-    held = current.config
-    current.update(_document(3))
-    assert held.load_concurrency.global_config == 2
 
 
 def test_an_edit_with_an_error_is_rejected_as_a_whole() -> None:
@@ -78,3 +81,90 @@ def test_only_a_transfer_with_an_owner_has_a_deadline_without_configuration() ->
     current.update(parse_config('{"nodeagent.io": {"retry": {"deadline": "1h"}}}'))
     assert before == [timedelta(hours=4), None]
     assert [current.retry_rules(each).deadline for each in uploads] == [timedelta(hours=1)] * 2
+
+
+_CACHED = '{"cachePVC": {"storageClass": "fast"}}'
+
+
+def _live(text: str = "{}") -> tuple[OwnScene, LiveConfig]:
+    scene = OwnScene.build(parse_config(text))
+    live = LiveConfig(
+        scene.client,
+        LoopClock(),
+        sources=ConfigSources("velero", agent=None, repositories="repository-config"),
+        parsed=parse_config(text),
+        expose_defaults=ExposeSettings(AgentTemplate("mover:1")),
+        report=scene.report,
+    )
+    return scene, live
+
+
+def _object(api_version: str, kind: str, meta: dict[str, str], **more: Any) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "metadata": meta} | more
+
+
+def test_an_edit_changes_the_next_settings_and_leaves_the_previous_ones() -> None:
+    _, live = _live('{"podLabels": {"a": "before"}}')
+    before = live.expose_settings()
+
+    live.current.update(parse_config('{"podLabels": {"a": "after"}, "loadAffinityMode": "any"}'))
+
+    after = live.expose_settings()
+    assert (before.pod.labels, before.nodes.any_of) == ({"a": "before"}, False)
+    assert (after.pod.labels, after.nodes.any_of) == ({"a": "after"}, True)
+
+
+def test_the_settings_stay_the_same_object_until_something_changes() -> None:
+    _, live = _live()
+    before = live.expose_settings()
+
+    live.current.update(parse_config('{"loadAffinityMode": 7}'))
+
+    assert live.expose_settings() is before
+
+
+def test_movers_that_share_the_agents_account_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    _, live = _live()
+
+    live.current.update(parse_config('{"podLabels": {"a": "b"}}'))
+
+    (warning,) = caplog.messages
+    assert warning.startswith("data movers use the agent's own ServiceAccount default, with all its permissions")
+
+
+def test_an_edit_that_removes_the_movers_account_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    _, live = _live('{"nodeagent.io": {"moverServiceAccount": "movers"}}')
+    assert caplog.messages == []
+
+    live.current.update(parse_config("{}"))
+
+    assert live.expose_settings().pod.service_account is None
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.looptime
+async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> None:
+    scene, live = _live('{"priorityClassName": "low"}')
+    found = [live.expose_settings().pod.priority_class_name]
+    meta = {"name": "low"}
+    await live.refresh()
+    async with running(live.run(), lead_seconds=1.0):
+        await scene.client.create(PRIORITY_CLASSES, _object("scheduling.k8s.io/v1", "PriorityClass", meta, value=10))
+        await asyncio.sleep(5)
+        found.append(live.expose_settings().pod.priority_class_name)
+        live.current.update(parse_config('{"priorityClassName": "other"}'))
+        found.append(live.expose_settings().pod.priority_class_name)
+
+    assert found == [None, "low", None]
+
+
+async def test_the_cache_limit_is_that_of_new_repositories() -> None:
+    scene, live = _live(_CACHED)
+    before = live.expose_settings()
+    meta = {"namespace": "velero", "name": "repository-config"}
+    scene.kube.put(_object("v1", CONFIG_MAPS.kind, meta, data={"kopia": '{"cacheLimitMB": 100}'}))
+
+    await live.refresh()
+
+    assert before.cache == CacheRule("fast", 5000)
+    assert live.expose_settings().cache == CacheRule("fast", 100)

@@ -12,8 +12,9 @@ import pytest
 from core.kube.resources import PRIORITY_CLASSES
 from nodeagent.config.current import PriorityClass
 from nodeagent.config.parse import ParsedConfig, parse_config
-from tests.nodeagent.support.own_scene import OwnScene, running
+from tests.nodeagent.support.own_scene import OwnScene
 from tests.support.clock import LoopClock
+from tests.support.tasks import running
 
 _LIMIT_SECONDS = 5.0
 

@@ -18,10 +18,11 @@ from nodeagent.config.parse import parse_config
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
-from tests.nodeagent.support.own_scene import OwnScene, running
+from tests.nodeagent.support.own_scene import OwnScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import only
+from tests.support.tasks import running
 
 NAMESPACE, NAME = "velero", "agent-config"
 _LIMIT_SECONDS = 5.0
@@ -86,9 +87,6 @@ async def test_an_unknown_key_in_an_edit_is_tolerated_and_reported() -> None:
 
 _INVALID = {
     "two keys": ([_text(2), _text(3)], "exactly one key"),
-    "no key": ([], "exactly one key"),
-    "no JSON": (["{"], "is not JSON"),
-    "no object": (["[1]"], "not a JSON object"),
     "invalid value": ([_text('"x"')], "loadConcurrency.globalConfig: expected a whole number"),
 }
 
@@ -118,14 +116,6 @@ async def test_a_deleted_config_map_leaves_the_active_configuration() -> None:
         assert scene.slots == 4
         ((reason, message),) = scene.board.recorded
         assert (reason, "does not exist" in message) == ("ConfigRejected", True)
-
-
-@pytest.mark.looptime
-async def test_an_edit_during_an_interrupted_watch_is_observed() -> None:
-    async with _open_scene() as scene:
-        scene.kube.watches.cut()
-        await scene.edit(_text(9))
-        assert scene.slots == 9
 
 
 @pytest.mark.looptime

@@ -4,23 +4,31 @@ Everything between a ConfigMap's document and a request is the product's: parsin
 exposer, builders. The cluster is the exposers' small one.
 """
 
+import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
-from core.kube.transport import Request, Response
-from core.models.base import JsonDict
+from exposer.manifests import build_backup_claim, build_cache_claim, volume_mode
+from exposer.model import LocatedVolume
+from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.settings import StorageAccess
+from exposer.template import Placement
 from nodeagent.app import build_kinds
 from nodeagent.transfers.kinds.base import Kind
-from tests.exposer.support.inputs import template
+from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import Cut, World, no_guard
+from tests.exposer.support.world import World, no_guard
 from tests.exposer.test_pod_volume import Scene
 from tests.nodeagent.support.configured import build_settings
 from tests.support.golden import assert_golden, recorded
+from tests.support.objects import JsonDict, only
 
 SPOT = {"key": "spot", "operator": "DoesNotExist"}
 CONFIGURATIONS: dict[str, JsonDict] = {
@@ -51,19 +59,6 @@ CONFIGURATIONS: dict[str, JsonDict] = {
     },
 }
 """What a good deal of users do not set, may set, and set for other reasons; see docs/configuration.md."""
-
-
-class Sent(Cut):
-    """A transport that keeps what is created."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.kube)
-        self.created: list[JsonDict] = []
-
-    async def request(self, request: Request) -> Response:
-        if request.method == "POST":
-            self.created.append(json.loads(request.body or b""))
-        return await super().request(request)
 
 
 def late_backup() -> World:
@@ -97,10 +92,9 @@ TRANSFERS: dict[str, tuple[str, Callable[[], World]]] = {
 }
 
 
-def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
-    client = World.client_over(sent)
-    causes, settings = World.causes_over(client), build_settings(document, template())
-    kinds = build_kinds(client, causes, lambda: settings, frozenset({""}), node="node-a")
+def kind_of(recording: str, world: World, document: JsonDict) -> Kind[Any]:
+    causes, settings = World.causes_over(world.client), build_settings(document, template())
+    kinds = build_kinds(world.client, causes, lambda: settings, frozenset({""}), node="node-a")
     return next(kind for kind in kinds if kind.spec.name.lower() == recording)
 
 
@@ -109,11 +103,64 @@ def kind_of(recording: str, sent: Sent, document: JsonDict) -> Kind[Any]:
 async def test_what_a_transfer_gets_is_its_golden_list(configuration: str, transfer: str) -> None:
     recording, build = TRANSFERS[transfer]
     world = build()
-    sent = Sent(world)
-    kind = kind_of(recording, sent, CONFIGURATIONS[configuration])
+    kind = kind_of(recording, world, CONFIGURATIONS[configuration])
     cr = kind.parse(recorded(recording))
 
     await world.until_exposed(lambda: kind.ensure_exposed(cr, no_guard))
 
-    created = [one for one in sent.created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
-    assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": created})
+    created = [json.loads(request.body or b"") for request in world.kube.requests if request.method == "POST"]
+    items = [one for one in created if one["kind"] in {PODS.kind, PERSISTENT_VOLUME_CLAIMS.kind}]
+    assert_golden(f"table/{configuration}-{transfer}", {"apiVersion": "v1", "kind": "List", "items": items})
+
+
+_SCALAR = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["inherit", "1Gi", "In"])
+)
+_JSON = st.recursive(
+    _SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6
+)
+
+
+def paths_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every path in a document."""
+    inner: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        inner = list(value.items())
+    elif isinstance(value, list):
+        inner = list(enumerate(value))
+    return [found for key, item in inner for found in [(*path, key), *paths_in(item, (*path, key))]]
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> JsonDict:
+    """A valid document in which up to three values are replaced."""
+    document: Any = copy.deepcopy(CONFIGURATIONS["everything"])
+    for _ in range(draw(st.integers(0, 3))):
+        *way, last = draw(st.sampled_from(paths_in(document)))
+        inner = document
+        for key in way:
+            inner = inner[key]
+        inner[last] = draw(_JSON)
+    found: JsonDict = document
+    return found
+
+
+@given(documents())
+def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
+    settings = build_settings(document, template())
+    upload = replace(snapshot_request(), settings=settings)
+    download = replace(restore_request(), settings=settings)
+    backup = replace(pod_volume_request(), settings=settings)
+    claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=volume_mode(only(spec={})))
+    rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
+    cache, storage = settings.cache_for(0), StorageAccess()
+
+    created = [
+        claim,
+        build_backup_pod(upload, claim, rules, storage=storage),
+        build_restore_pod(download, volume_mode(claim), placement=rules, storage=storage),
+        build_pod_volume_pod(backup, LocatedVolume("node-a", "/folder"), storage=storage),
+        *([build_cache_claim(upload.owner, cache, node="")] if cache else []),
+    ]
+
+    assert json.loads(json.dumps(created, allow_nan=False)) == created

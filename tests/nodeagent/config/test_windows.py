@@ -153,12 +153,8 @@ def test_a_start_in_the_hour_that_is_skipped_is_moved_to_its_end() -> None:
     """In Berlin, 2026-03-29 02:00 is 03:00."""
     early = window("30 2 * * *", HOURS, BERLIN)
     assert starts(early, "2026-03-28T00:00:00", 3) == ["03-28T01:30", "03-29T01:00", "03-30T00:30"]
-    assert [early.is_open(at(f"2026-03-29T{time}:00")) for time in ("00:59", "01:00", "01:59", "02:00")] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    times = ("00:59", "01:00", "01:59", "02:00")
+    assert [time for time in times if early.is_open(at(f"2026-03-29T{time}:00"))] == ["01:00", "01:59"]
 
 
 def test_a_start_in_an_hour_that_occurs_twice_counts_once() -> None:
@@ -166,16 +162,8 @@ def test_a_start_in_an_hour_that_occurs_twice_counts_once() -> None:
     early = window("30 2 * * *", HOURS, BERLIN)
     assert starts(early, "2026-10-24T12:00:00", 2) == ["10-25T00:30", "10-26T01:30"]
     times = ("00:29", "00:30", "01:00", "01:15", "01:29", "01:30", "01:45", "02:30")
-    assert [early.is_open(at(f"2026-10-25T{time}:00")) for time in times] == [
-        False,
-        True,
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    opened = [time for time in times if early.is_open(at(f"2026-10-25T{time}:00"))]
+    assert opened == ["00:30", "01:00", "01:15", "01:29"]
 
 
 @pytest.mark.parametrize("day", ["2026-03-28", "2026-03-29", "2026-10-24", "2026-10-25"])
@@ -195,22 +183,6 @@ def test_an_hourly_window_follows_elapsed_hours_at_both_changes() -> None:
         assert starts(hourly, f"{day}T00:00:00", 4) == expected
 
 
-def test_is_open_agrees_with_a_walk_over_all_starts() -> None:
-    """Minute by minute over both changes of the clock."""
-    for schedule in ("30 2 * * *", "0 */2 * * *", "*/20 1-3 * * *", "0 0 * * *"):
-        of = window(schedule, timedelta(minutes=50), BERLIN)
-        for day in ("2026-03-28T20:00:00", "2026-10-24T20:00:00"):
-            begin = at(day)
-            begun, moment = [], begin - 2 * HOURS
-            while (moment := of.start_after(moment) or moment) < begin + 12 * HOURS:
-                begun.append(moment)
-            for minute in range(0, 12 * 60, 7):
-                now = begin + timedelta(minutes=minute)
-                expected = any(start <= now < start + of.duration for start in begun)
-                assert of.is_open(now) is expected, (schedule, now)
-
-
-_HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
 
@@ -219,13 +191,13 @@ _DAY = timedelta(days=1)
     [
         ("0 2 * * *", "", _DAY),
         ("0 2 * * 1-5", "", 3 * _DAY),
-        ("*/15 * * * *", "", _HOUR / 4),
-        ("*/5 8-18 * * *", "", 13 * _HOUR + _HOUR / 12),
+        ("*/15 * * * *", "", HOURS / 4),
+        ("*/5 8-18 * * *", "", 13 * HOURS + HOURS / 12),
         ("@daily", "", _DAY),
         ("@weekly", "Europe/Berlin", 7 * _DAY),
         ("0 0 1 * *", "", 31 * _DAY),
         ("0 0 1 1 *", "", 365 * _DAY),
-        ("@every 6h", "", 6 * _HOUR),
+        ("@every 6h", "", 6 * HOURS),
         ("CRON_TZ=Europe/Berlin 0 2 * * *", "", _DAY),
         ("TZ=America/New_York 30 1 * * *", "", _DAY),
     ],

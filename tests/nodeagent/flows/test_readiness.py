@@ -16,11 +16,11 @@ from core.kube.transport import Request, Response
 from nodeagent.app import serve
 from nodeagent.node.wiring import Node, build_node
 from nodeagent.runtime.settings import Settings
-from tests.nodeagent.support.own_scene import running
 from tests.nodeagent.support.parts import fake_parts
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.scripted import ScriptedTransport, answer, rejection
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 

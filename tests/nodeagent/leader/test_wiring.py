@@ -5,9 +5,9 @@ import pytest
 from core.kube.resources import LEASES
 from nodeagent.leader.wiring import build_leader
 from nodeagent.metrics import REPOSITORY_READY
-from tests.nodeagent.support.own_scene import running
 from tests.nodeagent.support.parts import fake_parts
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 
 @pytest.mark.looptime

@@ -4,9 +4,9 @@ import pytest
 
 from nodeagent.config.parse import parse_config
 from nodeagent.node.wiring import build_node
-from tests.nodeagent.support.own_scene import running
 from tests.nodeagent.support.parts import fake_parts
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 
 @pytest.mark.looptime

@@ -1,8 +1,5 @@
 """A fake cluster and one part of an agent that reports about itself, with all that it works with."""
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -35,16 +32,3 @@ class OwnScene:
     @property
     def report(self) -> AgentReport:
         return AgentReport(self.board, self.metrics)
-
-
-@asynccontextmanager
-async def running(part: Coroutine[None, None, None], *, lead_seconds: float) -> AsyncIterator[None]:
-    """Have `part` run, from so long before what is inside; it has not ended when that has."""
-    task = asyncio.create_task(part)
-    try:
-        await asyncio.sleep(lead_seconds)
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
