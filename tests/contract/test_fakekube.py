@@ -6,7 +6,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import GoneError, InvalidError, ServerError, UnreachableError
+from core.kube.errors import InvalidError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, PODS
 from core.kube.transport import Request, Retry
 from core.models.base import JsonDict
@@ -78,16 +78,6 @@ async def test_a_lost_response_is_applied_and_a_lost_request_is_not(
     with pytest.raises(UnreachableError):
         await client.delete(CONFIG_MAPS, "a", "m")
     assert names(kube) == left
-
-
-async def test_compaction_ends_open_lists(kube: FakeKube, client: KubeClient) -> None:
-    for number in range(501):
-        kube.put(owned(f"m{number}"))
-    pages = client.pages(Selection(CONFIG_MAPS))
-    await anext(pages)
-    kube.compact()
-    with pytest.raises(GoneError):
-        await anext(pages)
 
 
 @pytest.mark.parametrize(("changed", "line"), [("Pod", b'"ADDED"'), ("ConfigMap", b'"Expired"')])

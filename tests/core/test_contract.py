@@ -39,6 +39,7 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
         cache_volume_path="/cache",
         cache_limit_mib=100,
         attempt=2,
+        compression="zstd",
         resource_timeout=timedelta(minutes=3),
     )
     assert args.argv == [
@@ -49,33 +50,25 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
         "--cache-volume-path=/cache",
         "--cache-limit-mib=100",
         "--attempt=2",
+        "--compression=zstd",
         "--resource-timeout=3m0s",
         "--log-level=info",
         "--log-format=text",
     ]
 
 
-def test_the_algorithm_of_a_backup_is_a_flag() -> None:
-    args = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", compression="zstd")
-    assert "--compression=zstd" in args.argv
-
-
-def test_recorded_results_are_parsed() -> None:
-    completed = [event for event in json.loads(_EVENTS.read_text()) if event["reason"] == DataPathReason.COMPLETED]
+def test_recorded_results_and_progress_are_parsed() -> None:
+    events = json.loads(_EVENTS.read_text())
+    completed = [event for event in events if event["reason"] == DataPathReason.COMPLETED]
+    progress = [event["message"] for event in events if event["reason"] == DataPathReason.PROGRESS]
     assert completed
+    assert progress
     for event in completed:
         if event["involvedObject"]["kind"] in {"DataUpload", "PodVolumeBackup"}:
             assert parse_result(BackupResult, event["message"]).total_bytes > 0
         else:
             assert parse_result(RestoreResult, event["message"]).total_bytes > 0
-
-
-def test_recorded_progress_is_parsed() -> None:
-    messages = [
-        event["message"] for event in json.loads(_EVENTS.read_text()) if event["reason"] == "Data-Path-Progress"
-    ]
-    assert messages
-    for message in messages:
+    for message in progress:
         parse_progress(message)
 
 
@@ -134,11 +127,8 @@ def test_invalid_progress_is_rejected(message: str) -> None:
         parse_progress(message)
 
 
-def test_short_message_is_unchanged() -> None:
-    assert shorten_message("x" * TERMINATION_MESSAGE_LIMIT_BYTES) == "x" * TERMINATION_MESSAGE_LIMIT_BYTES
-
-
 def test_long_message_keeps_its_end_within_the_limit() -> None:
+    assert shorten_message("x" * TERMINATION_MESSAGE_LIMIT_BYTES) == "x" * TERMINATION_MESSAGE_LIMIT_BYTES
     short = shorten_message("ü" * 4000 + ": data path is canceled")
     assert len(short.encode()) <= TERMINATION_MESSAGE_LIMIT_BYTES
     assert short.startswith("…")

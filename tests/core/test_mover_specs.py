@@ -24,25 +24,22 @@ from core.mover_specs import (
 )
 from core.snapshot_contract import CopyToCheck, TransferToDelete
 
-__all__: list[str] = []
-
-_LOG: Final = ["--log-level=info", "--log-format=text"]
+_LOG: Final = "--log-level=info --log-format=text"
+_REPOSITORY: Final = "--backup-repository=r"
+_LOCATION: Final = "--backup-storage-location=d"
 
 
 @pytest.mark.parametrize(
-    ("spec", "argv"),
+    ("spec", "words"),
     [
-        (InitRepository(backup_repository="r"), ["init-repository", "--backup-repository=r", *_LOG]),
+        (InitRepository(backup_repository="r"), f"init-repository {_REPOSITORY} {_LOG}"),
         (
             InitRepository(backup_repository="r", block_hash=BlockHash.HMAC_SHA256_128),
-            ["init-repository", "--backup-repository=r", *_LOG, "--block-hash=HMAC-SHA256-128"],
+            f"init-repository {_REPOSITORY} {_LOG} --block-hash=HMAC-SHA256-128",
         ),
         (
             ValidateLocation(backup_storage_location="d", termination_message_path="/dev/stdout", keys_only=True),
-            [
-                *("validate-location", "--backup-storage-location=d", *_LOG),
-                *("--termination-message-path=/dev/stdout", "--keys-only"),
-            ],
+            f"validate-location {_LOCATION} {_LOG} --termination-message-path=/dev/stdout --keys-only",
         ),
         (
             MaintainRepository(
@@ -53,22 +50,19 @@ _LOG: Final = ["--log-level=info", "--log-format=text"]
                 full_interval_seconds=21_600,
                 report_snapshots=True,
             ),
-            [
-                *("maintain-repository", "--backup-repository=r", *_LOG, "--job=job-1", "--ignore-foreign"),
-                *("--verify-blobs=0", "--full-interval=21600", "--report-snapshots"),
-            ],
+            (
+                f"maintain-repository {_REPOSITORY} {_LOG} --job=job-1 --ignore-foreign "
+                "--verify-blobs=0 --full-interval=21600 --report-snapshots"
+            ),
         ),
         (
             ReportSnapshots(backup_repository="r", resource_timeout="10m0s"),
-            ["report-snapshots", "--backup-repository=r", "--resource-timeout=10m0s", *_LOG],
+            f"report-snapshots {_REPOSITORY} --resource-timeout=10m0s {_LOG}",
         ),
-        (ListSnapshots(backup_storage_location="d"), ["list-snapshots", "--backup-storage-location=d", *_LOG]),
+        (ListSnapshots(backup_storage_location="d"), f"list-snapshots {_LOCATION} {_LOG}"),
         (
             ListSnapshots(backup_storage_location="d", volume_namespaces=("app", "db")),
-            [
-                *("list-snapshots", "--backup-storage-location=d", *_LOG),
-                *("--volume-namespace=app", "--volume-namespace=db"),
-            ],
+            f"list-snapshots {_LOCATION} {_LOG} --volume-namespace=app --volume-namespace=db",
         ),
         (
             PlanRestore(
@@ -80,19 +74,16 @@ _LOG: Final = ["--log-level=info", "--log-format=text"]
                 incremental=True,
                 delete_extra_files=True,
             ),
-            [
-                *("plan-restore", "--backup-storage-location=d", "--volume-path=/v", "--volume-mode=Filesystem", *_LOG),
-                *("--volume-namespace=app", "--snapshot=s1", "--incremental", "--delete-extra-files"),
-            ],
+            (
+                f"plan-restore {_LOCATION} --volume-path=/v --volume-mode=Filesystem {_LOG} "
+                "--volume-namespace=app --snapshot=s1 --incremental --delete-extra-files"
+            ),
         ),
         (
             VerifySnapshots(
                 backup_repository="r", volume_path="/v", volume_mode=VolumeMode.BLOCK, snapshots=("s1",), percent=12.5
             ),
-            [
-                *("verify-snapshots", "--backup-repository=r", "--volume-path=/v", "--volume-mode=Block", *_LOG),
-                *("--snapshot=s1", "--percent=12.5"),
-            ],
+            f"verify-snapshots {_REPOSITORY} --volume-path=/v --volume-mode=Block {_LOG} --snapshot=s1 --percent=12.5",
         ),
         (
             DeleteSnapshots(
@@ -102,28 +93,28 @@ _LOG: Final = ["--log-level=info", "--log-format=text"]
                 cluster="c",
                 dry_run=True,
             ),
-            [
-                *("delete-snapshots", "--backup-storage-location=d", *_LOG, "--transfer=app/night/u1"),
-                *("--transfer=db/day.1/u2", "--check=app/s1", "--cluster=c", "--dry-run"),
-            ],
+            (
+                f"delete-snapshots {_LOCATION} {_LOG} --transfer=app/night/u1 --transfer=db/day.1/u2 --check=app/s1 "
+                "--cluster=c --dry-run"
+            ),
         ),
         (
             ListFiles(volume_namespace="app", snapshot="k1", path="a/$(HOME) \u00fc%41\n/-x", limit=7, after="b c"),
-            [
-                *("list-files", *_LOG, "--volume-namespace=app", "--snapshot=k1"),
-                *("--path=a/%24%28HOME%29%20%C3%BC%2541%0A/-x", "--limit=7", "--after=b%20c"),
-            ],
+            (
+                f"list-files {_LOG} --volume-namespace=app --snapshot=k1 "
+                "--path=a/%24%28HOME%29%20%C3%BC%2541%0A/-x --limit=7 --after=b%20c"
+            ),
         ),
         (
             SendFiles(volume_namespace="app", snapshot="k1", device=True),
-            ["send-files", *_LOG, "--volume-namespace=app", "--snapshot=k1", "--device"],
+            f"send-files {_LOG} --volume-namespace=app --snapshot=k1 --device",
         ),
     ],
-    ids=lambda value: str(value.verb) if not isinstance(value, list) else "",
+    ids=lambda value: "" if isinstance(value, str) else str(value.verb),
 )
-def test_a_specification_is_read_as_it_was_written(spec: MoverSpec, argv: list[str]) -> None:
-    assert spec.argv == argv
-    assert parse_spec(argv) == spec
+def test_a_specification_is_read_as_it_was_written(spec: MoverSpec, words: str) -> None:
+    assert spec.argv == words.split()
+    assert parse_spec(words.split()) == spec
 
 
 @pytest.mark.parametrize("argv", [[], ["backup", "--job=x"], ["--help"]], ids=["nothing", "transfer", "help"])

@@ -26,25 +26,12 @@ from tests.fuzz.values import encode, from_schema, hostile, hostile_answers
 from tests.support.objects import only
 from tests.support.scripted import stored
 
-_MODELS: list[type[CustomResource]] = [
-    DataUpload,
-    DataDownload,
-    PodVolumeBackup,
-    PodVolumeRestore,
-    BackupRepository,
-    BackupStorageLocation,
-]
-
-
-def _name(model: type[CustomResource]) -> str:
-    return model.kind_name
-
-
+_FURTHER = (DataDownload, PodVolumeBackup, PodVolumeRestore, BackupRepository, BackupStorageLocation)
 _thoroughly = settings(max_examples=300, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize(
-    "model", [_MODELS[0], *(pytest.param(model, marks=pytest.mark.thorough) for model in _MODELS[1:])], ids=_name
+    "model", [DataUpload, *(pytest.param(model, marks=pytest.mark.thorough) for model in _FURTHER)]
 )
 def test_a_model_raises_contract_errors_alone(model: type[CustomResource]) -> None:
     schema = schemas_of(model.kind_name)
@@ -72,14 +59,10 @@ def test_texts_of_our_own_raise_contract_errors_alone(text: str) -> None:
             model.from_json(text)
     with suppress(ContractError):
         parse_progress(text)
-    with suppress(ResultError):
-        parse_result(BackupResult, text)
-    with suppress(ResultError):
-        parse_result(RestoreResult, text)
-    with suppress(ResultError):
-        parse_result(InitResult, text)
-    with suppress(ResultError):
-        parse_result(MaintenanceResult, text)
+    results: tuple[Any, ...] = (BackupResult, RestoreResult, InitResult, MaintenanceResult)
+    for result in results:
+        with suppress(ResultError):
+            parse_result(result, text)
     with suppress(ContractError):
         parse_time(text)
 

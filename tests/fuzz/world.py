@@ -13,12 +13,22 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.clock import Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.kube.resources import DATA_UPLOADS
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    CONFIG_MAPS,
+    DATA_UPLOADS,
+    JOBS,
+    PERSISTENT_VOLUMES,
+    PRIORITY_CLASSES,
+    SECRETS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    Resource,
+)
 from core.kube.transport import Retry
 from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
@@ -133,53 +143,35 @@ def _pods(transfers: dict[str, JsonDict]) -> list[JsonDict]:
     ]
 
 
+def _object(
+    resource: Resource, name: str, namespace: str = NAMESPACE, *, labels: dict[str, str] | None = None, **fields: Any
+) -> JsonDict:
+    meta: JsonDict = {"name": name} | ({"namespace": namespace} if resource.namespaced else {})
+    meta |= {"labels": labels} if labels else {}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | fields
+
+
 def _surroundings() -> list[JsonDict]:
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "keys", "key": "cloud"}}
-    place = {"namespace": NAMESPACE}
     repository: JsonDict = json.loads(_RECORDED.read_text())[0]["object"]
     volume = {"claimRef": {"namespace": NAMESPACE, "name": "bound", "uid": "uid-of-claim"}, "csi": {"driver": "d"}}
     content = {"deletionPolicy": "Delete", "driver": "d", "source": {"snapshotHandle": "h"}}
-    leaked = {"name": "leaked", "labels": {OWNER_UID_LABEL: "no-owner"}}
     copied = {OWNER_UID_LABEL: "no-owner", COPY_LABEL: "no-owner"}
     reference = {"volumeSnapshotRef": {"namespace": NAMESPACE, "name": "x"}}
+    done = {"succeeded": 1, "completionTime": "2026-11-21T11:00:00Z", "conditions": []}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": place | {"name": CONFIG_MAP},
-            "data": {"a": json.dumps(_CONFIG)},
-        },
-        {"apiVersion": "v1", "kind": "Secret", "metadata": place | {"name": "keys"}, "data": {"cloud": "eA=="}},
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"namespace": "app", "name": "token"},
-            "data": {"k": "eA=="},
-        },
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "app3", "name": "token"}, "type": "a"},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "app", "name": "kms"}, "data": {"k": "v"}},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place | {"name": "copy", "labels": copied}},
-        {
-            "apiVersion": "velero.io/v1",
-            "kind": "BackupStorageLocation",
-            "metadata": place | {"name": "default"},
-            "spec": location,
-        },
+        _object(CONFIG_MAPS, CONFIG_MAP, data={"a": json.dumps(_CONFIG)}),
+        _object(SECRETS, "keys", data={"cloud": "eA=="}),
+        _object(SECRETS, "token", "app", data={"k": "eA=="}),
+        _object(SECRETS, "token", "app3", type="a"),
+        _object(CONFIG_MAPS, "kms", "app", data={"k": "v"}),
+        _object(CONFIG_MAPS, "copy", labels=copied),
+        _object(BACKUP_STORAGE_LOCATIONS, "default", spec=location),
         repository,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": place | {"name": "maintain", "labels": {REPO_NAME_LABEL: repository["metadata"]["name"]}},
-            "status": {"succeeded": 1, "completionTime": "2026-11-21T11:00:00Z", "conditions": []},
-        },
-        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "low"}, "value": 1},
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"}, "spec": volume},
-        {
-            "apiVersion": "snapshot.storage.k8s.io/v1",
-            "kind": "VolumeSnapshotContent",
-            "metadata": leaked,
-            "spec": content | reference,
-        },
+        _object(JOBS, "maintain", labels={REPO_NAME_LABEL: repository["metadata"]["name"]}, status=done),
+        _object(PRIORITY_CLASSES, "low", value=1),
+        _object(PERSISTENT_VOLUMES, "pv-1", spec=volume),
+        _object(VOLUME_SNAPSHOT_CONTENTS, "leaked", labels={OWNER_UID_LABEL: "no-owner"}, spec=content | reference),
         cluster_node(NODE),
         cluster_node("node-b", ready=False),
     ]

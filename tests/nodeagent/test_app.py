@@ -1,4 +1,4 @@
-"""A whole agent, built as `serve` builds it, follows its ConfigMap."""
+"""A whole agent, built as `serve` builds it, follows its ConfigMap, and returns free memory."""
 
 import asyncio
 import json
@@ -15,12 +15,13 @@ from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASS
 from core.kube.transport import Retry
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, RESTORE_IN_PLACE
 from exposer.template import AgentTemplate
-from nodeagent.app import Agent, build_agent
+from nodeagent.app import Agent, MemoryTrimmer, build_agent, find_trim
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 _NAMESPACE, _NODE, _NAME = "velero", "node-1", "agent-config"
 _PROMISED_SECONDS = 5
@@ -42,14 +43,8 @@ async def _running(kube: FakeKube, document: dict[str, Any]) -> AsyncIterator[Ag
     clock = LoopClock()
     spec = AgentSpec(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
     agent = build_agent(KubeClient(kube, Retry(clock)), clock, spec)
-    task = asyncio.create_task(agent.run())
-    try:
-        await asyncio.sleep(_PROMISED_SECONDS)
+    async with running(agent.run(), lead_seconds=_PROMISED_SECONDS):
         yield agent
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _edit(kube: FakeKube, document: dict[str, Any]) -> None:
@@ -110,3 +105,45 @@ async def test_the_status_names_what_confines_kopia(
     monkeypatch.setattr("nodeagent.app.landlock_abi", Mock(return_value=3, side_effect=error))
     async with _running(FakeKube(), {}) as agent:
         assert agent.report()["confinement"].startswith(shown)
+
+
+@asynccontextmanager
+async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
+    """Run a trimmer; yield it and the times at which it returned memory."""
+    clock = LoopClock()
+    began, times = clock.monotonic(), list[float]()
+    keeper = MemoryTrimmer(clock, lambda: times.append(clock.monotonic() - began))
+    async with running(keeper.run()):
+        yield keeper, times
+
+
+@pytest.mark.looptime
+async def test_an_idle_agent_returns_nothing() -> None:
+    async with keeping() as (_, times):
+        await asyncio.sleep(1000)
+    assert times == []
+
+
+@pytest.mark.looptime
+async def test_memory_is_returned_after_the_last_request_and_after_its_connections_closed() -> None:
+    async with keeping() as (keeper, times):
+        keeper.record_request()
+        await asyncio.sleep(1000)
+    assert times == pytest.approx([10, 20])
+
+
+@pytest.mark.looptime
+async def test_memory_is_returned_during_a_burst() -> None:
+    async with keeping() as (keeper, times):
+        for _ in range(60):
+            keeper.record_request()
+            await asyncio.sleep(1)
+        worked_until = 59
+        await asyncio.sleep(1000)
+    assert len(times) <= 9
+    assert [at for at in times if at < worked_until] == pytest.approx([10, 20, 30, 40, 50])
+    assert times[-1] >= worked_until + 15
+
+
+def test_the_c_library_of_this_platform_is_supported() -> None:
+    find_trim()()

@@ -1,6 +1,7 @@
 """The command line: help, version, and one-line errors."""
 
 import argparse
+import dataclasses
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tomllib
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,12 @@ def test_help_loads_no_library() -> None:
         (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
         (["serve", "--repo-maintenance=maybe"], "invalid choice: 'maybe'"),
         (["serve", "--default-repo-maintain-frequency=1d"], 'not a duration such as 30s, 10m or 1h30m: "1d"'),
+        (["node-agent"], "required: COMMAND"),
+        (["node-agent", "serve"], "invalid choice: 'serve'"),
+        (["node-agent", "server", "--feature=x"], "unrecognized arguments: --feature=x"),
+        (["node-agent", "server", "-x"], "unrecognized arguments: -x"),
+        (["node-agent", "server", "--colorized"], "expected one argument"),
+        (["check-config", "--features=x", "-"], "unrecognized arguments: --features=x"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -90,6 +98,13 @@ def test_an_unusable_command_line_is_one_line_and_exit_code_2(arguments: list[st
     assert done.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
     assert error in done.stderr
+
+
+def test_ignored_flags_are_named_in_one_log_line() -> None:
+    done = _run("node-agent", "server", "--node-name=a", "--kubeconfig=/absent", "--v=4", "--features=x", "--v=5")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "no effect" in line]
+    assert re.search(r"flags of Velero that have no effect here: --features, --v\b", line)
 
 
 def test_settings_without_flags_are_the_defaults() -> None:
@@ -102,56 +117,38 @@ def test_settings_without_flags_are_the_defaults() -> None:
     assert settings.datamover_names == {"", "velero", "velero-fs", "velero-block"}
 
 
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--node-name=node-b": {"node_name": "node-b"},
+    "--namespace=other": {"namespace": "other"},
+    "--kubeconfig=/k": {"kubeconfig": "/k"},
+    "--kubecontext=c": {"kubecontext": "c"},
+    "--node-agent-configmap=agent": {"config_map_name": "agent"},
+    "--backup-repository-configmap=repositories": {"backup_repository_config_map": "repositories"},
+    "--repo-maintenance-job-configmap=maintenance": {"maintenance_config_map": "maintenance"},
+    "--mover-service-account=movers": {"mover_service_account": "movers"},
+    "--data-mover-prepare-timeout=1h": {"prepare_timeout": timedelta(hours=1)},
+    "--resource-timeout=90s": {"resource_timeout": timedelta(seconds=90)},
+    "--node-gone-after=7m": {"node_gone_after": timedelta(minutes=7)},
+    "--metrics-address=127.0.0.1:1": {"metrics_address": ListenAddress("127.0.0.1", 1)},
+    "--status-address=127.0.0.1:2": {"status_address": ListenAddress("127.0.0.1", 2)},
+    "--log-level=debug": {"log_level": "debug"},
+    "--log-format=json": {"log_format": "json"},
+    "--datamover=mine": {"datamover_names": frozenset({"mine"})},
+    "--repository-controller=off": {"repository_controller": RepositoryControllerMode.OFF},
+    "--repo-maintenance=on": {"maintenance": MaintenanceSwitch.ON},
+    "--default-repo-maintain-frequency=30m": {"maintenance_frequency": timedelta(minutes=30)},
+    "--lease-duration=5s": {"lease_duration": timedelta(seconds=5)},
+    "--client-qps=7.5": {"client_qps": 7.5},
+    "--client-burst=9": {"client_burst": 9},
+}
+
+
 def test_every_flag_is_used() -> None:
-    settings = _settings(
-        "--node-name=node-b",
-        "--namespace=other",
-        "--kubeconfig=/k",
-        "--kubecontext=c",
-        "--node-agent-configmap=agent",
-        "--backup-repository-configmap=repositories",
-        "--repo-maintenance-job-configmap=maintenance",
-        "--mover-service-account=movers",
-        "--data-mover-prepare-timeout=1h",
-        "--resource-timeout=90s",
-        "--node-gone-after=7m",
-        "--metrics-address=127.0.0.1:1",
-        "--status-address=127.0.0.1:2",
-        "--log-level=debug",
-        "--log-format=json",
-        "--datamover=mine",
-        "--repository-controller=off",
-        "--repo-maintenance=on",
-        "--default-repo-maintain-frequency=30m",
-        "--lease-duration=5s",
-        "--client-qps=7.5",
-        "--client-burst=9",
-        VELERO_NAMESPACE="velero",
-    )
-    assert settings == Settings(
-        node_name="node-b",
-        namespace="other",
-        kubeconfig="/k",
-        kubecontext="c",
-        config_map_name="agent",
-        backup_repository_config_map="repositories",
-        maintenance_config_map="maintenance",
-        mover_service_account="movers",
-        prepare_timeout=timedelta(hours=1),
-        resource_timeout=timedelta(seconds=90),
-        node_gone_after=timedelta(minutes=7),
-        metrics_address=ListenAddress("127.0.0.1", 1),
-        status_address=ListenAddress("127.0.0.1", 2),
-        log_level="debug",
-        log_format="json",
-        datamover_names=frozenset({"mine"}),
-        repository_controller=RepositoryControllerMode.OFF,
-        maintenance=MaintenanceSwitch.ON,
-        maintenance_frequency=timedelta(minutes=30),
-        lease_duration=timedelta(seconds=5),
-        client_qps=7.5,
-        client_burst=9,
-    )
+    fields: dict[str, Any] = {}
+    for one in _FLAGS.values():
+        fields |= one
+    assert fields.keys() == {field.name for field in dataclasses.fields(Settings)}
+    assert _settings(*_FLAGS, VELERO_NAMESPACE="velero") == Settings(**fields)
 
 
 @pytest.mark.parametrize("duration", ["0", "-1h"])

@@ -24,8 +24,6 @@ from nodeagent.metrics import (
 )
 from tests.support.golden import assert_golden_text
 
-__all__: list[str] = []
-
 _NOT_OURS = r"(# (HELP|TYPE) )?(process|python)_"
 
 

@@ -46,27 +46,35 @@ def test_an_offset_that_is_no_duration_is_an_error() -> None:
         build_clock({VARIABLE: "a day"})
 
 
-@pytest.mark.looptime
-@pytest.mark.parametrize(
-    ("document", "error"),
-    [
-        pytest.param('{"loadConcurrency": {"globalConfig": "3"}}', "loadConcurrency.globalConfig: expected", id="type"),
-        pytest.param('{"loadAffinity": {}}', "loadAffinity: expected a list", id="affinity"),
-    ],
-)
-async def test_no_agent_is_built_with_a_value_that_ends_veleros(
-    document: str, error: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def check(*_: object) -> None:
-        """Find the cluster as it should be."""
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Permission]:
+    """The permissions that are checked; the cluster is as it should be."""
+    found: list[Permission] = []
+
+    async def check(_client: object, _namespace: str, permissions: Iterable[Permission]) -> None:
+        found.extend(permissions)
 
     monkeypatch.setattr("nodeagent.startup.check_cluster", check)
+    monkeypatch.setattr("nodeagent.startup.check_permissions", check)
+    return found
+
+
+async def _read_spec(document: str | None = None, **settings: str) -> AgentSpec:
+    """Read what an agent with that configuration is built from."""
     kube = FakeKube()
-    meta = {"namespace": "velero", "name": "agent-config"}
-    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
-    client = KubeClient(kube, Retry(LoopClock()))
-    with pytest.raises(ConfigError, match=f"^ConfigMap velero/agent-config: {error}"):
-        await read_spec(client, Settings("node-a", config_map_name="agent-config"), "velero")
+    if document is not None:
+        meta = {"namespace": "velero", "name": "agent-config"}
+        kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
+        settings["config_map_name"] = "agent-config"
+    return await read_spec(KubeClient(kube, Retry(LoopClock())), Settings("node-a", **settings), "velero")  # type: ignore[arg-type] # texts
+
+
+@pytest.mark.looptime
+@pytest.mark.usefixtures("checked")
+async def test_no_agent_is_built_with_a_value_that_ends_veleros() -> None:
+    """`test_parse.py` has all of them."""
+    with pytest.raises(ConfigError, match=r"^ConfigMap velero/agent-config: loadAffinity: expected a list"):
+        await _read_spec('{"loadAffinity": {}}')
 
 
 @pytest.mark.looptime
@@ -90,47 +98,22 @@ async def test_an_agent_starts_where_the_cluster_answers_but_cannot_be_read(
         assert not await read_cluster(client)
 
 
-def test_every_mover_is_told_which_cluster_it_runs_in() -> None:
-    spec = AgentSpec(Settings("node-a"), "velero", parse_config("{}"), AgentTemplate("image"), cluster="uid-1")
-    assert spec.expose_defaults.mover.cluster == "uid-1"
-
-
 @pytest.mark.looptime
-async def test_no_agent_is_built_without_the_config_map_of_maintenance_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Permission] = []
-
-    async def check(_client: object, _namespace: str, permissions: Iterable[Permission]) -> None:
-        checked.extend(permissions)
-
-    monkeypatch.setattr("nodeagent.startup.check_cluster", check)
-    settings = Settings("node-a", mover_service_account="movers", maintenance_config_map="maintenance-config")
+async def test_no_agent_is_built_without_the_config_map_of_maintenance_jobs(checked: list[Permission]) -> None:
     with pytest.raises(ConfigError, match=r"^ConfigMap velero/maintenance-config does not exist"):
-        await read_spec(KubeClient(FakeKube(), Retry(LoopClock())), settings, "velero")
+        await _read_spec(mover_service_account="movers", maintenance_config_map="maintenance-config")
     assert [each.verbs for each in checked if each.names == ("maintenance-config",)] == [("get",)]
 
 
 @pytest.mark.looptime
-async def test_the_permissions_for_copies_are_checked_where_some_are_configured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    checked: list[Permission] = []
-
-    async def check(_client: object, _namespace: str, permissions: Iterable[Permission]) -> None:
-        checked.extend(permissions)
-
-    monkeypatch.setattr("nodeagent.startup.check_cluster", check)
-    monkeypatch.setattr("nodeagent.startup.check_permissions", check)
-    kube = FakeKube()
-    meta = {"namespace": "velero", "name": "agent-config"}
-    document = '{"restorePVC": {"secretNames": ["token"]}}'
-    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
-    settings = Settings("node-a", config_map_name="agent-config", mover_service_account="movers")
+async def test_the_permissions_for_copies_are_checked_where_some_are_configured(checked: list[Permission]) -> None:
     with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist"):
-        await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
+        await _read_spec('{"restorePVC": {"secretNames": ["token"]}}', mover_service_account="movers")
     assert [each.names for each in checked if each in copy_permissions(("token",), ())] == [(), ("token",)]
 
 
-def test_mover_pods_have_the_account_of_the_flag() -> None:
+def test_mover_pods_have_the_account_of_the_flag_and_are_told_which_cluster_they_run_in() -> None:
     settings = Settings("node-a", mover_service_account="movers")
-    spec = AgentSpec(settings, "velero", parse_config("{}"), AgentTemplate("mover:1"))
+    spec = AgentSpec(settings, "velero", parse_config("{}"), AgentTemplate("mover:1"), cluster="uid-1")
     assert spec.expose_defaults.pod.service_account == "movers"
+    assert spec.expose_defaults.mover.cluster == "uid-1"

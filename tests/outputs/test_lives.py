@@ -31,6 +31,7 @@ from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS
 from tests.support.clock import LoopClock
 from tests.support.golden import assert_golden_text
+from tests.support.tasks import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -140,12 +141,8 @@ async def _run_agent(world: World, recorder: _Recorder, config: JsonDict | None 
         clock,
         AgentSpec(settings, NAMESPACE, parse_config(json.dumps(config or {})), template),
     )
-    task = asyncio.create_task(agent.run(), name="agent")
-    try:
+    async with running(agent.run()):
         yield agent
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

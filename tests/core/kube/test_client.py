@@ -1,8 +1,6 @@
 """The client with errors, lost responses and pages; other cases are in the contract."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -19,12 +17,10 @@ from core.kube.errors import (
     UnreachableError,
 )
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
-from core.kube.transport import Request, Response, Retry, Transport
+from core.kube.transport import Response, Retry
 from core.models.base import JsonDict, ObjectMeta
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-
-__all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
 
@@ -150,12 +146,6 @@ async def test_a_page_of_a_pod_is_read_through_the_proxy_of_the_api_server(kube:
         await client.pod_page("a", "p", port=8085, path="/other")
 
 
-async def test_pod_log_is_read_from_its_end(kube: FakeKube, client: KubeClient) -> None:
-    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p"}})
-    kube.logs["a", "p"] = "first line\n" * 100 + "last line\n"
-    assert (await client.pod_log("a", "p", container="c", limit_bytes=200)).endswith("last line\n")
-
-
 @pytest.mark.parametrize(("container", "asked"), [("c", "c"), ("", None)], ids=["named", "the only one"])
 async def test_pod_log_is_asked_of_one_container(
     kube: FakeKube, client: KubeClient, container: str, asked: str | None
@@ -191,31 +181,15 @@ async def test_an_answer_to_a_deletion_needs_no_resource_version(kube: FakeKube,
     assert await client.delete(PODS, "a", "p") is Deletion.STARTED
 
 
-async def test_a_forced_deletion_has_no_grace_period_and_spares_a_successor(kube: FakeKube) -> None:
-    sent: list[Request] = []
-
-    class Recorder(Transport):
-        async def request(self, request: Request) -> Response:
-            sent.append(request)
-            return await kube.request(request)
-
-        def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-            raise NotImplementedError
-
-        async def close(self) -> None:
-            pass
-
-    client = KubeClient(Recorder(), Retry(LoopClock()))
+async def test_a_forced_deletion_has_no_grace_period_and_spares_a_successor(kube: FakeKube, client: KubeClient) -> None:
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p", "uid": "2"}})
     assert await client.force_delete(PODS, "a", "p", uid="1") is Deletion.CONFLICT
     assert await client.force_delete(PODS, "a", "p", uid="2") is Deletion.DONE
-    options = json.loads(sent[-1].body or b"")
+    options = json.loads(kube.requests[-1].body or b"")
     assert (options["gracePeriodSeconds"], options["preconditions"]) == (0, {"uid": "2"})
 
 
 WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]
-
-
 PAGE = b"<html><body>Service Unavailable</body></html>"
 
 
@@ -243,16 +217,13 @@ async def test_an_answer_that_is_no_list_is_retried(kube: FakeKube, client: Kube
     assert len(await client.list(Selection(CONFIG_MAPS, "a"))) == 1
 
 
-async def test_an_answer_that_stays_no_object_is_an_unreachable_server(kube: FakeKube, client: KubeClient) -> None:
-    kube.fail_next("GET", "/configmaps", PAGE, times=9)
-    with pytest.raises(UnreachableError, match="get ConfigMap a/m: 200: the answer is not a JSON object: b'<html>"):
-        await client.get(CONFIG_MAPS, "a", "m")
-
-
-async def test_an_answer_that_is_cut_is_not_shown(kube: FakeKube, client: KubeClient) -> None:
-    """It may be part of a Secret."""
-    kube.fail_next("GET", "/configmaps", b'{"data":{"password":"c2VjcmV0"', times=9)
-    with pytest.raises(UnreachableError, match="not a JSON object: 30 bytes"):
+@pytest.mark.parametrize(("body", "shown"), [(PAGE, "b'<html>"), (b'{"data":{"password":"c2VjcmV0"', "30 bytes")])
+async def test_an_answer_that_stays_no_object_is_an_unreachable_server(
+    kube: FakeKube, client: KubeClient, body: bytes, shown: str
+) -> None:
+    """One that is cut may be part of a Secret."""
+    kube.fail_next("GET", "/configmaps", body, times=9)
+    with pytest.raises(UnreachableError, match=f"get ConfigMap a/m: 200: the answer is not a JSON object: {shown}"):
         await client.get(CONFIG_MAPS, "a", "m")
 
 

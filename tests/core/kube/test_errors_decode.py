@@ -4,8 +4,6 @@ import pytest
 
 from core.kube.errors import parse_json
 
-__all__: list[str] = []
-
 
 @pytest.mark.parametrize(
     ("body", "value"),

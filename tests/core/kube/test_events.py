@@ -16,8 +16,6 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
-__all__: list[str] = []
-
 _RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
 _ABOUT = ObjectRef("velero.io/v2alpha1", "DataUpload", "velero", "b1", "uid-1", "7")
 

@@ -16,8 +16,7 @@ from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-
-__all__: list[str] = []
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
@@ -58,13 +57,8 @@ class Follower:
 async def following(kube: FakeKube) -> AsyncIterator[Follower]:
     """Watch the pods; on entering, the list is complete."""
     follower = Follower(kube)
-    task = asyncio.create_task(follower.run(), name="follower")
-    try:
-        await asyncio.sleep(0.1)
+    async with running(follower.run(), lead_seconds=0.1):
         yield follower
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
@@ -260,17 +254,14 @@ async def test_the_state_tells_since_when_a_watch_is_closed_and_why() -> None:
             pass
 
     seen = []
-    task = asyncio.create_task(follow())
-    for seconds in (0, 700, 1, 99):
-        await asyncio.sleep(seconds)
-        seen.append((round(state.closed_seconds), type(state.error)))
-        if seconds == 700:
-            for method in ("GET", "WATCH"):
-                kube.fail_next(method, "/pods", 403, times=1000)
-            kube.watches.cut()
-    kube.fulfill()
-    await asyncio.sleep(31)
-    seen.append((round(state.closed_seconds), type(state.error)))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(follow()):
+        for seconds in (0, 700, 1, 99, 31):
+            if seconds == 31:
+                kube.fulfill()
+            await asyncio.sleep(seconds)
+            seen.append((round(state.closed_seconds), type(state.error)))
+            if seconds == 700:
+                for method in ("GET", "WATCH"):
+                    kube.fail_next(method, "/pods", 403, times=1000)
+                kube.watches.cut()
     assert seen == [(0, type(None)), (0, type(None)), (1, ForbiddenError), (100, ForbiddenError), (0, type(None))]

@@ -24,8 +24,6 @@ from core.snapshot_contract import (
 )
 from tests.support.job_output import seal
 
-__all__: list[str] = []
-
 _DELETED = [DeletedSnapshot(id=one, volume_namespace="app", backup="b", transfer_uid="u") for one in ("s1", "s2")]
 _CHECKED = CheckedCopy(volume_namespace="app", snapshot_id="s3")
 _NOISE = "time=1 level=info msg=begin\n"

@@ -1,13 +1,16 @@
-"""The models read every custom resource that was recorded in a cluster with Velero."""
+"""The models read every custom resource that a cluster with Velero had, and the product reads every field."""
 
+import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.errors import ContractError
-from core.models.base import CustomResource, JsonDict
+from core.models import base, storage, transfers
+from core.models.base import CustomResource, JsonDict, WireModel
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
@@ -159,3 +162,32 @@ def _without(spec: JsonDict, paths: set[tuple[str, ...]]) -> JsonDict:
 
 def _below(paths: set[tuple[str, ...]], key: str) -> set[tuple[str, ...]]:
     return {path[1:] for path in paths if path[0] == key and len(path) > 1}
+
+
+_ROOT = Path(__file__).parents[3]
+_PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
+
+
+def _read_attributes() -> set[str]:
+    files = [file for package in _PACKAGES for file in (_ROOT / package).rglob("*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def _models() -> Iterator[type[WireModel]]:
+    for module in (base, storage, transfers):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, WireModel) and value.__module__ == module.__name__:
+                yield value
+
+
+@pytest.fixture(scope="module")
+def read() -> set[str]:
+    """The names of all attributes that the product reads."""
+    return _read_attributes()
+
+
+@pytest.mark.parametrize("model", [m for m in _models() if m not in {WireModel, CustomResource}])
+def test_every_field_is_read(model: type[WireModel], read: set[str]) -> None:
+    unread = set(model.__struct_fields__) - read
+    assert unread == set()

@@ -1,9 +1,5 @@
 """Command lines of Velero: those of its DaemonSets, of its chart, and every global flag of its binary."""
 
-import os
-import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -91,43 +87,3 @@ def test_the_command_of_a_recorded_daemonset_means_serve(recorded: Path) -> None
     named = "--node-agent-configmap=node-agent-config" in container["args"]
     assert settings.config_map_name == ("node-agent-config" if named else None)
     assert getattr(parsed, IGNORED_FLAGS) == ["--features"]
-
-
-def test_three_daemonsets_are_recorded() -> None:
-    assert [path.stem for path in _RECORDED] == ["daemonset-all-flags", "daemonset-no-host-path", "daemonset-plain"]
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {key: value for key, value in os.environ.items() if key not in {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"}}
-    argv = [sys.executable, "-m", "nodeagent", *arguments]
-    return subprocess.run(argv, cwd=_ROOT, env=environ, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.processes
-def test_ignored_flags_are_named_in_one_log_line() -> None:
-    done = _run("node-agent", "server", "--node-name=a", "--kubeconfig=/absent", "--v=4", "--features=x", "--v=5")
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if "no effect" in line]
-    assert len(lines) == 1
-    assert re.search(r"flags of Velero that have no effect here: --features, --v\b", lines[0])
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["node-agent"], "required: COMMAND"),
-        (["node-agent", "serve"], "invalid choice: 'serve'"),
-        (["node-agent", "server", "--feature=x"], "unrecognized arguments: --feature=x"),
-        (["node-agent", "server", "--default-volumes-to-fs-backup"], "unrecognized arguments"),
-        (["node-agent", "server", "-x"], "unrecognized arguments: -x"),
-        (["node-agent", "server", "--colorized"], "expected one argument"),
-        (["check-config", "--features=x", "-"], "unrecognized arguments: --features=x"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_other_flags_still_end_the_agent(arguments: list[str], error: str) -> None:
-    done = _run(*arguments)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
-    assert error in done.stderr

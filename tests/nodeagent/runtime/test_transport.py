@@ -14,10 +14,10 @@ from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.transport import KEEPALIVE_OPTIONS, MERGE_PATCH, Request
 from core.models.base import JsonDict
+from nodeagent.runtime.http import HttpTransport
 from nodeagent.runtime.transport import load_transport
 from tests.support.sockets import connections_to
 
-_ROOT = Path(__file__).parents[3]
 _LINE = b"x" * 3_000_000
 
 
@@ -91,6 +91,14 @@ def write_kubeconfig(folder: Path, url: str, user: object, **context: str) -> st
     return str(path)
 
 
+@pytest.fixture
+async def transport(server: Server, tmp_path: Path) -> AsyncIterator[HttpTransport]:
+    """A transport to the server, with the token t."""
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+    yield transport
+    await transport.close()
+
+
 async def test_requests_carry_token_query_body_and_type(server: Server, tmp_path: Path) -> None:
     transport, namespace = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t1"}, namespace="ns"))
     patch = Request("PATCH", "/api/v1/pods", {"labelSelector": "a in (b,c)"}, b'{"x":"\xc3\xbc"}', MERGE_PATCH)
@@ -103,13 +111,11 @@ async def test_requests_carry_token_query_body_and_type(server: Server, tmp_path
     assert path.startswith("/api/v1/pods?labelSelector=")
 
 
-async def test_nothing_is_sent_after_the_end(server: Server, tmp_path: Path) -> None:
+async def test_nothing_is_sent_after_the_end(server: Server, transport: HttpTransport) -> None:
     """A session that is opened then would never be closed."""
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t1"}))
     await transport.close()
     with pytest.raises(UnreachableError, match="GET /version: this client is closed"):
         await transport.request(Request("GET", "/version"))
-    await transport.close()
     assert server.requests == []
 
 
@@ -164,62 +170,49 @@ async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) 
     assert server.requests[0][2] == "Bearer t3"
 
 
-async def test_responses_of_any_status_are_returned(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_responses_of_any_status_are_returned(transport: HttpTransport) -> None:
     forbidden = await transport.request(Request("GET", "/forbidden"))
     busy = await transport.request(Request("GET", "/busy"))
-    await transport.close()
     assert forbidden.status == 403
     assert (busy.status, busy.retry_after) == (429, "7")
     assert forbidden.date is not None
     assert forbidden.date.endswith(" GMT")
 
 
-async def test_stream_yields_lines_of_any_length(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_stream_yields_lines_of_any_length(transport: HttpTransport) -> None:
     async with transport.stream(Request("GET", "/lines")) as lines:
         found = [line async for line in lines]
-    await transport.close()
     assert found == [b"one", _LINE, b"two"]
 
 
-async def test_a_response_that_is_larger_than_any_object_is_not_read_to_its_end(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_a_response_that_is_larger_than_any_object_is_not_read_to_its_end(transport: HttpTransport) -> None:
     with pytest.raises(UnreachableError, match="GET /large: the response exceeds 16 MiB"):
         await transport.request(Request("GET", "/large"))
     with pytest.raises(GoneError, match="GET /large: a line exceeds 16 MiB"):
         async with transport.stream(Request("GET", "/large")) as lines:
             await anext(lines)
     assert len((await transport.request(Request("GET", "/large", many=True))).body) == 6 * len(_LINE)
-    await transport.close()
 
 
-async def test_broken_stream_is_unreachable_after_its_whole_lines(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_broken_stream_is_unreachable_after_its_whole_lines(transport: HttpTransport) -> None:
     async with transport.stream(Request("GET", "/cut")) as lines:
         assert await anext(lines) == b"one"
         with pytest.raises(UnreachableError, match="GET /cut"):
             await anext(lines)
-    await transport.close()
 
 
-async def test_rejected_stream_raises_on_entering(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_rejected_stream_raises_on_entering(transport: HttpTransport) -> None:
     with pytest.raises(ForbiddenError):
         async with transport.stream(Request("GET", "/forbidden")):
             pass
-    await transport.close()
 
 
-async def test_a_timeout_is_unreachable(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_a_timeout_is_unreachable(transport: HttpTransport) -> None:
     with pytest.raises(UnreachableError, match="timed out"):
         await transport.request(Request("GET", "/silent", timeout_seconds=0.2))
-    await transport.close()
 
 
-async def test_canceled_stream_is_closed(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_canceled_stream_is_closed(server: Server, transport: HttpTransport) -> None:
 
     async def read() -> None:
         async with transport.stream(Request("GET", "/silent")) as lines:
@@ -231,7 +224,6 @@ async def test_canceled_stream_is_closed(server: Server, tmp_path: Path) -> None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await transport.close()
     await transport.close()
 
 
@@ -311,10 +303,8 @@ async def test_the_proxy_of_the_environment_is_used(
     await transport.close()
 
 
-async def test_a_connection_has_keepalive(server: Server, tmp_path: Path) -> None:
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"}))
+async def test_a_connection_has_keepalive(server: Server, transport: HttpTransport) -> None:
     await transport.request(Request("GET", "/version"))
     (connection,) = connections_to(int(server.url.rpartition(":")[2]))
     with connection:
         assert {option: connection.getsockopt(*option) for option in KEEPALIVE_OPTIONS} == KEEPALIVE_OPTIONS
-    await transport.close()

@@ -1,16 +1,19 @@
-"""The work queue: each key is handled by one worker at a time, in order, and never lost."""
+"""The work queue: each key is handled by one worker at a time, in order, and never lost; its faults and timers."""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 
+from core.errors import AgentError
 from core.kube.errors import ServerError
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Faults, Requeue, Timers, WorkQueue
+from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
@@ -47,18 +50,12 @@ class Worker:
         return [at for began, at in self.began if began == key]
 
 
+async def _fail(key: str) -> Requeue | None:
+    raise ServerError("503 ServiceUnavailable", status=503)
+
+
 def new_queue(workers: int = 2) -> WorkQueue[str]:
     return WorkQueue(LoopClock(), name="test", workers=workers)
-
-
-@asynccontextmanager
-async def running(queue: WorkQueue[str], worker: Worker) -> AsyncIterator[None]:
-    task = asyncio.create_task(queue.run(worker), name="queue")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_keys_are_handled_in_order_by_the_workers() -> None:
@@ -66,7 +63,7 @@ async def test_keys_are_handled_in_order_by_the_workers() -> None:
     for key in "abcde":
         queue.add(key)
     assert len(queue) == 5
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(10)
     assert worker.began == [("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 2)]
     assert worker.most_at_once == 2
@@ -77,7 +74,7 @@ async def test_a_ready_key_is_queued_once() -> None:
     queue, worker = new_queue(), Worker()
     for _ in range(3):
         queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(10)
     assert worker.keys == ["a"]
 
@@ -85,7 +82,7 @@ async def test_a_ready_key_is_queued_once() -> None:
 async def test_a_key_added_while_in_progress_is_handled_again() -> None:
     queue, worker = new_queue(), Worker()
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(0.5)
         queue.add("a")
         queue.add("a")
@@ -103,7 +100,7 @@ async def test_a_key_added_repeatedly_does_not_starve_others() -> None:
     worker.then = again
     for key in ("busy", "a", "b"):
         queue.add(key)
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(3.5)
     assert worker.keys == ["busy", "a", "b", "busy"]
 
@@ -116,7 +113,7 @@ async def test_a_requeued_key_is_handled_on_time() -> None:
 
     worker.then = later
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(100)
     assert worker.times("a") == [0, 6, 12]
 
@@ -125,14 +122,14 @@ async def test_earliest_of_several_times_counts() -> None:
     queue, worker = new_queue(), Worker()
     for seconds in (30, 10, 20):
         queue.add_after("a", seconds)
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(100)
     assert worker.times("a") == [10]
 
 
 async def test_a_timer_set_during_another_timer_fires() -> None:
     queue, worker = new_queue(), Worker()
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         queue.add_after("late", 50)
         await asyncio.sleep(1)
         queue.add_after("early", 5)
@@ -142,7 +139,7 @@ async def test_a_timer_set_during_another_timer_fires() -> None:
 
 async def test_all_of_many_timers_fire() -> None:
     queue, worker = new_queue(workers=500), Worker()
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         for number in range(500):
             queue.add_after(str(number), 500 - number)
         await asyncio.sleep(600)
@@ -152,12 +149,9 @@ async def test_all_of_many_timers_fire() -> None:
 async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
 
-    async def fail(key: str) -> None:
-        raise ServerError("not yet")
-
-    worker.then = fail
+    worker.then = _fail
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(3600)
     times = worker.times("a")
     waits = [after - before for before, after in itertools.pairwise(times)]
@@ -181,7 +175,7 @@ async def test_an_unexpected_error_is_logged_with_its_traceback_and_blocks_no_ke
     worker.then = fail
     queue.add("a")
     queue.add("b")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(1.5)
     assert "b" in worker.keys
     assert worker.keys.count("a") >= 2
@@ -197,7 +191,7 @@ async def test_success_clears_the_backoff() -> None:
 
     worker.then = fail_mostly
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(60)
         assert len(worker.began) == 5
         queue.add("a")
@@ -217,7 +211,7 @@ async def test_a_cancellation_from_outside_ends_no_worker() -> None:
 
     worker.then = await_canceled
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(2)
         assert worker.keys == ["a", "a"]
         queue.add("b")
@@ -228,14 +222,10 @@ async def test_a_cancellation_from_outside_ends_no_worker() -> None:
 async def test_cancellation_ends_the_work_in_progress() -> None:
     queue, worker = new_queue(), Worker(seconds=1000)
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(1)
         assert worker.busy == ["a"]
     assert worker.busy == []
-
-
-async def _fail(key: str) -> Requeue | None:
-    raise ServerError("503 ServiceUnavailable", status=503)
 
 
 async def test_keys_that_back_off_are_brought_forward_within_ten_seconds() -> None:
@@ -244,7 +234,7 @@ async def test_keys_that_back_off_are_brought_forward_within_ten_seconds() -> No
     worker.then = _fail
     for key in keys:
         queue.add(key)
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(3000)
         worker.then, before = worker._nothing, len(worker.began)
         queue.bring_forward()
@@ -262,7 +252,7 @@ async def test_a_key_that_always_fails_is_brought_forward_once_a_minute_at_most(
     queue, worker = new_queue(), Worker(seconds=0)
     worker.then = _fail
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(3000)
         before = len(worker.began)
         for _ in range(600):
@@ -279,8 +269,70 @@ async def test_a_requeued_key_is_not_brought_forward() -> None:
 
     worker.then = later
     queue.add("a")
-    async with running(queue, worker):
+    async with running(queue.run(worker)):
         await asyncio.sleep(1)
         queue.bring_forward()
         await asyncio.sleep(100)
     assert worker.times("a") == [0]
+
+
+@pytest.fixture
+def faults(caplog: pytest.LogCaptureFixture) -> Faults:
+    caplog.set_level(logging.DEBUG)
+    return Faults(logging.getLogger("faults"))
+
+
+def test_an_error_is_logged_in_full_once_per_key_and_cause(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
+    errors = [("a", AgentError("no")), ("a", AgentError("no")), ("b", AgentError("no")), ("a", AgentError("still no"))]
+    assert [faults.report(key, "it failed", error) for key, error in errors] == [True, False, True, True]
+    assert [(one.levelname, one.exc_info is not None) for one in caplog.records] == [
+        ("ERROR", True),
+        ("DEBUG", False),
+        ("ERROR", True),
+        ("ERROR", True),
+    ]
+    assert caplog.messages[0] == "it failed: no"
+
+
+def test_an_error_that_returns_after_a_success_is_logged_again(faults: Faults) -> None:
+    faults.report("a", "it failed", AgentError("no"))
+    faults.forget("a")
+    assert faults.report("a", "it failed", AgentError("no"))
+
+
+DAY = timedelta(hours=24)
+
+
+@pytest.mark.parametrize("skew", [-DAY, DAY], ids=["a day behind", "a day ahead"])
+def test_a_timer_begins_with_the_first_observation(skew: timedelta) -> None:
+    clock = HandClock(100.0)
+    timers = Timers(clock)
+    assert timers.seconds("uid") == 0.0
+    clock.seconds, clock.skew = 101.0, skew
+    assert timers.seconds("uid") == 1.0
+    clock.seconds = 700.0
+    assert timers.seconds("uid") == 600.0
+
+
+def test_a_timer_begins_again_when_something_else_is_observed() -> None:
+    clock = HandClock()
+    timers = Timers(clock)
+    timers.seconds("uid", "deletion of a")
+    clock.seconds = 60.0
+    assert timers.seconds("uid", "deletion of b") == 0.0
+    clock.seconds = 61.0
+    assert timers.seconds("uid", "deletion of b") == 1.0
+    assert timers.seconds("uid", "deletion of a") == 0.0
+
+
+def test_only_retained_timers_take_memory() -> None:
+    clock = HandClock()
+    timers = Timers(clock)
+    for key in ("a", "b", "c"):
+        timers.seconds(key)
+    timers.forget("a")
+    timers.forget("unknown")
+    timers.retain({"c", "d"})
+    clock.seconds = 5.0
+    assert len(timers) == 1
+    assert timers.seconds("c") == 5.0

@@ -1,6 +1,7 @@
-"""Retries: which requests, and when."""
+"""Retries: which requests, and when; and the keepalive of connections."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -14,10 +15,8 @@ from core.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from core.kube.transport import Retry
+from core.kube.transport import KEEPALIVE_OPTIONS, Retry, keep_alive
 from tests.support.clock import LoopClock
-
-__all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
 
@@ -112,3 +111,16 @@ async def test_a_denial_is_raised_after_the_configured_time(error: type[KubeErro
     with pytest.raises(error):
         await Retry(LoopClock(), forbidden_seconds=20).run(script)
     assert 10 < script.called_at[-1] - script.called_at[0] <= 20
+
+
+def test_a_dead_connection_is_closed_within_30_seconds() -> None:
+    with socket.socket() as connection:
+        keep_alive(connection)
+        assert {option: connection.getsockopt(*option) for option in KEEPALIVE_OPTIONS} == KEEPALIVE_OPTIONS
+        idle, interval, probes = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert idle + interval * probes == 30
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000

@@ -1,6 +1,8 @@
-"""The rate limit of requests to the API server, and its `Retry-After`."""
+"""The rate limit of requests to the API server and its `Retry-After`, the ends of outages, the skew of the clock."""
 
 import asyncio
+from datetime import timedelta
+from email.utils import format_datetime
 
 import pytest
 
@@ -9,7 +11,9 @@ from core.kube.errors import ThrottledError, UnreachableError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.transport import Request, Response, Retry, Transport
 from core.kube.watch import watch_objects
-from nodeagent.runtime.api_server import LimitedTransport, RateLimit
+from nodeagent.metrics import Metrics
+from nodeagent.runtime.api_server import ClockSkew, LimitedTransport, Outages, RateLimit
+from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -189,3 +193,86 @@ async def test_requests_in_flight_are_limited_except_urgent_ones(looptime: float
         assert abs(float(looptime) - 1.5) < 0.1
     assert most == 16
     assert abs(float(looptime) - 7) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ends"),
+    [
+        pytest.param([200, 201, 404], 0, id="none"),
+        pytest.param([0, 0], 0, id="not ended yet"),
+        pytest.param([0, 0, 200, 200], 1, id="no answers"),
+        pytest.param([500, 503, 200], 1, id="errors of the server"),
+        pytest.param([0, 409], 1, id="a rejection is an answer"),
+        pytest.param([0, 200, 0, 200], 2, id="twice"),
+    ],
+)
+def test_the_first_good_answer_after_a_failed_one_is_reported(statuses: list[int], ends: int) -> None:
+    reported: list[int] = []
+    outages = Outages()
+    outages.subscribe(lambda: reported.append(1))
+    for status in statuses:
+        outages.observe(status)
+    assert len(reported) == ends
+
+
+DATE = format_datetime(NOON, usegmt=True)
+DAY = timedelta(hours=24)
+
+
+def shown(metrics: Metrics) -> float | None:
+    lines = [
+        line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_clock_skew_seconds{")
+    ]
+    return float(lines[0].split()[-1]) if lines else None
+
+
+@pytest.mark.parametrize(
+    ("skew", "words"),
+    [
+        (timedelta(seconds=59), ""),
+        (timedelta(seconds=-59), ""),
+        (DAY, "86400 s ahead of the API server's"),
+        (-DAY, "86400 s behind the API server's"),
+    ],
+)
+def test_the_skew_is_a_metric_and_one_warning(skew: timedelta, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics("node-a")
+    observer = ClockSkew(HandClock(skew=skew), metrics)
+    assert shown(metrics) is None
+    for _ in range(3):
+        observer.observe(DATE)
+    assert shown(metrics) == skew.total_seconds()
+    assert [words in record.getMessage() for record in caplog.records] == ([True] if words else [])
+
+
+def test_a_skew_that_comes_back_is_warned_about_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = HandClock()
+    observer = ClockSkew(clock, Metrics("node-a"))
+    for clock.skew in (DAY, timedelta(), timedelta(), -DAY):
+        observer.observe(DATE)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+@pytest.mark.parametrize("date", ["", "soon", "Sat, 99 Nov 2026 12:00:00 GMT", "Sat, 21 Nov 2026 12:00:00"])
+def test_an_invalid_date_is_ignored(date: str) -> None:
+    metrics = Metrics("node-a")
+    ClockSkew(HandClock(), metrics).observe(date)
+    assert shown(metrics) is None
+
+
+class Dated(FakeKube):
+    """An API server that dates its responses."""
+
+    async def request(self, request: Request) -> Response:
+        return Response(200, b"{}", date=DATE)
+
+
+@pytest.mark.looptime
+async def test_every_response_is_compared() -> None:
+    seen: list[str] = []
+    clock = HandClock()
+    limit = RateLimit(clock, per_second=10.0, burst=5)
+    transport = LimitedTransport(Dated(), limit, on_answer=lambda _verb, _status: None, on_date=seen.append)
+    await transport.request(Request("GET", "/api/v1/pods"))
+    assert seen == [DATE]
