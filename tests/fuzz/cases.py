@@ -26,12 +26,10 @@ from core.models.names import (
     SELECTED_NODE_ANNOTATION,
 )
 from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION
-from tests.fuzz.distorter import ObjectKey, replace_at
+from tests.fuzz.distorter import ObjectKey, Path_, paths_in, replace_at
 from tests.fuzz.values import TEXTS_BY_FIELD, Raw, from_schema, hostile, hostile_answers, hostile_texts
 from tests.fuzz.world import initial_objects
 from tests.support.objects import JsonDict
-
-Path_ = tuple[str | int, ...]
 
 CASES_PER_ROUND: Final = 12
 _CRDS: Final = Path(__file__).parents[2] / "deploy" / "crds"
@@ -107,19 +105,6 @@ def schemas_of(kind: str) -> JsonDict:
     return _schemas().get(kind, {})
 
 
-def _paths_in(value: object) -> Iterator[Path_]:
-    """Yield every path in a JSON value."""
-    items: Iterator[tuple[str | int, object]] = iter(())
-    if isinstance(value, dict):
-        items = iter(value.items())
-    elif isinstance(value, list):
-        items = iter(enumerate(value))
-    for key, inner in items:
-        yield (key,)
-        for path in _paths_in(inner):
-            yield (key, *path)
-
-
 def _paths_of(form: Any) -> Iterator[Path_]:
     """Yield every path of a form; the first item stands for all of a list."""
     arguments = get_args(form)
@@ -136,7 +121,7 @@ def _paths_of(form: Any) -> Iterator[Path_]:
 
 def _texts(whole: JsonDict) -> SearchStrategy[str]:
     """Return JSON texts like that of `whole`, with one part replaced."""
-    paths = [(), *_paths_in(whole)]
+    paths = [(), *paths_in(whole)]
 
     def build(path: Path_, value: Any) -> str:
         changed = replace_at(whole, path, value)
@@ -166,7 +151,7 @@ def _cases_of(key: ObjectKey) -> SearchStrategy[Case]:
     """Return the cases of one object."""
     obj = next(one for one in initial_objects() if _key(one) == key)
     form = RESOURCES[key[0]].form
-    paths = sorted({*_paths_in(obj), *_paths_of(form)}, key=repr)
+    paths = sorted({*paths_in(obj), *_paths_of(form)}, key=repr)
     texts = [path for path in paths if path[-1] in {"message", "data", "operationTimeout"} or path[:2] == ("data", "a")]
     marks: list[Path_] = [("metadata", *mark) for mark in _MARKS]
     strategies = [

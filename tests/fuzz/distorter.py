@@ -1,7 +1,7 @@
 """An API server whose answers are distorted: chosen objects in them, or whole answers."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,26 @@ from tests.support.fakekube import FakeKube
 ObjectKey = tuple[str, str, str]
 """Kind, namespace and name of a stored object."""
 
+Path_ = tuple[str | int, ...]
+"""Keys and indexes from the top of a JSON value."""
+
 Distortion = Callable[[JsonDict], Any]
 
 
-def replace_at(obj: Any, path: tuple[str | int, ...], value: Any) -> Any:
+def paths_in(value: object) -> Iterator[Path_]:
+    """Yield every path in a JSON value."""
+    items: Iterator[tuple[str | int, object]] = iter(())
+    if isinstance(value, dict):
+        items = iter(value.items())
+    elif isinstance(value, list):
+        items = iter(enumerate(value))
+    for key, inner in items:
+        yield (key,)
+        for path in paths_in(inner):
+            yield (key, *path)
+
+
+def replace_at(obj: Any, path: Path_, value: Any) -> Any:
     """Return a copy of `obj` with `value` at `path`; what is missing on the way is created."""
     if not path:
         return value

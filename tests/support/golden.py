@@ -34,6 +34,12 @@ def assert_golden_text(name: str, text: str) -> None:
     assert expected == text, "\n".join(changes)
 
 
+def recorded_objects() -> list[JsonDict]:
+    """Return every object in every recording; watches hold it in `object`."""
+    contents = [json.loads(file.read_text()) for file in sorted(RECORDINGS.glob("*.json"))]
+    return [entry.get("object", entry) for content in contents if isinstance(content, list) for entry in content]
+
+
 def recorded(name: str, index: int = 0, *, called: str = "") -> JsonDict:
     """Return the object of one watch event of a recording.
 

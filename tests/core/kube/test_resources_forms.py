@@ -1,30 +1,18 @@
 """The form of each kind: recorded objects have it, and every field that is read is checked."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from core.kube import resources
 from core.kube.errors import MalformedObjectError
 from core.kube.resources import PODS, Resource, check_form, check_identity
 from core.models.base import JsonDict, without_nulls
+from tests.support.golden import recorded_objects
 from tests.support.scripted import stored
 
-_FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 _RESOURCES = {value.kind: value for value in vars(resources).values() if isinstance(value, Resource)}
 
 
-def _recorded() -> list[JsonDict]:
-    found: list[JsonDict] = []
-    for file in sorted(_FOLDER.glob("*.json")):
-        content = json.loads(file.read_text())
-        if isinstance(content, list):
-            found += [entry.get("object", entry) for entry in content]
-    return [obj for obj in found if obj.get("kind") in _RESOURCES]
-
-
-_RECORDED = _recorded()
+_RECORDED = [obj for obj in recorded_objects() if obj.get("kind") in _RESOURCES]
 
 
 def test_recorded_objects_have_the_form_of_their_kind() -> None:

@@ -1,10 +1,8 @@
 """The models read every custom resource that a cluster with Velero had, and the product reads every field."""
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,40 +12,23 @@ from core.models.base import CustomResource, JsonDict, WireModel
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from tests.support.golden import recorded_objects
 
-_FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
-_NOT_READ: dict[str, set[tuple[str, ...]]] = {
-    "DataUpload": {("csiSnapshot", "driver"), ("csiSnapshot", "snapshotClass")},
+_NOT_READ: dict[str, set[str]] = {
+    "DataUpload": {".spec.csiSnapshot.driver", ".spec.csiSnapshot.snapshotClass"},
     "DataDownload": set(),
-    "PodVolumeBackup": {("pod", "kind"), ("repoIdentifier",)},
-    "PodVolumeRestore": {("pod", "kind"), ("repoIdentifier",)},
-    "BackupRepository": {("resticIdentifier",)},
+    "PodVolumeBackup": {".spec.pod.kind", ".spec.repoIdentifier"},
+    "PodVolumeRestore": {".spec.pod.kind", ".spec.repoIdentifier"},
+    "BackupRepository": {".spec.resticIdentifier"},
 }
 """Fields of a spec that Velero sets and nothing here reads."""
+_TRANSFERS = (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore)
 _MODELS: dict[str, type[CustomResource]] = {
-    model.kind_name: model
-    for model in (
-        DataUpload,
-        DataDownload,
-        PodVolumeBackup,
-        PodVolumeRestore,
-        BackupRepository,
-        BackupStorageLocation,
-    )
+    model.kind_name: model for model in (*_TRANSFERS, BackupRepository, BackupStorageLocation)
 }
 
 
-def _objects() -> list[JsonDict]:
-    """Return every object in every recording; watches hold it in `object`."""
-    found: list[JsonDict] = []
-    for file in sorted(_FOLDER.glob("*.json")):
-        content = json.loads(file.read_text())
-        if isinstance(content, list):
-            found += [entry.get("object", entry) for entry in content]
-    return found
-
-
-_RECORDED = [obj for obj in _objects() if obj.get("kind") in _MODELS]
+_RECORDED = [obj for obj in recorded_objects() if obj.get("kind") in _MODELS]
 
 
 def _id(obj: JsonDict) -> str:
@@ -58,13 +39,19 @@ def test_all_kinds_of_transfer_and_the_repository_are_recorded() -> None:
     assert {obj["kind"] for obj in _RECORDED} == _MODELS.keys() - {"BackupStorageLocation"}
 
 
+def _leaves(value: object, path: str = "") -> JsonDict:
+    """Return the fields in `value` by their paths, except those that are null or empty."""
+    if not isinstance(value, dict):
+        return {} if value in (None, "") else {path: value}
+    return {place: leaf for key, field in value.items() for place, leaf in _leaves(field, f"{path}.{key}").items()}
+
+
 @pytest.mark.parametrize("obj", _RECORDED, ids=_id)
 def test_recorded_object_is_read_as_it_is(obj: JsonDict) -> None:
     parsed = _MODELS[obj["kind"]].parse(obj)
-    found = _shared(parsed.to_wire(), obj)
-    expected = _shared(obj, obj)
-    spec = _without(expected["spec"], _NOT_READ[obj["kind"]])
-    assert (found["spec"], found.get("status")) == (spec, expected.get("status"))
+    recorded = {path: leaf for path, leaf in _leaves(obj).items() if path.startswith((".spec.", ".status."))}
+    read = {path: leaf for path, leaf in _leaves(parsed.to_wire()).items() if path in recorded}
+    assert read == {path: leaf for path, leaf in recorded.items() if path not in _NOT_READ[obj["kind"]]}
     assert (parsed.name, parsed.uid) == (obj["metadata"]["name"], obj["metadata"]["uid"])
 
 
@@ -144,34 +131,8 @@ def test_what_go_cannot_hold_is_invalid(wrong: JsonDict) -> None:
         DataUpload.parse(recorded | wrong)
 
 
-def _shared(value: object, original: object) -> Any:
-    """Return the fields of `value` that are in `original`; null and empty fields count as absent."""
-    if isinstance(value, dict) and isinstance(original, dict):
-        shared = {key: _shared(field, original[key]) for key, field in value.items() if original.get(key) is not None}
-        return {key: field for key, field in shared.items() if field not in (None, "", {})}
-    return value
-
-
-def _without(spec: JsonDict, paths: set[tuple[str, ...]]) -> JsonDict:
-    """Return `spec` without the fields at `paths`, each of which has one or two keys."""
-    kept = {key: value for key, value in spec.items() if (key,) not in paths}
-    return {
-        key: _without(value, _below(paths, key)) if isinstance(value, dict) else value for key, value in kept.items()
-    }
-
-
-def _below(paths: set[tuple[str, ...]], key: str) -> set[tuple[str, ...]]:
-    return {path[1:] for path in paths if path[0] == key and len(path) > 1}
-
-
 _ROOT = Path(__file__).parents[3]
 _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
-
-
-def _read_attributes() -> set[str]:
-    files = [file for package in _PACKAGES for file in (_ROOT / package).rglob("*.py")]
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 def _models() -> Iterator[type[WireModel]]:
@@ -184,7 +145,9 @@ def _models() -> Iterator[type[WireModel]]:
 @pytest.fixture(scope="module")
 def read() -> set[str]:
     """The names of all attributes that the product reads."""
-    return _read_attributes()
+    files = [file for package in _PACKAGES for file in (_ROOT / package).rglob("*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
 @pytest.mark.parametrize("model", [m for m in _models() if m not in {WireModel, CustomResource}])

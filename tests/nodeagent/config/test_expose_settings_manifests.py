@@ -4,7 +4,6 @@ Everything between a ConfigMap's document and a request is the product's: parsin
 exposer, builders. The cluster is the exposers' small one.
 """
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tests.exposer.support.inputs import pod_volume_request, restore_request, sn
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import World, no_guard
 from tests.exposer.test_pod_volume import Scene
+from tests.fuzz.distorter import paths_in, replace_at
 from tests.nodeagent.support.configured import build_settings
 from tests.support.golden import assert_golden, recorded
 from tests.support.objects import JsonDict, only
@@ -121,28 +121,13 @@ _JSON = st.recursive(
 )
 
 
-def paths_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Every path in a document."""
-    inner: list[tuple[str | int, Any]] = []
-    if isinstance(value, dict):
-        inner = list(value.items())
-    elif isinstance(value, list):
-        inner = list(enumerate(value))
-    return [found for key, item in inner for found in [(*path, key), *paths_in(item, (*path, key))]]
-
-
 @st.composite
 def documents(draw: st.DrawFn) -> JsonDict:
     """A valid document in which up to three values are replaced."""
-    document: Any = copy.deepcopy(CONFIGURATIONS["everything"])
+    document = CONFIGURATIONS["everything"]
     for _ in range(draw(st.integers(0, 3))):
-        *way, last = draw(st.sampled_from(paths_in(document)))
-        inner = document
-        for key in way:
-            inner = inner[key]
-        inner[last] = draw(_JSON)
-    found: JsonDict = document
-    return found
+        document = replace_at(document, draw(st.sampled_from(list(paths_in(document)))), draw(_JSON))
+    return document
 
 
 @given(documents())
