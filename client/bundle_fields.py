@@ -28,120 +28,65 @@ _Fields: TypeAlias = "bool | Mapping[str, _Fields]"
 that ends in `*` stands for all keys that begin so."""
 
 
-def _texts(words: str) -> "_Fields":
+def _texts(words: str) -> "dict[str, _Fields]":
     return dict.fromkeys(words.split(), True)
 
 
 _ALL: Final[_Fields] = {"*": True}
 """The texts of a map, under any key."""
 
-_CONDITIONS: Final[_Fields] = _texts("type status reason message lastTransitionTime lastProbeTime")
-_META: Final[_Fields] = {
-    "name": True,
-    "namespace": True,
-    "generateName": True,
-    "uid": True,
-    "generation": True,
-    "creationTimestamp": True,
-    "deletionTimestamp": True,
-    "finalizers": True,
+_CONDITIONS: Final = _texts("type status reason message lastTransitionTime lastProbeTime")
+_META: Final = _texts("name namespace generateName uid generation creationTimestamp deletionTimestamp finalizers") | {
     "labels": _ALL,
     "annotations": {"nodeagent.io/*": True, "velero.io/*": True},
-    "ownerReferences": {"kind": True, "name": True, "uid": True, "controller": True},
+    "ownerReferences": _texts("kind name uid controller"),
 }
-_POD_REFERENCE: Final[_Fields] = {"namespace": True, "name": True, "uid": True}
 _TRANSFER: Final[_Fields] = {
     "spec": {
-        "backupStorageLocation": True,
-        "cancel": True,
-        "datamover": True,
+        **_texts("backupStorageLocation cancel datamover uploaderType operationTimeout parentSnapshot sourceNamespace"),
+        **_texts("sourcePVC snapshotType snapshotID snapshotSize node nodeOS volume"),
         "dataMoverConfig": _ALL,
         "uploaderSettings": _ALL,
-        "uploaderType": True,
-        "operationTimeout": True,
-        "parentSnapshot": True,
-        "sourceNamespace": True,
-        "sourcePVC": True,
-        "snapshotType": True,
-        "snapshotID": True,
-        "snapshotSize": True,
-        "csiSnapshot": {"volumeSnapshot": True, "storageClass": True, "snapshotClass": True, "driver": True},
-        "targetVolume": {"pvc": True, "pv": True, "namespace": True},
-        "pod": _POD_REFERENCE,
-        "node": True,
-        "nodeOS": True,
-        "volume": True,
+        "csiSnapshot": _texts("volumeSnapshot storageClass snapshotClass driver"),
+        "targetVolume": _texts("pvc pv namespace"),
+        "pod": _texts("namespace name uid"),
         "tags": _ALL,
     },
     "status": {
-        "phase": True,
-        "message": True,
-        "progress": {"totalBytes": True, "bytesDone": True},
-        "acceptedTimestamp": True,
-        "startTimestamp": True,
-        "completionTimestamp": True,
-        "acceptedByNode": True,
-        "node": True,
-        "nodeOS": True,
-        "path": True,
-        "snapshotID": True,
-        "incrementalBytes": True,
+        **_texts("phase message acceptedTimestamp startTimestamp completionTimestamp acceptedByNode node nodeOS path"),
+        **_texts("snapshotID incrementalBytes"),
+        "progress": _texts("totalBytes bytesDone"),
     },
 }
-_CONTAINER: Final[_Fields] = {
-    "name": True,
-    "image": True,
-    "imagePullPolicy": True,
-    "command": True,
-    "args": True,
+_CONTAINER: Final = _texts("name image imagePullPolicy command args") | {
     "resources": {"requests": _ALL, "limits": _ALL},
-    "volumeMounts": {"name": True, "mountPath": True, "readOnly": True, "mountPropagation": True},
-    "volumeDevices": {"name": True, "devicePath": True},
-    "env": {"name": True},
+    "volumeMounts": _texts("name mountPath readOnly mountPropagation"),
+    "volumeDevices": _texts("name devicePath"),
+    "env": _texts("name"),
 }
 """Of environment variables the names alone."""
 
-_STATE: Final[_Fields] = {
-    key: {"reason": True, "message": True, "exitCode": True, "signal": True, "startedAt": True, "finishedAt": True}
-    for key in ("waiting", "running", "terminated")
-}
-_CONTAINER_STATUS: Final[_Fields] = {
-    "name": True,
-    "ready": True,
-    "restartCount": True,
-    "image": True,
-    "imageID": True,
-    "state": _STATE,
-    "lastState": _STATE,
-}
-_VOLUME: Final[_Fields] = {
-    "name": True,
-    "persistentVolumeClaim": {"claimName": True},
-    "hostPath": {"path": True, "type": True},
-    "emptyDir": {"medium": True, "sizeLimit": True},
-}
+_STATE: Final[_Fields] = dict.fromkeys(
+    ("waiting", "running", "terminated"), _texts("reason message exitCode signal startedAt finishedAt")
+)
+_CONTAINER_STATUS: Final = _texts("name ready restartCount image imageID") | {"state": _STATE, "lastState": _STATE}
 _POD_SPEC: Final[_Fields] = {
-    "nodeName": True,
+    **_texts("nodeName serviceAccountName priorityClassName priority hostNetwork restartPolicy schedulerName"),
     "nodeSelector": _ALL,
-    "serviceAccountName": True,
-    "priorityClassName": True,
-    "priority": True,
-    "hostNetwork": True,
-    "restartPolicy": True,
-    "schedulerName": True,
     "containers": _CONTAINER,
     "initContainers": _CONTAINER,
-    "volumes": _VOLUME,
-    "tolerations": {"key": True, "operator": True, "value": True, "effect": True, "tolerationSeconds": True},
+    "volumes": {
+        "name": True,
+        "persistentVolumeClaim": _texts("claimName"),
+        "hostPath": _texts("path type"),
+        "emptyDir": _texts("medium sizeLimit"),
+    },
+    "tolerations": _texts("key operator value effect tolerationSeconds"),
 }
 _POD: Final[_Fields] = {
     "spec": _POD_SPEC,
     "status": {
-        "phase": True,
-        "reason": True,
-        "message": True,
-        "startTime": True,
-        "qosClass": True,
+        **_texts("phase reason message startTime qosClass"),
         "conditions": _CONDITIONS,
         "containerStatuses": _CONTAINER_STATUS,
         "initContainerStatuses": _CONTAINER_STATUS,
@@ -149,70 +94,51 @@ _POD: Final[_Fields] = {
 }
 _WORKLOAD: Final[_Fields] = {
     "spec": {
-        "replicas": True,
-        "backoffLimit": True,
+        **_texts("replicas backoffLimit"),
         "template": {"metadata": {"labels": _ALL}, "spec": _POD_SPEC},
-        "updateStrategy": {"type": True},
+        "updateStrategy": _texts("type"),
     },
     "status": {"*": True, "conditions": _CONDITIONS},
 }
 _REPOSITORY: Final[_Fields] = {
     "spec": {
-        "volumeNamespace": True,
-        "backupStorageLocation": True,
-        "repositoryType": True,
-        "maintenanceFrequency": True,
+        **_texts("volumeNamespace backupStorageLocation repositoryType maintenanceFrequency"),
         "repositoryConfig": _ALL,
     },
     "status": {
-        "phase": True,
-        "message": True,
-        "lastMaintenanceTime": True,
-        "recentMaintenance": {"result": True, "startTimestamp": True, "completeTimestamp": True, "message": True},
+        **_texts("phase message lastMaintenanceTime"),
+        "recentMaintenance": _texts("result startTimestamp completeTimestamp message"),
     },
 }
 _LOCATION: Final[_Fields] = {
     "spec": {
-        "provider": True,
-        "accessMode": True,
-        "default": True,
-        "validationFrequency": True,
-        "backupSyncPeriod": True,
-        "objectStorage": {"bucket": True, "prefix": True},
-        "credential": {"name": True, "key": True},
+        **_texts("provider accessMode default validationFrequency backupSyncPeriod"),
+        "objectStorage": _texts("bucket prefix"),
+        "credential": _texts("name key"),
         "config": _texts(
             "region profile s3Url s3ForcePathStyle insecureSkipTLSVerify storageAccount resourceGroup subscriptionId "
             "useAAD fspath"
         ),
     },
-    "status": {"phase": True, "message": True, "lastValidationTime": True, "lastSyncedTime": True},
+    "status": _texts("phase message lastValidationTime lastSyncedTime"),
 }
 _NODE: Final[_Fields] = {
-    "spec": {"unschedulable": True, "taints": {"key": True, "value": True, "effect": True}},
+    "spec": {"unschedulable": True, "taints": _texts("key value effect")},
     "status": {
         "allocatable": _ALL,
         "conditions": _CONDITIONS,
         "nodeInfo": _texts("architecture operatingSystem osImage kernelVersion kubeletVersion containerRuntimeVersion"),
     },
 }
-_EVENT: Final[_Fields] = {
-    "type": True,
-    "reason": True,
-    "message": True,
-    "count": True,
-    "firstTimestamp": True,
-    "lastTimestamp": True,
-    "eventTime": True,
-    "involvedObject": {"kind": True, "namespace": True, "name": True, "uid": True},
-    "source": {"component": True, "host": True},
+_EVENT: Final = _texts("type reason message count firstTimestamp lastTimestamp eventTime") | {
+    "involvedObject": _texts("kind namespace name uid"),
+    "source": _texts("component host"),
 }
 _DEFINITION: Final[_Fields] = {
-    "spec": {"group": True, "scope": True, "versions": {"name": True, "served": True, "storage": True}},
+    "spec": {**_texts("group scope"), "versions": _texts("name served storage")},
     "status": {"storedVersions": True, "conditions": _CONDITIONS},
 }
-_CLASS: Final[_Fields] = _texts(
-    "provisioner driver reclaimPolicy deletionPolicy volumeBindingMode allowVolumeExpansion"
-)
+_CLASS: Final = _texts("provisioner driver reclaimPolicy deletionPolicy volumeBindingMode allowVolumeExpansion")
 CONFIG_MAP_FIELDS: Final[_Fields] = {"data": _ALL}
 """Of the ConfigMaps that agents are configured with; of no others."""
 

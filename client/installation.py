@@ -1,4 +1,4 @@
-"""What is installed in a namespace: agents with settings and versions, by their DaemonSet, and a Velero server."""
+"""What is in a namespace: agents with settings and versions, by their DaemonSet, a Velero server, named objects."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from typing import Final, NamedTuple
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
-from core.kube.resources import DAEMON_SETS, PODS
-from core.kube.types import DaemonSet, Pod
+from core.kube.resources import DAEMON_SETS, PODS, Resource
+from core.kube.types import DaemonSet, ObjectT, Pod
 from core.kube.velero_server import has_velero_server
 from core.models.base import WireModel
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
+from nodeagent.config.schema import missing
 from nodeagent.runtime.settings import Settings, parse_serve
 
 __all__ = [
@@ -21,11 +22,27 @@ __all__ = [
     "explain_no_agents",
     "explain_velero_server",
     "read_agents",
+    "read_named",
     "read_ready_image",
     "read_settings",
     "read_versions",
     "serve_words",
 ]
+
+
+async def read_named(client: KubeClient, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
+    """Return the object that a user has named.
+
+    Raises:
+        NotFoundError: it does not exist; the message has the name that may be meant.
+        KubeError: it cannot be read.
+    """
+    found = await client.read(resource, namespace, name)
+    if found is None:
+        known = [one["metadata"]["name"] for one in await client.list(Selection(resource, namespace))]
+        raise missing(f"{resource.kind} {namespace}/{name} does not exist", name, known)
+    return found
+
 
 _STARTS: Final = (["serve"], ["node-agent", "server"])
 """The commands that run an agent; the second one is what Velero's DaemonSet runs."""

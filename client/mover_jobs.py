@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Self, TypeVar
 
-from client.installation import read_settings
+from client.installation import read_named, read_settings
 from core.aio import run_shielded
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ExposeError, ResultError
@@ -35,7 +35,6 @@ from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template
 from nodeagent.config.parse import read_config
 from nodeagent.config.repositories import MaintenanceConfig
-from nodeagent.config.schema import missing
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of
@@ -155,12 +154,7 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
         ContractError: it is invalid.
         KubeError: it cannot be read.
     """
-    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
-    if raw is None:
-        others = await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace))
-        text = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist"
-        raise missing(text, name, [one["metadata"]["name"] for one in others])
-    return BackupStorageLocation.parse(raw)
+    return BackupStorageLocation.parse(await read_named(client, BACKUP_STORAGE_LOCATIONS, namespace, name))
 
 
 async def plan_job(
@@ -402,17 +396,5 @@ async def _delete(tools: JobTools, meta: Manifest) -> None:
 def build_job_tools(
     cluster: Connection, on_progress: Callable[[str], None], on_note: Callable[[str], None]
 ) -> JobTools:
-    """Return what Jobs are run with in this cluster.
-
-    Args:
-        cluster: the agents' cluster and namespace.
-        on_progress: gets a line whenever what the Job waits for changes.
-        on_note: gets a line about what the user should know.
-    """
-    return JobTools(
-        client=cluster.client,
-        clock=SystemClock(),
-        namespace=cluster.namespace,
-        on_progress=on_progress,
-        on_note=on_note,
-    )
+    """Return what Jobs are run with in the agents' cluster and namespace."""
+    return JobTools(cluster.client, SystemClock(), cluster.namespace, on_progress, on_note)

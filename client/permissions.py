@@ -42,8 +42,36 @@ __all__ = [
 ]
 
 _OWN: Final = Scope.OWN_NAMESPACE
+_ALL: Final = Scope.CLUSTER
+
+_BACKED_UP: Final = (kube.DATA_UPLOADS, kube.POD_VOLUME_BACKUPS)
+_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+
+_NO_SERVER_CHECK: Final = "--ignore-velero-server is needed"
 _PARTLY: Final = "get and describe show less, with a note"
 _NO_REPORT: Final = "there is no report"
+
+
+def _for_each(
+    resources: Iterable[Resource],
+    verbs: tuple[str, ...],
+    reason: str,
+    *,
+    scope: Scope = _OWN,
+    without: str | None = None,
+) -> list[Permission]:
+    return [Permission(scope, resource, verbs, reason, without=without) for resource in resources]
+
+
+def _for_job(reason: str) -> list[Permission]:
+    """Return what it takes to plan a Job of a data mover, to run it and to find its pod."""
+    return [
+        Permission(_OWN, kube.DAEMON_SETS, ("get",), reason, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+        Permission(_OWN, kube.CONFIG_MAPS, ("get",), reason),
+        Permission(_OWN, kube.JOBS, ("get", "create", "delete"), reason),
+        Permission(_OWN, kube.PODS, ("list",), reason),
+    ]
+
 
 REPO_PERMISSIONS: Final = (
     Permission(_OWN, kube.BACKUP_REPOSITORIES, ("get", "list"), "the repositories; names for completion"),
@@ -75,64 +103,49 @@ _SHOWN: Final = "backup get, describe, cancel: backups and their volumes"
 _MADE: Final = "backup create: the transfers"
 
 BACKUP_PERMISSIONS: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("list",), _SHOWN),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), _SHOWN),
-    Permission(_OWN, kube.DATA_UPLOADS, ("patch",), "backup cancel, acknowledge"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("patch",), "backup cancel, acknowledge"),
-    Permission(_OWN, kube.DATA_UPLOADS, ("get", "create"), _MADE),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "create"), _MADE),
+    *_for_each(_BACKED_UP, ("list",), _SHOWN),
+    *_for_each(_BACKED_UP, ("patch",), "backup cancel, acknowledge"),
+    *_for_each(_BACKED_UP, ("get", "create"), _MADE),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "backup create: whether agents are there", names=(AGENT_DAEMONSET,)),
     Permission(
-        _OWN,
-        kube.DEPLOYMENTS,
-        ("list",),
-        "backup create: whether a Velero server runs here",
-        without="--ignore-velero-server is needed",
+        _OWN, kube.DEPLOYMENTS, ("list",), "backup create: whether a Velero server runs here", without=_NO_SERVER_CHECK
     ),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("list",), "backup create: the location"),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "list"), "backup create: the PVCs"),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, ("get", "create", "delete"), "backup create: their snapshots"),
+    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "list"), "backup create: the PVCs"),
+    Permission(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "create", "delete"), "backup create: their snapshots"),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.VOLUME_SNAPSHOT_CLASSES,
         ("list",),
         "backup create: the class of a snapshot",
         without="only fs-backup",
     ),
-    Permission(
-        Scope.CLUSTER, kube.STORAGE_CLASSES, ("list",), "backup create: the driver of a PVC", without="only fs-backup"
-    ),
-    Permission(
-        Scope.CLUSTER, kube.PODS, ("list",), "backup create: pods that mount a PVC", without="only csi-snapshot"
-    ),
+    Permission(_ALL, kube.STORAGE_CLASSES, ("list",), "backup create: the driver of a PVC", without="only fs-backup"),
+    Permission(_ALL, kube.PODS, ("list",), "backup create: pods that mount a PVC", without="only csi-snapshot"),
 )
 """What `nodeagent backup` needs; those on PVCs, snapshots and pods in the namespaces of the PVCs suffice."""
 
 _UNKNOWN: Final = "status says what is unknown"
-_LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
-_BACKED_UP: Final = (kube.DATA_UPLOADS, kube.POD_VOLUME_BACKUPS)
 _READ: Final = ("list", "watch")
 
 _UNSEEN: Final = "a note says what is not known"
 
 VOLUMES_PERMISSIONS: Final = (
-    *(Permission(_OWN, kind, ("list",), "the backups", without=_UNSEEN) for kind in _BACKED_UP),
+    *_for_each(_BACKED_UP, ("list",), "the backups", without=_UNSEEN),
     Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules of nodeagent schedule", without=_UNSEEN),
     Permission(_OWN, kube.SCHEDULES, ("list",), "Schedules of Velero", without=_UNSEEN),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "the Velero server and its flags", without=_UNSEEN),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNSEEN),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), "volume policies; the configuration", without=_UNSEEN),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), "the volumes", without=_UNSEEN),
-    Permission(Scope.CLUSTER, kube.NAMESPACES, ("list",), "namespaces that are left out", without=_UNSEEN),
-    Permission(Scope.CLUSTER, kube.PODS, ("list",), "what fs-backup covers", without=_UNSEEN),
-    Permission(
-        Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("list",), "what snapshots and volume policies cover", without=_UNSEEN
-    ),
+    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), "the volumes", without=_UNSEEN),
+    Permission(_ALL, kube.NAMESPACES, ("list",), "namespaces that are left out", without=_UNSEEN),
+    Permission(_ALL, kube.PODS, ("list",), "what fs-backup covers", without=_UNSEEN),
+    Permission(_ALL, kube.PERSISTENT_VOLUMES, ("list",), "what snapshots and volume policies cover", without=_UNSEEN),
 )
 """What `nodeagent volumes` needs; with `-n`, those on PVCs and pods in that namespace suffice."""
 
 STATUS_PERMISSIONS: Final = (
-    *(Permission(_OWN, kind, _READ, "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
+    *_for_each(_TRANSFERS, _READ, "the transfers", without=_UNKNOWN),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, _READ, "the repositories", without=_UNKNOWN),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
     Permission(_OWN, kube.PODS, _READ, "the agents", without=_UNKNOWN),
@@ -143,7 +156,7 @@ STATUS_PERMISSIONS: Final = (
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration; what retention keeps", without=_UNKNOWN),
     Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules, and those that delete by older rules", without=_UNKNOWN),
-    Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
+    Permission(_ALL, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
     *VOLUMES_PERMISSIONS,
 )
 """What `nodeagent status` needs."""
@@ -151,13 +164,13 @@ STATUS_PERMISSIONS: Final = (
 _LESS: Final = "it shows less, with a note"
 
 DESCRIBE_PERMISSIONS: Final = (
-    *(Permission(_OWN, kind, ("get", "list"), "the transfer; names for completion") for kind in _LISTED_KINDS),
+    *_for_each(_TRANSFERS, ("get", "list"), "the transfer; names for completion"),
     Permission(_OWN, kube.EVENTS, ("list",), "its Events", without=_LESS),
     Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
     Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
     Permission(_OWN, kube.BACKUPS, ("get",), "the Schedule of its Backup", without=_LESS),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.VOLUME_SNAPSHOT_CONTENTS,
         ("get",),
         "the snapshot that the storage keeps of a backup by block",
@@ -170,9 +183,7 @@ _NOT_COLLECTED: Final = "the bundle has it not, and says so"
 
 SUPPORT_BUNDLE_PERMISSIONS: Final = (
     *(
-        Permission(
-            _OWN if one.namespaced else Scope.CLUSTER, one, ("list",), "objects of the bundle", without=_NOT_COLLECTED
-        )
+        Permission(_OWN if one.namespaced else _ALL, one, ("list",), "objects of the bundle", without=_NOT_COLLECTED)
         for one in dict.fromkeys(collected.resource for collected in COLLECTED)
     ),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_NOT_COLLECTED),
@@ -204,62 +215,49 @@ RESTORE_PERMISSIONS: Final = (
         "--method restore-wait, and restore cancel then: the transfers",
     ),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.PODS,
         ("get", "create", "delete"),
         "--method restore-wait, and restore cancel then: the pods that mount the PVCs",
     ),
     Permission(
-        _OWN,
-        kube.DEPLOYMENTS,
-        ("list",),
-        "restore create: whether a Velero server runs here",
-        without="--ignore-velero-server is needed",
+        _OWN, kube.DEPLOYMENTS, ("list",), "restore create: whether a Velero server runs here", without=_NO_SERVER_CHECK
     ),
-    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "restore create: the volumes of a backup"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "restore create: the volumes of a backup"),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create"), "restore create: the new PVCs"),
+    *_for_each(_BACKED_UP, ("list",), "restore create: the volumes of a backup"),
+    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create"), "restore create: the new PVCs"),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.NAMESPACES,
         ("get", "create"),
         "restore create: the namespaces of the PVCs",
         without="they must exist",
     ),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.STORAGE_CLASSES,
         ("list",),
         "restore create: whether the classes of the PVCs exist",
         without="a class that does not exist is not noticed",
     ),
+    Permission(_ALL, kube.PERSISTENT_VOLUMES, ("get", "list", "patch"), "--in-place: retain and release the volumes"),
+    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("delete",), "--in-place: the PVCs, which are recreated"),
+    Permission(_ALL, kube.PODS, ("list",), "--in-place: whether a pod uses a volume"),
+    Permission(_ALL, kube.VOLUME_ATTACHMENTS, ("list",), "--in-place: whether a node uses a volume"),
     Permission(
-        Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get", "list", "patch"), "--in-place: retain and release the volumes"
-    ),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("delete",), "--in-place: the PVCs, which are recreated"),
-    Permission(Scope.CLUSTER, kube.PODS, ("list",), "--in-place: whether a pod uses a volume"),
-    Permission(Scope.CLUSTER, kube.VOLUME_ATTACHMENTS, ("list",), "--in-place: whether a node uses a volume"),
-    Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.VOLUME_SNAPSHOTS,
         ("get", "create", "delete"),
         "--in-place: the snapshots for the way back, which go if nothing is restored",
     ),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get", "create", "delete"), _PLANNED),
+    Permission(_ALL, kube.VOLUME_SNAPSHOT_CONTENTS, ("get", "create", "delete"), _PLANNED),
     Permission(
-        Scope.CLUSTER,
-        kube.VOLUME_SNAPSHOT_CONTENTS,
-        ("patch",),
-        "--in-place: snapshots go though their class retains them",
+        _ALL, kube.VOLUME_SNAPSHOT_CONTENTS, ("patch",), "--in-place: snapshots go though their class retains them"
     ),
-    Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get",), _PLANNED),
+    Permission(_ALL, kube.STORAGE_CLASSES, ("get",), _PLANNED),
     Permission(_OWN, kube.JOBS, ("list",), "--in-place: what a killed command has left of a plan"),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "--in-place: the classes of these snapshots"),
+    Permission(_ALL, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "--in-place: the classes of these snapshots"),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _LISTED),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), _LISTED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _LISTED),
-    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _LISTED),
-    Permission(_OWN, kube.PODS, ("list",), _LISTED),
+    *_for_job(_LISTED),
     Permission(_OWN, kube.EVENTS, ("list",), _LISTED),
     Permission(_OWN, kube.PODS, ("get",), _LISTED, subresource="log"),
 )
@@ -273,13 +271,9 @@ _ABANDONED: Final = "--restore: scratch volumes that a killed command has left"
 _READ_FILES: Final = "the Job that reads the repository"
 
 FILES_PERMISSIONS: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "the volumes of the backup"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "the volumes of the backup"),
+    *_for_each(_BACKED_UP, ("list",), "the volumes of the backup"),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), _READ_FILES, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _READ_FILES),
-    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _READ_FILES),
-    Permission(_OWN, kube.PODS, ("list",), _READ_FILES),
+    *_for_job(_READ_FILES),
     Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
     Permission(_OWN, kube.PODS, ("get",), "backup ls: the list of files", subresource="log"),
     Permission(_OWN, kube.PODS, ("create", "get"), "backup cp: the stream of files", subresource="exec"),
@@ -287,14 +281,10 @@ FILES_PERMISSIONS: Final = (
 """What `nodeagent backup ls` and `backup cp` need. An API server before 1.35 asks `get` alone of `pods/exec`."""
 
 READ_BACK_PERMISSIONS: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
+    *_for_each(_BACKED_UP, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), _VERIFIED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _VERIFIED),
-    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _VERIFIED),
-    Permission(_OWN, kube.PODS, ("list",), _VERIFIED),
+    *_for_job(_VERIFIED),
     Permission(_OWN, kube.PODS, ("get",), _VERIFIED, subresource="log"),
     Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
     Permission(_OWN, kube.EVENTS, ("create",), "the Event about a result", without="a note, and no Event"),
@@ -308,23 +298,21 @@ VERIFY_PERMISSIONS: Final = (
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), _ABANDONED, without="a note, and it stays"),
     Permission(_OWN, kube.JOBS, ("list",), _ABANDONED, without="a note, and it stays"),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.PERSISTENT_VOLUME_CLAIMS,
         ("get",),
         "--restore of a backup of Velero: the size and class of the PVC",
         without="volumes of Velero's backups are not restored",
     ),
+    Permission(_ALL, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"),
     Permission(
-        Scope.CLUSTER, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"
-    ),
-    Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.STORAGE_CLASSES,
         ("list",),
         "--restore: whether the class of the PVC exists",
         without="a class that does not exist is not noticed",
     ),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), f"--restore: {_RETAINED}", without="it is not named"),
+    Permission(_ALL, kube.PERSISTENT_VOLUMES, ("get",), f"--restore: {_RETAINED}", without="it is not named"),
 )
 """What `nodeagent backup verify` needs."""
 
@@ -358,21 +346,10 @@ _REMOVED: Final = "uninstall: what is removed"
 _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 
 UNINSTALL_PERMISSIONS: Final = (
-    *(
-        Permission(_OWN, resource, ("list",), _KEPT)
-        for resource in (
-            kube.DATA_UPLOADS,
-            kube.DATA_DOWNLOADS,
-            kube.POD_VOLUME_BACKUPS,
-            kube.POD_VOLUME_RESTORES,
-            kube.BACKUP_REPOSITORIES,
-            kube.BACKUP_STORAGE_LOCATIONS,
-        )
-    ),
+    *_for_each((*_TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS), ("list",), _KEPT),
     Permission(_OWN, kube.SECRETS, ("get",), _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
-    *(
-        Permission(_OWN, resource, ("list",), _REMOVED)
-        for resource in (
+    *_for_each(
+        (
             kube.DAEMON_SETS,
             kube.NETWORK_POLICIES,
             kube.CONFIG_MAPS,
@@ -380,23 +357,21 @@ UNINSTALL_PERMISSIONS: Final = (
             kube.ROLES,
             kube.SERVICE_ACCOUNTS,
             kube.JOBS,
-        )
+        ),
+        ("list",),
+        _REMOVED,
     ),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
     Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE, DELETIONS_LEASE)),
     Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),
     Permission(_OWN, kube.BACKUPS, ("list",), _OTHERS),
-    *(
-        Permission(Scope.CLUSTER, resource, ("list",), _OTHERS, without="it does not say how to delete definitions")
-        for resource in (
-            kube.DAEMON_SETS,
-            kube.BACKUP_REPOSITORIES,
-            kube.DATA_UPLOADS,
-            kube.DATA_DOWNLOADS,
-            kube.POD_VOLUME_BACKUPS,
-            kube.POD_VOLUME_RESTORES,
-        )
+    *_for_each(
+        (kube.DAEMON_SETS, kube.BACKUP_REPOSITORIES, *_TRANSFERS),
+        ("list",),
+        _OTHERS,
+        scope=_ALL,
+        without="it does not say how to delete definitions",
     ),
 )
 """What `nodeagent uninstall` reads, beside what the person who installs may get."""
@@ -417,22 +392,22 @@ VOLUME_CHECK_PERMISSIONS: Final = (
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "whether the location is available"),
     Permission(_OWN, kube.DATA_UPLOADS, _TESTED, "the backup"),
     Permission(_OWN, kube.DATA_DOWNLOADS, _TESTED, "the restore"),
-    Permission(Scope.CLUSTER, kube.NAMESPACES, ("get", "create", "delete"), "the namespace of the test"),
-    Permission(Scope.CLUSTER, kube.SERVICE_ACCOUNTS, ("get",), "whether pods can be created in it"),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, _TESTED, "the volumes of the test"),
-    Permission(Scope.CLUSTER, kube.PODS, _TESTED, "the pods that write and read"),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, _TESTED, "the snapshot of the test"),
-    Permission(Scope.CLUSTER, kube.EVENTS, ("list",), "why a pod is pending"),
-    Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get", "list"), "the class of the volume"),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
-    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), _RETAINED, without=_UNNAMED),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get",), _RETAINED, without=_UNNAMED),
+    Permission(_ALL, kube.NAMESPACES, ("get", "create", "delete"), "the namespace of the test"),
+    Permission(_ALL, kube.SERVICE_ACCOUNTS, ("get",), "whether pods can be created in it"),
+    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, _TESTED, "the volumes of the test"),
+    Permission(_ALL, kube.PODS, _TESTED, "the pods that write and read"),
+    Permission(_ALL, kube.VOLUME_SNAPSHOTS, _TESTED, "the snapshot of the test"),
+    Permission(_ALL, kube.EVENTS, ("list",), "why a pod is pending"),
+    Permission(_ALL, kube.STORAGE_CLASSES, ("get", "list"), "the class of the volume"),
+    Permission(_ALL, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
+    Permission(_ALL, kube.PERSISTENT_VOLUMES, ("get",), _RETAINED, without=_UNNAMED),
+    Permission(_ALL, kube.VOLUME_SNAPSHOT_CONTENTS, ("get",), _RETAINED, without=_UNNAMED),
     Permission(
-        Scope.CLUSTER,
+        _ALL,
         kube.CUSTOM_RESOURCE_DEFINITIONS,
         ("get",),
         "which fields the definitions drop",
-        names=tuple(kind.full_name for kind in _LISTED_KINDS),
+        names=tuple(kind.full_name for kind in _TRANSFERS),
         without="a note",
     ),
 )
@@ -442,9 +417,7 @@ VOLUME_CHECK_PERMISSIONS: Final = (
 def delete_permissions(stored: Iterable[Object]) -> tuple[Permission, ...]:
     """Return what removing these objects needs."""
     return tuple(
-        Permission(
-            Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER, resource, ("delete",), _REMOVED, names=names
-        )
+        Permission(_scope_of(resource), resource, ("delete",), _REMOVED, names=names)
         for resource, names in _names_of(stored).items()
     )
 

@@ -4,14 +4,14 @@ Everything is read with the user's permissions. What cannot be read is left out,
 """
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from msgspec.structs import asdict
 
-from client.installation import read_settings
+from client.installation import read_named, read_settings
 from client.leader_page import LeaderDecision, read_leader_decisions
 from client.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 from client.repository_view import (
@@ -27,7 +27,6 @@ from client.repository_view import (
 from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.types import Object, Pod
 from core.kube.velero_server import has_velero_server
@@ -117,7 +116,7 @@ class RepositoryReader:
         by_name = {raw["metadata"]["name"]: raw for raw in found}
         for name in names:
             if name not in by_name:
-                raise _missing(self._namespace, name, by_name)
+                raise missing(f"{BACKUP_REPOSITORIES.kind} {self._namespace}/{name} does not exist", name, by_name)
         chosen = [by_name[name] for name in sorted(set(names) or by_name)]
         repositories = [one for raw in chosen if (one := self._parse(raw)) is not None]
         settings = await self._read_settings()
@@ -267,15 +266,7 @@ async def read_repository(client: KubeClient, namespace: str, name: str) -> Back
         ContractError: it is invalid.
         KubeError: it cannot be read.
     """
-    raw = await client.read(BACKUP_REPOSITORIES, namespace, name)
-    if raw is None:
-        others = await client.list(Selection(BACKUP_REPOSITORIES, namespace))
-        raise _missing(namespace, name, [one["metadata"]["name"] for one in others])
-    return BackupRepository.parse(raw)
-
-
-def _missing(namespace: str, name: str, known: Iterable[str]) -> NotFoundError:
-    return missing(f"{BACKUP_REPOSITORIES.kind} {namespace}/{name} does not exist", name, known)
+    return BackupRepository.parse(await read_named(client, BACKUP_REPOSITORIES, namespace, name))
 
 
 def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings: MaintenanceSettings) -> JsonDict:

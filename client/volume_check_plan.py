@@ -93,11 +93,11 @@ class CheckPlan:
 
     def build_writer(self) -> Manifest:
         """Return the pod that writes random data into the source claim, and ends with its checksum."""
-        return self._pod(self.name, self.name, _WRITE)
+        return self._pod(self.name, _WRITE)
 
     def build_reader(self) -> Manifest:
         """Return the pod that reads the target claim, and ends with the checksum of what is in it."""
-        return self._pod(self.restored, self.restored, _READ)
+        return self._pod(self.restored, _READ)
 
     def build_snapshot(self) -> Manifest:
         """Return the VolumeSnapshot of the source claim."""
@@ -152,8 +152,8 @@ class CheckPlan:
         }
         return {**self._object(kube.PERSISTENT_VOLUME_CLAIMS, name, self.space), "spec": spec}
 
-    def _pod(self, name: str, claim: str, script: str) -> Manifest:
-        """Return a pod that every Pod Security Standard allows."""
+    def _pod(self, name: str, script: str) -> Manifest:
+        """Return a pod for the claim of the same name, which every Pod Security Standard allows."""
         container = {
             "name": "preflight",
             "image": self.image,
@@ -177,7 +177,7 @@ class CheckPlan:
             },
             "nodeSelector": {"kubernetes.io/os": "linux"},
             "containers": [container],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
         }
         return {**self._object(kube.PODS, name, self.space), "spec": spec}
 

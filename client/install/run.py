@@ -15,18 +15,7 @@ from core.errors import AgentError, ConfigError, ExposeError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
-from core.kube.resources import (
-    BACKUP_STORAGE_LOCATIONS,
-    CONFIG_MAPS,
-    DAEMON_SETS,
-    EVENTS,
-    NAMESPACES,
-    PODS,
-    PRIORITY_CLASSES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Resource,
-)
+from core.kube.resources import Resource
 from core.kube.types import ConfigObject, DaemonSet, Manifest, Metadata, Object, Pod
 from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_release, is_ours
 from core.models.storage import BackupStorageLocation
@@ -37,20 +26,12 @@ from exposer.pod_status import is_ready
 from nodeagent.config.parse import parse_config_map
 from nodeagent.config.repositories import parse_maintenance, parse_settings_of
 from nodeagent.config.schema import ConfigFinding
-from nodeagent.runtime.permissions import (
-    COPY_PERMISSIONS,
-    MOVER_PERMISSIONS,
-    Permission,
-    Scope,
-    agent_permissions,
-)
+from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = ["InstallRequest", "WaitError", "WaitTools", "note_former_agents", "run_install", "wait_installation"]
 
 _POLL_SECONDS: Final = 1.0
-
-_AVAILABLE: Final = "Available"
 
 
 class WaitError(AgentError):
@@ -59,15 +40,11 @@ class WaitError(AgentError):
 
 @dataclass(frozen=True)
 class WaitTools:
-    """What is waited with.
-
-    `on_progress` is called with what is missing whenever that changes, `on_note` with what the user should know.
-    """
+    """What is waited with; `on_progress` is called with what is missing whenever that changes."""
 
     client: KubeClient
     clock: Clock
     on_progress: Callable[[str], None]
-    on_note: Callable[[str], None]
 
 
 async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeout: timedelta) -> None:  # noqa: ASYNC109 - shown
@@ -91,12 +68,14 @@ async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeou
 async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str | None:
     """Return what is not as it should be, with its cause; None: nothing."""
     for one in applied:
-        if one.stored["kind"] == DAEMON_SETS.kind and (missing := await _explain_rollout(tools, causes, one.stored)):
+        if one.stored["kind"] == kube.DAEMON_SETS.kind and (
+            missing := await _explain_rollout(tools, causes, one.stored)
+        ):
             return missing
     # The agents validate a location, so that they must be ready.
     renewed = any(one.result is not ApplyResult.UNCHANGED and one.stored["kind"] == "Secret" for one in applied)
     for one in applied:
-        if one.stored["kind"] == BACKUP_STORAGE_LOCATIONS.kind:
+        if one.stored["kind"] == kube.BACKUP_STORAGE_LOCATIONS.kind:
             changed = renewed or one.result is not ApplyResult.UNCHANGED
             if missing := await _explain_location(tools, one.stored, changed=changed):
                 return missing
@@ -110,7 +89,7 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object
         WaitError: it was deleted, or no node is eligible.
     """
     meta = stored["metadata"]
-    current = await tools.client.read(DAEMON_SETS, meta["namespace"], meta["name"])
+    current = await tools.client.read(kube.DAEMON_SETS, meta["namespace"], meta["name"])
     if current is None:
         raise WaitError(f"{place_of(stored)} was deleted")
     status, desired = current.get("status") or {}, _desired(current)
@@ -136,7 +115,7 @@ async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSe
     """Return why a pod of the DaemonSet does not exist, start or become ready; None: no cause yet."""
     meta = daemonset["metadata"]
     pods = await tools.client.list(
-        Selection(PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
+        Selection(kube.PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
     )
     for pod in pods:
         if cause := await _explain_pod(tools, causes, pod):
@@ -172,7 +151,7 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str |
 async def _last_warning(tools: WaitTools, meta: Metadata) -> str | None:
     """Return the last Warning about an object; None: there is none."""
     selector = f"involvedObject.uid={meta['uid']}"
-    events = await tools.client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
+    events = await tools.client.list(Selection(kube.EVENTS, meta["namespace"], field_selector=selector))
     warnings = [event for event in events if event.get("type") == "Warning"]
     if not warnings:
         return None
@@ -186,7 +165,7 @@ async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) 
     After a change, only a validation counts that came after it.
     """
     meta = stored["metadata"]
-    raw = await tools.client.read(BACKUP_STORAGE_LOCATIONS, meta["namespace"], meta["name"])
+    raw = await tools.client.read(kube.BACKUP_STORAGE_LOCATIONS, meta["namespace"], meta["name"])
     if raw is None:
         raise WaitError(f"{place_of(stored)} was deleted")
     before, current = BackupStorageLocation.parse(stored), BackupStorageLocation.parse(raw)
@@ -197,7 +176,7 @@ async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) 
     is_new = status.last_validation_time != before.status.last_validation_time
     if not status.phase or (changed and not is_new):
         return f"{place_of(stored)} is not validated yet"
-    if status.phase == _AVAILABLE:
+    if current.available:
         return None
     return f"{place_of(stored)} is {status.phase}: {status.message or 'no reason'}"
 
@@ -207,7 +186,7 @@ _SHOWN = 6
 
 
 async def check_user(
-    client: KubeClient, namespace: str, manifests: Sequence[Manifest], *, config_maps: Iterable[str], wait: bool
+    client: KubeClient, namespace: str, manifests: Sequence[Manifest], *, config_maps: Sequence[str], wait: bool
 ) -> None:
     """Check that the user may apply these objects, read these ConfigMaps, and wait for the agents.
 
@@ -216,9 +195,9 @@ async def check_user(
         KubeError: the API server does not answer.
     """
     needed = [*install_permissions(manifests), *(WAIT_PERMISSIONS if wait else ())]
-    names = tuple(config_maps)
-    if names:
-        needed.append(Permission(Scope.OWN_NAMESPACE, CONFIG_MAPS, ("get",), "whether they are valid", names=names))
+    if names := tuple(config_maps):
+        reason = "whether they are valid"
+        needed.append(Permission(Scope.OWN_NAMESPACE, kube.CONFIG_MAPS, ("get",), reason, names=names))
     missing = list((await missing_permissions(client, namespace, needed)).values())
     granting = list((await missing_permissions(client, namespace, grant_permissions(manifests))).values())
     if granting and await _lacks_what_it_grants(client, namespace):
@@ -234,11 +213,6 @@ async def _lacks_what_it_grants(client: KubeClient, namespace: str) -> bool:
     """Return whether the user does not have all permissions of agents: who has them may grant them."""
     granted = (*agent_permissions(), *MOVER_PERMISSIONS, *COPY_PERMISSIONS)
     return bool(await missing_permissions(client, namespace, granted))
-
-
-def named_config_maps(options: InstallOptions) -> list[str]:
-    """Return the ConfigMaps that must exist."""
-    return [flag.name for flag in _config_map_flags(options)]
 
 
 @dataclass(frozen=True)
@@ -260,7 +234,7 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
     """
     for flag in _config_map_flags(options):
         place = f"{flag.flag}: ConfigMap {options.namespace}/{flag.name}"
-        found = await client.read(CONFIG_MAPS, options.namespace, flag.name)
+        found = await client.read(kube.CONFIG_MAPS, options.namespace, flag.name)
         if found is None:
             example = await _create_command(client, options.namespace, f"{flag.name} --from-literal={flag.example}")
             raise ConfigError(f"nothing was applied: {place} does not exist; to create it: {example}")
@@ -277,7 +251,7 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
 async def _create_command(client: KubeClient, namespace: str, words: str) -> str:
     """Return the command that creates a ConfigMap; the installation creates the namespace only later."""
     command = f"kubectl -n {namespace} create configmap {words}"
-    is_missing = await client.read(NAMESPACES, "", namespace) is None
+    is_missing = await client.read(kube.NAMESPACES, "", namespace) is None
     return f"kubectl create namespace {namespace} && {command}" if is_missing else command
 
 
@@ -330,16 +304,16 @@ async def check_named(client: KubeClient, options: InstallOptions, on_note: Call
     """
     namespace, agent = options.namespace, options.agent
     named: list[tuple[str, Resource, str | None, str]] = [
-        ("--node-agent-priority-class-name", PRIORITY_CLASSES, agent.priority_class, "--value=50"),
-        ("--service-account-name", SERVICE_ACCOUNTS, options.service_account, ""),
-        ("--mover-service-account-name", SERVICE_ACCOUNTS, options.mover_service_account, ""),
-        *(("--image-pull-secret", SECRETS, name, "...") for name in options.pull_secrets),
+        ("--node-agent-priority-class-name", kube.PRIORITY_CLASSES, agent.priority_class, "--value=50"),
+        ("--service-account-name", kube.SERVICE_ACCOUNTS, options.service_account, ""),
+        ("--mover-service-account-name", kube.SERVICE_ACCOUNTS, options.mover_service_account, ""),
+        *(("--image-pull-secret", kube.SECRETS, name, "...") for name in options.pull_secrets),
     ]
     for flag, resource, name, more in named:
         if not name:
             continue
         where = f"-n {namespace} " if resource.namespaced else ""
-        what = f"docker-registry {name}" if resource is SECRETS else name
+        what = f"docker-registry {name}" if resource is kube.SECRETS else name
         command = f"kubectl {where}create {resource.kind.lower()} {what} {more}".strip()
         try:
             missing = await client.read(resource, namespace if resource.namespaced else "", name) is None
@@ -350,16 +324,8 @@ async def check_named(client: KubeClient, options: InstallOptions, on_note: Call
             on_note(f"{flag}: {resource.kind} {name} does not exist, and pods need it: {command}")
 
 
-_NEVER_MERGED: Final = frozenset(
-    {
-        kube.DAEMON_SETS,
-        kube.ROLES,
-        kube.ROLE_BINDINGS,
-        kube.CLUSTER_ROLES,
-        kube.CLUSTER_ROLE_BINDINGS,
-        kube.SECURITY_CONTEXT_CONSTRAINTS,
-    }
-)
+_ROLES: Final = (kube.ROLES, kube.ROLE_BINDINGS, kube.CLUSTER_ROLES, kube.CLUSTER_ROLE_BINDINGS)
+_NEVER_MERGED: Final = frozenset({kube.DAEMON_SETS, *_ROLES, kube.SECURITY_CONTEXT_CONSTRAINTS})
 """Merged with ours, a DaemonSet would be neither, and the accounts of a role would have other permissions."""
 
 
@@ -476,7 +442,7 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     """
     client, options, timeout = tools.client, request.options, request.timeout
     objects = build_installation(options) if options is not None else []
-    named = named_config_maps(options) if options is not None else []
+    named = [flag.name for flag in _config_map_flags(options)] if options is not None else []
     await check_user(
         client, request.namespace, [*request.definitions, *objects], config_maps=named, wait=timeout is not None
     )
@@ -487,4 +453,4 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
         await note_former_agents(client, request.namespace, tools.on_note)
     applied = await apply_installation(tools, request.definitions, objects, force=request.force_conflicts)
     if timeout is not None:
-        await wait_installation(WaitTools(client, tools.clock, on_progress, tools.on_note), applied, timeout)
+        await wait_installation(WaitTools(client, tools.clock, on_progress), applied, timeout)

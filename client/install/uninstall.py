@@ -45,13 +45,8 @@ __all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption
 
 _DAEMON_SETS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
 
-_RECORDS: Final = (
-    kube.BACKUP_REPOSITORIES,
-    kube.DATA_UPLOADS,
-    kube.DATA_DOWNLOADS,
-    kube.POD_VOLUME_BACKUPS,
-    kube.POD_VOLUME_RESTORES,
-)
+_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+_RECORDS: Final = (kube.BACKUP_REPOSITORIES, *_TRANSFERS)
 """What is deleted with its definition, in all namespaces."""
 
 
@@ -123,9 +118,12 @@ async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
     return Dependents(here, [*here, *elsewhere])
 
 
-async def _list(client: KubeClient, resource: Resource, namespace: str) -> list[Object]:
+async def _list(
+    client: KubeClient, resource: Resource[ObjectT], namespace: str, label_selector: str = ""
+) -> list[ObjectT]:
+    """Return the objects; none of a kind that is not served."""
     try:
-        return await client.list(Selection(resource, namespace))
+        return await client.list(Selection(resource, namespace, label_selector))
     except NotServedError:
         return []
 
@@ -136,13 +134,6 @@ def _place(resource: Resource, obj: Object) -> str:
 
 _KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})
 """Of what an installation creates: records and repositories depend on them."""
-
-_TRANSFERS: Final = (
-    kube.DATA_UPLOADS,
-    kube.DATA_DOWNLOADS,
-    kube.POD_VOLUME_BACKUPS,
-    kube.POD_VOLUME_RESTORES,
-)
 
 _PODS_TIMEOUT: Final = timedelta(minutes=2)
 """Agents have 30 seconds to end; a node that does not answer needs longer than this."""
@@ -219,7 +210,7 @@ async def _require(client: KubeClient, namespace: str, permissions: Iterable[Per
 
 
 async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
-    return {resource: await _list_uninstall(client, resource, namespace) for resource in _TRANSFERS}
+    return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
 
 
 def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:
@@ -258,7 +249,7 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
             cluster_wide.append((resource, manifest["metadata"]["name"]))
     found = []
     for resource in ordered:
-        found += await _list_uninstall(client, resource, namespace, label_selector=select_labels(PART_OF_LABELS))
+        found += await _list(client, resource, namespace, select_labels(PART_OF_LABELS))
     for resource, name in cluster_wide:
         stored = await client.read(resource, "", name)
         if stored is not None and is_ours(stored):
@@ -269,9 +260,7 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
 async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     """Return what agents create and have in common, of any installer; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
-    found: list[Object] = [
-        one for one in await _list_uninstall(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs
-    ]
+    found: list[Object] = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in (
         (kube.LEASES, DISPATCHER_LEASE),
         (kube.LEASES, DELETIONS_LEASE),
@@ -293,18 +282,8 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     found = [await client.read(*name) for name in names]
     kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
-        kept += [place_of(one) for one in await _list_uninstall(client, resource, namespace)]
+        kept += [place_of(one) for one in await _list(client, resource, namespace)]
     return kept
-
-
-async def _list_uninstall(
-    client: KubeClient, resource: Resource[ObjectT], namespace: str, *, label_selector: str = ""
-) -> list[ObjectT]:
-    """Return the objects; none of a kind that is not served."""
-    try:
-        return await client.list(Selection(resource, namespace, label_selector))
-    except NotServedError:
-        return []
 
 
 async def remove(

@@ -11,6 +11,7 @@ from msgspec import field
 
 from client.backups.plan import BackupTools, find_destination, note_absent_claims
 from client.install.apply import ApplyResult
+from client.install.options import place_of
 from client.installation import explain_no_agents
 from client.schedules.manifests import build_accounts, build_schedule, is_role_of
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
@@ -56,12 +57,11 @@ _KINDS: Final = {
     one.kind: one for one in (*_ROLES, kube.SERVICE_ACCOUNTS, kube.CONFIG_MAPS, kube.LEASES, kube.CRON_JOBS)
 }
 
-Place = tuple[str, str, str]
+_Key = tuple[str, str, str]
 """Kind, namespace and name of an object; without a namespace, of the cluster."""
 
 
-def place_of(manifest: Mapping[str, Any]) -> Place:
-    """Return where the object is."""
+def _key_of(manifest: Mapping[str, Any]) -> _Key:
     meta = manifest["metadata"]
     return manifest["kind"], meta.get("namespace", ""), meta["name"]
 
@@ -90,7 +90,7 @@ class OwnedObjects:
         Raises:
             ConfigError: an object of the name is not of the schedule.
         """
-        kind, namespace, name = place_of(manifest)
+        kind, namespace, name = _key_of(manifest)
         try:
             await self.client.create(_KINDS[kind], manifest)
         except AlreadyExistsError:
@@ -106,12 +106,13 @@ class OwnedObjects:
 
     async def _read(self, manifest: Manifest | Object) -> Object | None:
         """Return the object of the schedule that exists; None for one of all schedules."""
-        kind, namespace, name = place = place_of(manifest)
+        kind, namespace, name = _key_of(manifest)
         if (kind, name) in _SHARED:
             return None
         stored = await self.client.read(_KINDS[kind], namespace, name)
         if stored is not None and not _is_own(stored, manifest):
-            raise ConfigError(f"{_show(place)} exists, and is not of schedule {self.request.name}: it is left alone")
+            schedule = self.request.name
+            raise ConfigError(f"{place_of(manifest)} exists, and is not of schedule {schedule}: it is left alone")
         return stored
 
     async def remove_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> None:
@@ -121,10 +122,10 @@ class OwnedObjects:
             ConfigError: an object of such a name is not of the schedule; it and the account are left.
             KubeError: the API server rejected a request.
         """
-        kept = {place_of(one) for one in keep}
-        found: dict[Place, Manifest | Object] = {place_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
+        kept = {_key_of(one) for one in keep}
+        found: dict[_Key, Manifest | Object] = {_key_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
         for resource in _ROLES:
-            found |= {place_of(one): one for one in await self._list(resource)}
+            found |= {_key_of(one): one for one in await self._list(resource)}
         # Bindings first: they grant.
         order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(_KINDS[one[0]]), one))
         await self.remove([found[one] for one in order])
@@ -148,7 +149,7 @@ class OwnedObjects:
         """
         foreign = []
         for manifest in manifests:
-            kind, namespace, name = place = place_of(manifest)
+            kind, namespace, name = _key_of(manifest)
             try:
                 stored = await self._read(manifest)
             except ConfigError as e:
@@ -158,14 +159,9 @@ class OwnedObjects:
                 continue
             answer = await self.client.delete(_KINDS[kind], namespace, name, uid=stored["metadata"]["uid"])
             if answer in {Deletion.DONE, Deletion.STARTED}:
-                self.on_deleted(_show(place))
+                self.on_deleted(place_of(manifest))
         if foreign:
             raise ConfigError("; ".join(foreign))
-
-
-def _show(place: Place) -> str:
-    kind, namespace, name = place
-    return f"{kind} {'/'.join(filter(None, (namespace, name)))}"
 
 
 def _is_own(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:

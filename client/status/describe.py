@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
 
+from client.installation import read_named
 from client.repository_view import EventLine, read_events
 from client.status.health import advise
 from client.status.parse import transfer_record
@@ -18,7 +19,7 @@ from client.text import format_bytes
 from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
+from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS, VOLUME_SNAPSHOT_CONTENTS
 from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
 from core.models.base import JsonDict, Time, WireModel, parse_time
@@ -37,7 +38,6 @@ from core.models.transfers import Transfer
 from core.redact import redact
 from core.text import format_age
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
-from nodeagent.config.schema import missing
 
 __all__ = ["Moment", "TransferDetails", "TransferReader", "TransferStage", "find_stages", "tell_story"]
 
@@ -118,9 +118,7 @@ class TransferReader:
             KubeError: it cannot be read.
         """
         kind, name = target
-        raw = await self._client.read(kind.resource, self._namespace, name)
-        if raw is None:
-            raise await self._missing(target)
+        raw = await read_named(self._client, kind.resource, self._namespace, name)
         record = transfer_record(kind, raw)
         events = await self._try("Events", read_events(self._client, self._namespace, raw["metadata"]["uid"]), [])
         pods = await self._try("pods", self._read_pods(raw), [])
@@ -147,12 +145,6 @@ class TransferReader:
             log=log,
             notes=self._notes,
         )
-
-    async def _missing(self, target: Target) -> NotFoundError:
-        kind, name = target
-        found = await self._client.list(Selection(kind.resource, self._namespace))
-        text = f"{kind.name} {self._namespace}/{name} does not exist"
-        return missing(text, name, [one["metadata"]["name"] for one in found])
 
     async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise` and a note, if that fails."""

@@ -1,8 +1,7 @@
 """The judgment about a cluster: every rule, the worst of what they find, and what to do next about a transfer.
 
-Pure. What could not be read is a finding of its own, so that unknown never looks healthy.
-
-Pure. Only what a person is shown depends on the words of a message.
+Pure. What could not be read is a finding of its own, so that unknown never looks healthy. Only what a person is shown
+depends on the words of a message.
 """
 
 from collections import Counter

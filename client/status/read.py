@@ -61,7 +61,11 @@ _NO_CONFIG = (ConfigRecord(), LoadConcurrency())
 
 
 class StatusReader:
-    """Reads the cluster for one command."""
+    """Reads the cluster for one command.
+
+    An API server that does not answer is an UnreachableError, and one that rejects the credentials an
+    UnauthorizedError. All else that cannot be read is named in the snapshot.
+    """
 
     def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime]) -> None:
         """Read through `client`; `now` returns the API server's time."""
@@ -71,12 +75,7 @@ class StatusReader:
         self._unread: list[Unread] = []
 
     async def read(self) -> ClusterSnapshot:
-        """Return everything, as far as it can be read.
-
-        Raises:
-            UnreachableError: the API server does not answer.
-            UnauthorizedError: it rejects the credentials.
-        """
+        """Return everything, as far as it can be read."""
         self._unread = []
         namespace = self._namespace
         places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
@@ -103,21 +102,11 @@ class StatusReader:
         )
 
     async def observe_volumes(self, volume_namespace: str = "") -> ObservedVolumes:
-        """Return the volumes, of one namespace if one is named, and the schedules that are to back them up.
-
-        Raises:
-            UnreachableError: the API server does not answer.
-            UnauthorizedError: it rejects the credentials.
-        """
+        """Return the volumes, of one namespace if one is named, and the schedules that are to back them up."""
         return await VolumeReader(self._client, self._namespace, self.now, volume_namespace).read()
 
     async def read_volumes(self, volume_namespace: str = "") -> ClusterSnapshot:
-        """Return the backups and volumes, of one namespace if one is named, and the configuration alone.
-
-        Raises:
-            UnreachableError: the API server does not answer.
-            UnauthorizedError: it rejects the credentials.
-        """
+        """Return the backups and volumes, of one namespace if one is named, and the configuration alone."""
         self._unread = []
         installed, transfers, volumes = await asyncio.gather(
             self._try(UnreadPart.FLAGS, self._read_installed, None),
@@ -143,14 +132,8 @@ class StatusReader:
         return tuple(record for listed in found for record in listed)
 
     async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
-        """Return what no watch shows: the leader, its page, the settings, retention; by a handful of requests.
-
-        Raises:
-            UnreachableError: the API server does not answer.
-            UnauthorizedError: it rejects the credentials.
-        """
+        """Return what no watch shows: the leader, its page, the settings, retention; by a handful of requests."""
         self._unread = []
-
         known: asyncio.Future[Sequence[AgentRecord]] = asyncio.get_running_loop().create_future()
         known.set_result(agents)
         read = await self._read_rules(known, self._list_cron_jobs)

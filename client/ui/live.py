@@ -197,10 +197,7 @@ class Details:
         """
         record = known.record
         still = _REPOSITORY_SECONDS if record is not None and record.phase.final else _STILL_SECONDS
-
-        def read() -> Awaitable[TransferDetails]:
-            return TransferReader(self._client, self._namespace).describe(target)
-
+        read = partial(TransferReader(self._client, self._namespace).describe, target)
         return await self._get((target.kind.name, target.name), known, still, (read, _watched_transfer))
 
     async def repository(self, name: str, known: Observed[RepositoryRecord]) -> RepositoryDetails:
@@ -211,12 +208,8 @@ class Details:
             ContractError: it is invalid.
             KubeError: it cannot be read, and nothing is known of it.
         """
-
-        def read() -> Awaitable[RepositoryDetails]:
-            reader = RepositoryReader(self._client, self._namespace, now=self._now)
-            return reader.describe(name)
-
-        reading = (read, partial(_watched_repository, self._namespace))
+        reader = RepositoryReader(self._client, self._namespace, now=self._now)
+        reading = (partial(reader.describe, name), partial(_watched_repository, self._namespace))
         return await self._get(("BackupRepository", name), known, _REPOSITORY_SECONDS, reading)
 
     async def history(self, lost: str | None) -> KnownHistory:

@@ -239,18 +239,13 @@ class Pages:
 
     def _handler(self, template: str, build: _Build) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            state = self._live.state
             if _EVENTS in request.headers.get("Accept", ""):
                 return await self._stream(request, template, build)
-            if state is None:
-                return self._answer("starting.html", {"why": self._live.error}, status=503)
-            try:
-                values = await build(request, state)
-            except web.HTTPNotFound as e:
-                return self._answer("error.html", self._values(request, state, _fault(request, e.text)), status=404)
-            except AgentError as e:
-                return self._answer("error.html", self._values(request, state, _fault(request, e)), status=503)
-            return self._answer(template, self._values(request, state, values))
+            if (state := self._live.state) is not None:
+                text, status = await self._render(request, state, template, build, layout="base.html")
+            else:
+                text, status = self._templates.get_template("starting.html").render(why=self._live.error), 503
+            return web.Response(text=text, content_type="text/html", status=status)
 
         return handle
 
@@ -265,7 +260,7 @@ class Pages:
         while True:
             number, state = self._live.number, self._live.state
             if state is not None:
-                part = await self._live_part(request, state, template, build)
+                part, _ = await self._render(request, state, template, build, layout="part.html")
                 text = "".join(f"data: {line}\n" for line in part.splitlines())
             else:
                 text = f"event: why\ndata: {one_line(self._live.error)}\n" if self._live.error else ""
@@ -275,15 +270,18 @@ class Pages:
             if await self._live.wait(number, _SILENCE_SECONDS) == number:
                 await answer.write(b": still here\n\n")
 
-    async def _live_part(self, request: web.Request, state: State, template: str, build: _Build) -> str:
+    async def _render(
+        self, request: web.Request, state: State, template: str, build: _Build, *, layout: str
+    ) -> tuple[str, int]:
+        """Return the page in a layout, and its status; what does not exist or cannot be read may be there later."""
         try:
-            values, name = await build(request, state), template
-        except web.HTTPNotFound as e:
-            values, name = _fault(request, e.text), "error.html"
-        except AgentError as e:
-            values, name = _fault(request, e), "error.html"
-        whole = self._values(request, state, values, layout="part.html")
-        return self._templates.get_template(name).render(whole)
+            values, status = await build(request, state), 200
+        except (web.HTTPNotFound, AgentError) as e:
+            why, status = (e.text, 404) if isinstance(e, web.HTTPNotFound) else (f"This cannot be read: {e}", 503)
+            values, template = {"what": request.match_info.get("name", ""), "why": why}, "error.html"
+        view = state.view
+        known = {"layout": layout, "here": request.path_qs, "state": state, "view": view, "now": view.at}
+        return self._templates.get_template(template).render({**known, **values}), status
 
     async def _nothing_more(self, _: web.Request, __: State) -> _Values:
         return {}
@@ -376,20 +374,6 @@ class Pages:
         if path.suffix not in _TYPES or ".." in path.parts or path.is_absolute() or not file.is_file():
             raise web.HTTPNotFound
         return web.Response(body=file.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8")
-
-    def _values(self, request: web.Request, state: State, more: _Values, *, layout: str = "base.html") -> _Values:
-        view = state.view
-        return {"layout": layout, "here": request.path_qs, "state": state, "view": view, "now": view.at, **more}
-
-    def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
-        text = self._templates.get_template(name).render(values)
-        return web.Response(text=text, content_type="text/html", status=status)
-
-
-def _fault(request: web.Request, why: str | AgentError | None) -> _Values:
-    """Return the values of a page of something that does not exist, or cannot be read: it may be there later."""
-    text = f"This cannot be read: {why}" if isinstance(why, AgentError) else why
-    return {"what": request.match_info.get("name", ""), "why": text}
 
 
 @asynccontextmanager

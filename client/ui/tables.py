@@ -1,6 +1,6 @@
 """The rows of the pages: transfers filtered, sorted and paged, the copies of each volume, what each node runs. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
@@ -30,8 +30,22 @@ __all__ = [
 _T = TypeVar("_T")
 
 PAGE_ROWS: Final = 100
-_SORTS: Final = ("created", "name", "phase", "node", "volume")
-_STATES: Final = ("", "active", "pending", "running", "failed", "ended")
+_SORTS: Final[Mapping[str, Callable[[TransferRecord], str]]] = {
+    "created": lambda one: one.created,
+    "name": lambda one: one.name,
+    "phase": lambda one: str(one.phase),
+    "node": lambda one: one.node,
+    "volume": lambda one: f"{one.queue}/{one.volume}",
+}
+_STATES: Final[Mapping[str, Callable[[TransferRecord, bool], bool]]] = {
+    "": lambda _one, _waits: True,
+    "active": lambda one, _waits: one.active,
+    "pending": lambda _one, waits: waits,
+    "running": lambda one, _waits: one.moving,
+    "failed": lambda one, _waits: one.phase is Phase.FAILED or bool(one.fault),
+    "ended": lambda one, _waits: one.phase.final,
+}
+"""Whether a transfer is in the state, also by whether it is pending."""
 
 
 @dataclass(frozen=True)
@@ -100,48 +114,19 @@ def choose_transfers(snapshot: ClusterSnapshot, view: StatusView, chosen: Transf
     active = {(one.kind, one.name): one for one in view.transfers}
     pending = {(one.kind, one.name): one for one in view.pending}
     text = chosen.text.lower()
+    is_in, sort_key = _STATES[chosen.state], _SORTS[chosen.sort]
     found = [
         one
         for one in snapshot.transfers
-        if chosen.kind in {"", one.kind}
-        and _is_in(one, chosen.state, (one.kind, one.name) in pending)
-        and text in _searched(one)
+        if chosen.kind in {"", one.kind} and is_in(one, (one.kind, one.name) in pending) and text in _searched(one)
     ]
-    found.sort(key=lambda one: (_sort_key(one, chosen.sort), one.name), reverse=chosen.sort == "created")
+    found.sort(key=lambda one: (sort_key(one), one.name), reverse=chosen.sort == "created")
     return TransferPage(cut(found, chosen.page), active, pending)
 
 
 def _searched(one: TransferRecord) -> str:
     volumes = f"{one.queue}/{one.volume} {one.queue}/{one.claim}"
     return f"{one.name} {volumes} {one.node} {one.location} {one.backup} {one.reason}".lower()
-
-
-def _is_in(one: TransferRecord, state: str, waits: bool) -> bool:  # noqa: FBT001 - one of several conditions
-    match state:
-        case "active":
-            return one.active
-        case "pending":
-            return waits
-        case "running":
-            return one.moving
-        case "failed":
-            return one.phase is Phase.FAILED or bool(one.fault)
-        case "ended":
-            return one.phase.final
-    return True
-
-
-def _sort_key(one: TransferRecord, sort: str) -> str:
-    match sort:
-        case "phase":
-            return str(one.phase)
-        case "node":
-            return one.node
-        case "volume":
-            return f"{one.queue}/{one.volume}"
-        case "name":
-            return one.name
-    return one.created
 
 
 @dataclass(frozen=True)
