@@ -1,4 +1,4 @@
-"""The settings of the installed agents, from the command line in their DaemonSet."""
+"""The settings of the installed agents, from the command line in their DaemonSet; their versions, from their pages."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from client.installation import read_settings, serve_words
+from client.installation import read_settings, read_versions, serve_words
 from core.errors import ConfigError
+from core.kube.client import KubeClient
 from nodeagent.runtime.settings import MaintenanceSwitch, parse_serve
-from tests.client.support.user_scene import UserScene
+from tests.client.support.user_scene import LEADER_POD, UserScene
 from tests.support.objects import only
 
 _VELERO = Path(__file__).parents[1] / "data" / "velero-1.18.2"
@@ -61,3 +62,26 @@ async def test_settings_that_cannot_be_read_are_an_error(serve: list[str], statu
         scene.kube.fail_next("GET", "/daemonsets", status)
     with pytest.raises(ConfigError, match=message):
         await read_settings(scene.client, "velero")
+
+
+async def test_each_agent_says_its_version() -> None:
+    scene = UserScene()
+    scene.kube.pages["velero", f"{LEADER_POD}:8085", "/status"] = {"version": "9.9.9"}
+    found = await read_versions(scene.client, "velero")
+    (agent,) = found.agents
+    assert (agent.node, agent.version, agent.ready, found.notes) == ("a_1_b", "9.9.9", False, [])
+
+
+async def test_an_agent_that_does_not_answer_has_none_and_a_note() -> None:
+    scene = UserScene()
+    scene.hush()
+    found = await read_versions(scene.client, "velero")
+    assert [one.version for one in found.agents] == [""]
+    assert found.notes[0].startswith(f"Pod velero/{LEADER_POD} did not answer: ")
+
+
+async def test_agents_of_another_program_have_none() -> None:
+    client: KubeClient = UserScene(serve=("--unknown",)).client
+    found = await read_versions(client, "velero")
+    assert [one.version for one in found.agents] == [""]
+    assert found.notes[0].startswith("the agents are not of this version: DaemonSet velero/node-agent")

@@ -9,10 +9,14 @@ import pytest
 from client.repository_view import RepositorySummary
 from core.errors import ContractError
 from core.kube.errors import ForbiddenError, NotFoundError
-from core.snapshot_contract import SnapshotTotal
 from tests.client.support.user_scene import NAME, RECORD, UserScene
 from tests.nodeagent.support.maintenance_scene import result
 from tests.support.objects import JsonDict
+
+
+@pytest.fixture
+def scene() -> UserScene:
+    return UserScene()
 
 
 async def _only(scene: UserScene) -> RepositorySummary:
@@ -21,33 +25,7 @@ async def _only(scene: UserScene) -> RepositorySummary:
     return found.repositories[0]
 
 
-async def test_the_leader_says_why_nothing_runs() -> None:
-    scene = UserScene()
-    scene.answer({NAME: {"hold": "foreign", "due": "", "overdue": False}})
-    found = await scene.reader.summarize()
-    following = found.repositories[0].next
-    assert (following.hold, following.due, following.from_leader, found.notes) == ("foreign", None, True, [])
-    assert "another cluster" in following.reason
-
-
-async def test_what_kopia_will_run_follows_from_its_schedule() -> None:
-    scene = UserScene()
-    assert (await _only(scene)).next.mode == "quick"
-    scene.answer({NAME: {"hold": "not-due", "due": "2026-11-22T11:00:00Z", "overdue": False}})
-    assert (await _only(scene)).next.mode == "full"
-
-
-async def test_sizes_are_those_of_the_last_maintenance() -> None:
-    scene = UserScene()
-    one = await _only(scene)
-    assert (one.contents, one.index_blobs, one.repository_id) == (70, 7, "unique-1")
-    scene.put_repository({})
-    one = await _only(scene)
-    assert (one.contents, one.index_blobs, one.next.mode) == (None, None, "")
-
-
-async def test_without_the_permission_to_ask_the_leader_it_is_computed_and_a_note_says_so() -> None:
-    scene = UserScene()
+async def test_without_the_permission_to_ask_the_leader_it_is_computed_and_a_note_says_so(scene: UserScene) -> None:
     scene.hush()
     found = await scene.reader.summarize()
     following = found.repositories[0].next
@@ -56,9 +34,6 @@ async def test_without_the_permission_to_ask_the_leader_it_is_computed_and_a_not
     (note,) = found.notes
     assert note.startswith("the leader did not answer, so the next maintenance is computed here: get /status of Pod")
     assert "403" in note
-
-
-_JOB = {"apiVersion": "batch/v1", "kind": "Job", "spec": {}}
 
 
 def _put_job(scene: UserScene, name: str = "job-1", **status: object) -> JsonDict:
@@ -98,8 +73,7 @@ _HOLDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("hold", _HOLDS, ids=lambda hold: hold or "due")
-async def test_without_the_leader_its_rules_decide(hold: str) -> None:
-    scene = UserScene()
+async def test_without_the_leader_its_rules_decide(scene: UserScene, hold: str) -> None:
     _HOLDS[hold](scene)
     scene.hush(500)
     following = (await _only(scene)).next
@@ -107,23 +81,20 @@ async def test_without_the_leader_its_rules_decide(hold: str) -> None:
     assert bool(following.reason) is bool(hold)
 
 
-async def test_a_repository_that_the_leader_does_not_name_is_computed_alone() -> None:
-    scene = UserScene()
+async def test_a_repository_that_the_leader_does_not_name_is_computed_alone(scene: UserScene) -> None:
     scene.put_repository(name="db-default-kopia")
     found = await scene.reader.summarize()
     assert [one.next.from_leader for one in found.repositories] == [True, False]
     assert found.notes == []
 
 
-async def test_a_time_out_of_range_is_no_error() -> None:
-    scene = UserScene()
+async def test_a_time_out_of_range_is_no_error(scene: UserScene) -> None:
     scene.put_repository(RECORD | {"foreignAt": "9999-12-31T00:00:00Z"})
     scene.hush()
     assert (await _only(scene)).next.hold == "invalid"
 
 
-async def test_an_invalid_repository_is_noted_and_the_others_are_shown() -> None:
-    scene = UserScene()
+async def test_an_invalid_repository_is_noted_and_the_others_are_shown(scene: UserScene) -> None:
     raw = scene.put_repository(name="db-default-kopia")
     raw["status"]["phase"] = "Odd"
     scene.kube.put(raw)
@@ -134,8 +105,7 @@ async def test_an_invalid_repository_is_noted_and_the_others_are_shown() -> None
         await scene.reader.describe("db-default-kopia")
 
 
-async def test_chosen_repositories_come_once_and_in_order() -> None:
-    scene = UserScene()
+async def test_chosen_repositories_come_once_and_in_order(scene: UserScene) -> None:
     scene.put_repository(name="db-default-kopia")
     found = await scene.reader.summarize(["db-default-kopia", NAME, NAME])
     assert [one.name for one in found.repositories] == [NAME, "db-default-kopia"]
@@ -149,61 +119,38 @@ async def test_chosen_repositories_come_once_and_in_order() -> None:
     ],
     ids=["misspelled", "unknown"],
 )
-async def test_a_wrong_name_is_an_error_that_says_which_one_may_be_meant(name: str, message: str) -> None:
-    scene = UserScene()
+async def test_a_wrong_name_is_an_error_that_says_which_one_may_be_meant(
+    scene: UserScene, name: str, message: str
+) -> None:
     for ask in (scene.reader.describe(name), scene.reader.summarize([name])):
         with pytest.raises(NotFoundError) as caught:
             await ask
         assert str(caught.value) == message
 
 
-async def test_without_the_permission_to_list_repositories_there_is_no_answer() -> None:
-    scene = UserScene()
+async def test_without_the_permission_to_list_repositories_there_is_no_answer(scene: UserScene) -> None:
     scene.kube.fail_next("GET", "/backuprepositories", 403)
     with pytest.raises(ForbiddenError, match="list BackupRepository velero"):
         await scene.reader.summarize()
 
 
-async def test_the_page_about_one_repository_has_what_its_objects_say() -> None:
-    scene = UserScene()
-    history = [
-        {"result": "Failed", "startTimestamp": "2026-11-21T08:00:00Z", "message": "no space"},
-        {
-            "result": "Succeeded",
-            "startTimestamp": "2026-11-21T09:59:00Z",
-            "completeTimestamp": "2026-11-21T10:00:00Z",
-        },
-    ]
-    orphans = {"reportedAt": "2026-11-20T10:00:00Z", "orphans": {"count": 2, "bytes": 9}}
-    scene.put_repository(RECORD | orphans | {"incompleteFull": True}, recentMaintenance=history)
-    _put_location(scene)
-    one = await scene.reader.describe(NAME)
-    assert (one.created_here, one.location_phase, one.last_mode) == (True, "Available", "quick")
-    assert (one.peak_quick_bytes, one.memory_request, one.memory_limit) == (2**27, "167Mi", "333Mi")
-    assert [entry.message for entry in one.history] == [None, "no space"]
-    assert (one.running, one.last_result, one.notes) == ([], None, [])
-    assert one.incomplete_full
-    assert one.unreferenced == SnapshotTotal(count=2, bytes=9)
+async def test_a_full_maintenance_that_did_not_finish_is_named(scene: UserScene) -> None:
+    assert not (await scene.reader.describe(NAME)).incomplete_full
+    scene.put_repository(RECORD | {"incompleteFull": True})
+    assert (await scene.reader.describe(NAME)).incomplete_full
 
 
-async def test_a_running_job_is_shown_with_the_reason_why_its_pod_is_pending() -> None:
-    scene = UserScene()
+async def test_a_running_job_is_shown_with_the_reason_why_its_pod_is_pending(scene: UserScene) -> None:
     _put_job(scene)
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-    scene.put(
-        "Pod",
-        "job-1-x",
-        "v1",
-        labels={"job-name": "job-1"},
-        status={"phase": "Pending", "conditions": [unschedulable]},
-    )
+    status = {"phase": "Pending", "conditions": [unschedulable]}
+    scene.put("Pod", "job-1-x", "v1", labels={"job-name": "job-1"}, status=status)
     (job,) = (await scene.reader.describe(NAME)).running
     assert (job.job, job.pod, job.phase) == ("job-1", "job-1-x", "Pending")
     assert job.pending == "Pod velero/job-1-x cannot be scheduled: 0/3 nodes"
 
 
-async def test_the_result_of_the_last_job_is_read_from_its_pod() -> None:
-    scene = UserScene()
+async def test_the_result_of_the_last_job_is_read_from_its_pod(scene: UserScene) -> None:
     _put_job(scene, succeeded=1, completionTime="2026-11-21T10:00:00Z")
     state = {"terminated": {"exitCode": 0, "message": result("full", freedBytes=5)}}
     status = {"phase": "Succeeded", "containerStatuses": [{"name": "c", "state": state}]}
@@ -213,8 +160,7 @@ async def test_the_result_of_the_last_job_is_read_from_its_pod() -> None:
     assert (last.mode, last.freed_bytes) == ("full", 5)
 
 
-async def test_events_of_the_repository_come_newest_first() -> None:
-    scene = UserScene()
+async def test_events_of_the_repository_come_newest_first(scene: UserScene) -> None:
     uid = scene.put_repository()["metadata"]["uid"]
     for name, about, seen in (("1", uid, "10:00"), ("2", uid, "11:00"), ("3", "other", "12:00")):
         moment = f"2026-11-21T{seen}:00Z"
@@ -223,8 +169,7 @@ async def test_events_of_the_repository_come_newest_first() -> None:
 
 
 @pytest.mark.parametrize("part", ["/daemonsets", "/leases", "/jobs", "/deployments", "locations", "/events"])
-async def test_what_may_not_be_read_is_left_out_with_a_note(part: str) -> None:
-    scene = UserScene()
+async def test_what_may_not_be_read_is_left_out_with_a_note(scene: UserScene, part: str) -> None:
     scene.kube.fail_next("GET", part, 403)
     one = await scene.reader.describe(NAME)
     assert one.name == NAME

@@ -79,12 +79,16 @@ class _Report:
         self.scene.kube.logs["velero", f"{job}-x"] = "".join(f"{line}\n" for line in lines)
 
 
+@pytest.fixture
+async def report() -> _Report:
+    return _Report()
+
+
 def _totals(**counts: int) -> SnapshotReport:
     return SnapshotReport.from_wire({name: {"count": count} for name, count in counts.items()})
 
 
-async def test_the_report_is_read_and_its_job_deleted() -> None:
-    report = _Report()
+async def test_the_report_is_read_and_its_job_deleted(report: _Report) -> None:
     async with report.running() as task:
         lines = ("time=1 level=info msg=begin", REPORTED_LINE.format(_ODD), REPORTED_LINE.format(_OLD))
         report.end(0, seal(_totals(unreferenced=1, unknown=1, referenced=9), *lines), *lines)
@@ -95,8 +99,7 @@ async def test_the_report_is_read_and_its_job_deleted() -> None:
     assert report.notes == []
 
 
-async def test_the_job_is_that_of_the_installed_agent() -> None:
-    report = _Report()
+async def test_the_job_is_that_of_the_installed_agent(report: _Report) -> None:
     report.scene.put_daemonset("serve", "--mover-service-account=movers", "--log-level=debug")
     async with report.running():
         job = report.jobs[0]
@@ -110,8 +113,7 @@ async def test_the_job_is_that_of_the_installed_agent() -> None:
     assert len(job["metadata"]["name"]) <= 63
 
 
-async def test_what_was_not_read_is_noted() -> None:
-    report = _Report()
+async def test_what_was_not_read_is_noted(report: _Report) -> None:
     async with report.running() as task:
         line = REPORTED_LINE.format(_ODD)
         totals = SnapshotReport(unknown=SnapshotTotal(count=1), unread="403 Forbidden")
@@ -120,8 +122,7 @@ async def test_what_was_not_read_is_noted() -> None:
     assert found.notes == ["what refers to snapshots could not be read: 403 Forbidden"]
 
 
-async def test_a_log_that_lacks_snapshots_is_an_error() -> None:
-    report = _Report()
+async def test_a_log_that_lacks_snapshots_is_an_error(report: _Report) -> None:
     async with report.running() as task:
         report.end(0, seal(_totals(unknown=1), REPORTED_LINE.format(_ODD)), "time=1 level=info msg=end")
         with pytest.raises(
@@ -130,17 +131,7 @@ async def test_a_log_that_lacks_snapshots_is_an_error() -> None:
             await task
 
 
-async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
-    report = _Report()
-    async with report.running() as task:
-        report.end(12, "wrong password")
-        with pytest.raises(JobError, match=r"of the report failed: Error \(exit code 12\): wrong password"):
-            await task
-    assert report.jobs == []
-
-
-async def test_a_pod_that_does_not_start_is_reported_until_the_timeout_ends_the_command() -> None:
-    report = _Report()
+async def test_a_pod_that_does_not_start_is_reported_until_the_timeout_ends_the_command(report: _Report) -> None:
     async with report.running() as task:
         waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
         report.put_pod(phase="Pending", conditions=[waiting])
@@ -150,8 +141,7 @@ async def test_a_pod_that_does_not_start_is_reported_until_the_timeout_ends_the_
     assert report.jobs == []
 
 
-async def test_a_pod_that_can_never_start_ends_the_command_at_once() -> None:
-    report = _Report()
+async def test_a_pod_that_can_never_start_ends_the_command_at_once(report: _Report) -> None:
     async with report.running() as task:
         waiting = {"waiting": {"reason": "InvalidImageName", "message": "bad"}}
         job = report.jobs[0]["metadata"]["name"]
@@ -163,8 +153,7 @@ async def test_a_pod_that_can_never_start_ends_the_command_at_once() -> None:
         assert asyncio.get_running_loop().time() < 60
 
 
-async def test_a_pod_that_is_rejected_is_explained_by_the_events_of_the_job() -> None:
-    report = _Report()
+async def test_a_pod_that_is_rejected_is_explained_by_the_events_of_the_job(report: _Report) -> None:
     async with report.running() as task:
         about = {"uid": report.jobs[0]["metadata"]["uid"]}
         report.scene.put("Event", "e", "v1", involvedObject=about, type="Warning", message="exceeded quota")
@@ -173,8 +162,7 @@ async def test_a_pod_that_is_rejected_is_explained_by_the_events_of_the_job() ->
 
 
 @pytest.mark.parametrize("status", [{"failed": 1}, None], ids=["failed", "deleted"])
-async def test_a_job_that_ends_without_a_pod_is_an_error(status: JsonDict | None) -> None:
-    report = _Report()
+async def test_a_job_that_ends_without_a_pod_is_an_error(report: _Report, status: JsonDict | None) -> None:
     async with report.running() as task:
         job = report.jobs[0]
         if status is None:
@@ -185,17 +173,7 @@ async def test_a_job_that_ends_without_a_pod_is_an_error(status: JsonDict | None
             await task
 
 
-async def test_an_interrupted_command_deletes_its_job() -> None:
-    report = _Report()
-    async with report.running() as task:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert report.jobs == []
-
-
-async def test_a_command_that_is_interrupted_while_the_job_is_created_deletes_it() -> None:
-    report = _Report()
+async def test_a_command_that_is_interrupted_while_the_job_is_created_deletes_it(report: _Report) -> None:
     task = asyncio.create_task(report.run(), name="command")
     kube = report.scene.kube
     while not any(request.method == "POST" for request in kube.requests):
@@ -206,8 +184,7 @@ async def test_a_command_that_is_interrupted_while_the_job_is_created_deletes_it
     assert report.jobs == []
 
 
-async def test_a_job_that_cannot_be_deleted_is_named_with_the_command_that_does() -> None:
-    report = _Report()
+async def test_a_job_that_cannot_be_deleted_is_named_with_the_command_that_does(report: _Report) -> None:
     async with report.running() as task:
         name = report.jobs[0]["metadata"]["name"]
         report.end(0, seal(_totals()))
@@ -227,16 +204,16 @@ async def test_a_job_that_cannot_be_deleted_is_named_with_the_command_that_does(
     ],
     ids=["no repository", "no location", "no agent", "forbidden"],
 )
-async def test_what_a_job_needs_is_read_before_it_is_created(part: str, status: int, error: type[AgentError]) -> None:
-    report = _Report()
+async def test_what_a_job_needs_is_read_before_it_is_created(
+    report: _Report, part: str, status: int, error: type[AgentError]
+) -> None:
     report.scene.kube.fail_next("GET", part, status)
     with pytest.raises(error):
         await report.run()
     assert not any(request.method == "POST" for request in report.scene.kube.requests)
 
 
-async def test_without_the_permission_to_create_jobs_there_is_no_report() -> None:
-    report = _Report()
+async def test_without_the_permission_to_create_jobs_there_is_no_report(report: _Report) -> None:
     report.scene.kube.fail_next("POST", "/jobs", 403)
     with pytest.raises(ForbiddenError, match=f"create Job velero/{NAME}-report-"):
         await report.run()

@@ -135,13 +135,6 @@ async def test_of_a_pod_with_sidecars_the_log_of_the_agent_is_collected_and_the_
     assert "log of Pod agent-a: the other containers' logs are left out: istio-proxy" in bundle.missing
 
 
-async def test_lists_are_read_page_by_page(scene: StatusScene) -> None:
-    await _read(scene)
-    lists = [one for one in scene.kube.requests if one.path.endswith(("/datauploads", "/nodes"))]
-    assert lists
-    assert all(one.query.get("limit") for one in lists)
-
-
 async def test_an_archive_has_each_file_for_its_owner_alone(scene: StatusScene) -> None:
     bundle = await _read(scene)
     with tarfile.open(fileobj=io.BytesIO(pack(bundle, "folder", NOON))) as archive:

@@ -20,6 +20,7 @@ from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
 _SPACE = "nodeagent-preflight"
+_MARKED: JsonDict = {"labels": {"nodeagent.io/preflight": "true"}}
 _SUM = hashlib.sha256(b"data").hexdigest()
 _PLAN = CheckPlan(
     id="x",
@@ -89,8 +90,12 @@ class _World(HandClock):
         return [f"{one.kind} {obj['metadata']['name']}" for one in _TESTED for obj in self.kube.objects(one)]
 
 
-async def test_a_volume_goes_through_all_steps_and_nothing_is_left() -> None:
-    world = _World()
+@pytest.fixture
+def world() -> _World:
+    return _World()
+
+
+async def test_a_volume_goes_through_all_steps_and_nothing_is_left(world: _World) -> None:
     report = await world.check()
     assert [step.name for step in report.steps] == [
         "prepare",
@@ -149,17 +154,14 @@ async def test_a_step_that_fails_has_its_cause_and_everything_is_deleted(
     assert world.left == []
 
 
-async def test_volumes_that_a_policy_keeps_are_announced_and_named() -> None:
-    world = _World()
-    labels = {"nodeagent.io/preflight": "true"}
-    meta: JsonDict = {"labels": labels}
-    world.put("Namespace", "v1", _SPACE, metadata=meta)
+async def test_volumes_that_a_policy_keeps_are_announced_and_named(world: _World) -> None:
+    world.put("Namespace", "v1", _SPACE, metadata=_MARKED)
     for name, policy in (("kept", "Retain"), ("deleted", "Delete")):
         claim = {"volumeName": f"pv-{name}"}
-        world.put("PersistentVolumeClaim", "v1", name, namespace=_SPACE, metadata=meta, spec=claim)
+        world.put("PersistentVolumeClaim", "v1", name, namespace=_SPACE, metadata=_MARKED, spec=claim)
         world.put("PersistentVolume", "v1", f"pv-{name}", spec={"persistentVolumeReclaimPolicy": policy})
     version, content = "snapshot.storage.k8s.io/v1", {"boundVolumeSnapshotContentName": "content"}
-    world.put("VolumeSnapshot", version, "s", namespace=_SPACE, metadata=meta, spec={}, status=content)
+    world.put("VolumeSnapshot", version, "s", namespace=_SPACE, metadata=_MARKED, spec={}, status=content)
     world.put("VolumeSnapshotContent", version, "content", spec={"deletionPolicy": "Retain"})
     announced = "StorageClass fast has reclaimPolicy Retain"
     report = await world.check(plan=replace(_PLAN, retaining=(announced,)))
@@ -169,11 +171,9 @@ async def test_volumes_that_a_policy_keeps_are_announced_and_named() -> None:
     assert world.notes[-1] == f"kept by the policy Retain, to delete by: {command}"
 
 
-async def test_volumes_that_nobody_may_look_at_are_named() -> None:
-    world = _World()
-    meta: JsonDict = {"labels": {"nodeagent.io/preflight": "true"}}
-    world.put("Namespace", "v1", _SPACE, metadata=meta)
-    world.put("PersistentVolumeClaim", "v1", "c", namespace=_SPACE, metadata=meta, spec={"volumeName": "hidden"})
+async def test_volumes_that_nobody_may_look_at_are_named(world: _World) -> None:
+    world.put("Namespace", "v1", _SPACE, metadata=_MARKED)
+    world.put("PersistentVolumeClaim", "v1", "c", namespace=_SPACE, metadata=_MARKED, spec={"volumeName": "hidden"})
     world.kube.fail_next("GET", "/persistentvolumes/hidden", 403)
     report = await world.check(plan=replace(_PLAN, retaining=("StorageClass fast has reclaimPolicy Retain",)))
     assert report.error is None
@@ -203,28 +203,24 @@ async def test_an_interrupted_check_deletes_everything() -> None:
     assert world.left == []
 
 
-async def test_what_an_earlier_check_left_is_deleted_first() -> None:
-    world = _World()
-    labels = {"nodeagent.io/preflight": "true"}
+async def test_what_an_earlier_check_left_is_deleted_first(world: _World) -> None:
     for resource, namespace in ((kube.PERSISTENT_VOLUME_CLAIMS, _SPACE), (kube.DATA_UPLOADS, "velero")):
-        world.put(resource.kind, resource.api_version, "old", namespace=namespace, metadata={"labels": labels}, spec={})
-    world.put("Namespace", "v1", _SPACE, metadata={"labels": labels})
+        world.put(resource.kind, resource.api_version, "old", namespace=namespace, metadata=_MARKED, spec={})
+    world.put("Namespace", "v1", _SPACE, metadata=_MARKED)
     report = await world.check()
     assert report.error is None
     assert world.notes == ["deleted what an earlier preflight had left"]
     assert world.left == []
 
 
-async def test_a_namespace_of_the_user_stays() -> None:
-    world = _World()
+async def test_a_namespace_of_the_user_stays(world: _World) -> None:
     world.put("Namespace", "v1", _SPACE)
     assert (await world.check()).error is None
     assert world.left == [f"Namespace {_SPACE}"]
 
 
-async def test_what_cannot_be_deleted_is_named() -> None:
-    world = _World()
-    meta = {"labels": {"nodeagent.io/preflight": "true"}, "finalizers": ["example.com/hold"]}
+async def test_what_cannot_be_deleted_is_named(world: _World) -> None:
+    meta = _MARKED | {"finalizers": ["example.com/hold"]}
     world.put("DataUpload", "velero.io/v2alpha1", "held", namespace="velero", metadata=meta, spec={})
     report = await world.check()
     assert [step.name for step in report.steps] == ["prepare", "clean up"]

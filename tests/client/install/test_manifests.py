@@ -21,15 +21,6 @@ def test_two_installations_share_no_object() -> None:
     assert len(set(_keys(first))) == len(first)
 
 
-def test_everything_is_labeled_and_comes_before_what_needs_it() -> None:
-    objects = build_installation(EVERYTHING)
-    assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "node-agent" for one in objects)
-    kinds = [one["kind"] for one in objects]
-    assert kinds[0] == "Namespace"
-    assert kinds[-1] == "DaemonSet"
-    assert kinds.index("PriorityClass") < kinds.index("DaemonSet")
-
-
 def test_whole_manifests() -> None:
     assert_golden("cli/install-everything", {"items": build_installation(EVERYTHING)})
 

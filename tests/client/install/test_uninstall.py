@@ -65,6 +65,11 @@ def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client.install.uninstall.missing_permissions", nothing)
 
 
+@pytest.fixture
+def world() -> _World:
+    return _World()
+
+
 _SHARED = (
     "Job velero/job",
     "Lease velero/node-agent-dispatcher",
@@ -84,9 +89,8 @@ _SHARED = (
     ids=["daemonset", "windows", "pod"],
 )
 async def test_what_agents_share_stays_while_agents_of_others_run(
-    resource: Resource, name: str, labels: dict[str, str]
+    world: _World, resource: Resource, name: str, labels: dict[str, str]
 ) -> None:
-    world = _World()
     world.put_shared()
     world.put(resource, name, labels, spec=_SPEC)
     plan = await world.plan()
@@ -95,8 +99,7 @@ async def test_what_agents_share_stays_while_agents_of_others_run(
     assert [one for one in plan.kept if ": " in one] == [f"{place}: {reason}" for place in _SHARED]
 
 
-async def test_what_agents_shared_is_removed_once_none_is_left() -> None:
-    world = _World()
+async def test_what_agents_shared_is_removed_once_none_is_left(world: _World) -> None:
     world.put_shared()
     world.put(kube.DAEMON_SETS, "other", {}, spec=_SPEC)
     plan = await world.plan()
@@ -105,8 +108,7 @@ async def test_what_agents_shared_is_removed_once_none_is_left() -> None:
     assert world.removed == list(_SHARED)
 
 
-async def test_a_second_run_waits_for_agents_that_have_not_ended() -> None:
-    world = _World()
+async def test_a_second_run_waits_for_agents_that_have_not_ended(world: _World) -> None:
     world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
     world.put(kube.PODS, "node-agent-x", _AGENT | _OURS, spec=_SPEC)
     plan = await world.plan()
@@ -116,8 +118,7 @@ async def test_a_second_run_waits_for_agents_that_have_not_ended() -> None:
     assert len(world.kube.objects(kube.SERVICE_ACCOUNTS)) == 1
 
 
-async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
-    world = _World()
+async def test_pods_of_other_daemonsets_are_not_waited_for(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
     world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
     world.put(kube.PODS, "node-agent-windows-x", _AGENT, spec=_SPEC)
@@ -126,15 +127,13 @@ async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
     assert world.seconds == 0
 
 
-async def test_the_daemonset_for_windows_of_an_earlier_version_is_removed() -> None:
-    world = _World()
+async def test_the_daemonset_for_windows_of_an_earlier_version_is_removed(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent-windows", _OURS, spec=_SPEC)
     await world.remove(await world.plan())
     assert world.removed == ["DaemonSet velero/node-agent-windows"]
 
 
-async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_force() -> None:
-    world = _World()
+async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_force(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
     plan = await world.plan()
     assert plan.unfinished == []
@@ -146,8 +145,7 @@ async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_fo
     assert world.removed == ["DaemonSet velero/node-agent"]
 
 
-async def test_agents_of_others_that_start_before_the_answer_keep_what_they_need() -> None:
-    world = _World()
+async def test_agents_of_others_that_start_before_the_answer_keep_what_they_need(world: _World) -> None:
     world.put_shared()
     plan = await world.plan()
     world.put(kube.DAEMON_SETS, "node-agent", {}, spec=_SPEC)
@@ -164,8 +162,9 @@ _USER: JsonDict = {"priorityClassName": "velero-server"}
     [(kube.DEPLOYMENTS, {"template": {"spec": _USER}}), (kube.PODS, _USER)],
     ids=["deployment", "pod"],
 )
-async def test_the_class_of_the_server_stays_while_it_is_named(resource: Resource, spec: JsonDict) -> None:
-    world = _World()
+async def test_the_class_of_the_server_stays_while_it_is_named(
+    world: _World, resource: Resource, spec: JsonDict
+) -> None:
     for name in ("velero-server", "velero-node-agent"):
         world.put(kube.PRIORITY_CLASSES, name, _OURS)
     world.put(resource, "user", {}, spec=spec)
@@ -174,16 +173,14 @@ async def test_the_class_of_the_server_stays_while_it_is_named(resource: Resourc
     assert f"PriorityClass velero-server: {resource.kind} velero/user names it" in plan.kept
 
 
-async def test_the_class_of_the_server_is_removed_if_nothing_names_it() -> None:
-    world = _World()
+async def test_the_class_of_the_server_is_removed_if_nothing_names_it(world: _World) -> None:
     world.put(kube.PRIORITY_CLASSES, "velero-server", _OURS)
     world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
     world.put(kube.PODS, "velero-x", {}, spec={})
     assert (await world.plan()).removed_names == ["PriorityClass velero-server"]
 
 
-async def test_nobody_loses_anything_where_an_installation_is_alone() -> None:
-    world = _World()
+async def test_nobody_loses_anything_where_an_installation_is_alone(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
     world.put(kube.DATA_UPLOADS, "done", {}, spec={}, status={"phase": "Completed"})
     world.put(kube.DAEMON_SETS, "node-agent", {}, namespace="other", spec=_SPEC)
@@ -191,8 +188,7 @@ async def test_nobody_loses_anything_where_an_installation_is_alone() -> None:
     assert (dependents.namespace, dependents.definitions) == ([], [])
 
 
-async def test_what_others_in_the_namespace_lose_is_named() -> None:
-    world = _World()
+async def test_what_others_in_the_namespace_lose_is_named(world: _World) -> None:
     world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
     world.put(kube.BACKUPS, "nightly", {}, spec={})
     world.put(kube.DAEMON_SETS, "node-agent-windows", {}, spec=_SPEC)
@@ -201,8 +197,7 @@ async def test_what_others_in_the_namespace_lose_is_named() -> None:
     assert (dependents.namespace, dependents.definitions) == (lost, lost)
 
 
-async def test_what_other_namespaces_lose_with_the_definitions_is_named() -> None:
-    world = _World()
+async def test_what_other_namespaces_lose_with_the_definitions_is_named(world: _World) -> None:
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, namespace="other", spec=_SPEC)
     world.put(kube.DATA_UPLOADS, "done", {}, namespace="other", spec={}, status={"phase": "Completed"})
     dependents = (await world.plan()).dependents
@@ -210,8 +205,7 @@ async def test_what_other_namespaces_lose_with_the_definitions_is_named() -> Non
     assert dependents.definitions == ["DaemonSet other/node-agent", "1 DataUploads of other namespaces"]
 
 
-async def test_other_namespaces_that_may_not_be_read_count_as_losing_something() -> None:
-    world = _World()
+async def test_other_namespaces_that_may_not_be_read_count_as_losing_something(world: _World) -> None:
     world.kube.fail_next("GET", "/apis/apps/v1/daemonsets", 403)
     dependents = (await world.plan()).dependents
     assert dependents.namespace == []

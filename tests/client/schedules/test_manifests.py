@@ -115,9 +115,3 @@ def test_with_verify_the_cron_job_says_how_often_and_the_account_may_record_it()
     patched = [one for one in schedule_permissions(request) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
     assert len(patched) == 1
     assert not [one for one in schedule_permissions(_REQUEST) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
-
-
-def test_a_run_that_hangs_ends_so_that_the_next_one_can_begin() -> None:
-    spec = build_schedule(_REQUEST, _TIMES, AgentImage("i"), NOON)[-1]["spec"]
-    assert spec["concurrencyPolicy"] == "Forbid"
-    assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] == timedelta(days=3).total_seconds()

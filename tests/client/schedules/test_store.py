@@ -1,9 +1,11 @@
-"""Schedules in the cluster: created, changed, listed and deleted, also after an interruption."""
+"""Schedules in the cluster: created, changed, listed and deleted, also after an interruption, and nothing of others."""
 
 from datetime import timedelta
 
 import pytest
 
+from client.backups.manifests import Method
+from client.backups.plan import Choice, ClaimName
 from client.install.apply import ApplyResult
 from client.schedules.manifests import build_schedule
 from client.schedules.request import ScheduleRequest, ScheduleTimes
@@ -36,7 +38,8 @@ from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.support.objects import JsonDict
 
-_ACCESS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+_ROLES = (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+_DAILY = ScheduleTimes("@daily")
 
 
 @pytest.fixture
@@ -44,22 +47,32 @@ def scene() -> ScheduleScene:
     return ScheduleScene()
 
 
-async def _create(scene: ScheduleScene, times: ScheduleTimes | None = None, image: str = "i:1") -> ApplyResult:
-    request = scene.request(ttl=timedelta(days=1))
-    objects = build_schedule(request, times or ScheduleTimes("0 2 * * *", "Europe/Berlin"), AgentImage(image), NOON)
-    return await apply_schedule(_owned(scene, request), objects)
+async def _apply(
+    scene: ScheduleScene, request: ScheduleRequest, times: ScheduleTimes = _DAILY, image: str = "i:1"
+) -> ApplyResult:
+    return await apply_schedule(_owned(scene, request), build_schedule(request, times, AgentImage(image), NOON))
+
+
+async def _create(scene: ScheduleScene, image: str = "i:1") -> ApplyResult:
+    times = ScheduleTimes("0 2 * * *", "Europe/Berlin")
+    return await _apply(scene, scene.request(ttl=timedelta(days=1)), times, image)
 
 
 def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
     return OwnedObjects(scene.old.client, request, scene.lines.append, scene.lines.append)
 
 
-async def _delete(scene: ScheduleScene, name: str) -> None:
+async def _delete(scene: ScheduleScene, name: str = "night") -> None:
     await delete_schedule(_owned(scene, await read_request(scene.old.client, "velero", name)))
 
 
 async def _find(scene: ScheduleScene, *names: str) -> ScheduleList:
     return await find_schedules(scene.old.client, "velero", names, NOON)
+
+
+def _container(cron_job: JsonDict) -> JsonDict:
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    return container
 
 
 async def test_a_schedule_is_listed_with_its_runs(scene: ScheduleScene) -> None:
@@ -87,12 +100,12 @@ async def test_creating_it_again_changes_it(scene: ScheduleScene) -> None:
     await _create(scene)
     scene.kube.put(scene.kube.objects(CONFIG_MAPS)[0] | {"data": {"x": '{"default":["app/x/u"]}'}})
     scene.kube.put(scene.kube.objects(LEASES)[0] | {"spec": {"holderIdentity": "h"}})
-    assert await _create(scene, ScheduleTimes("@daily", suspend=True), "i:2") is ApplyResult.CHANGED
+    changed = ScheduleTimes("@daily", suspend=True)
+    assert await _apply(scene, scene.request(ttl=timedelta(days=1)), changed, "i:2") is ApplyResult.CHANGED
     (cron_job,) = scene.cron_jobs
     assert (cron_job["spec"]["schedule"], cron_job["spec"]["suspend"]) == ("@daily", True)
     assert "timeZone" not in cron_job["spec"]
-    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "i:2"
+    assert _container(cron_job)["image"] == "i:2"
     # The record of what is being deleted stays, and so does the Lease of who deletes.
     assert scene.kube.objects(CONFIG_MAPS)[0]["data"] == {"x": '{"default":["app/x/u"]}'}
     assert scene.kube.objects(LEASES)[0]["spec"] == {"holderIdentity": "h"}
@@ -107,7 +120,7 @@ async def test_another_cron_job_of_the_name_is_left_alone(scene: ScheduleScene) 
     assert scene.old.names(SERVICE_ACCOUNTS) == set()
     assert (await _find(scene)).schedules == []
     with pytest.raises(NotFoundError, match="there is no schedule night in namespace velero"):
-        await _delete(scene, "night")
+        await _delete(scene)
 
 
 @pytest.mark.parametrize("interrupted", range(8))
@@ -124,10 +137,11 @@ async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene,
 
         scene.kube.request = request  # type: ignore[assignment, method-assign]
         with pytest.raises(KubeError):
-            await _delete(scene, "night")
+            await _delete(scene)
         scene.kube.request = inner  # type: ignore[method-assign]
-    await _delete(scene, "night")
-    assert [one for resource in (*_ACCESS, CRON_JOBS) for one in scene.kube.objects(resource)] == []
+    await _delete(scene)
+    left = (SERVICE_ACCOUNTS, *_ROLES, CRON_JOBS)
+    assert [one for resource in left for one in scene.kube.objects(resource)] == []
     assert scene.lines[-1] == "CronJob velero/night"
     assert len(scene.lines) == 8
 
@@ -143,8 +157,7 @@ async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
 async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> None:
     await _create(scene)
     (cron_job,) = scene.cron_jobs
-    template = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    template["containers"][0]["args"].append("--later")
+    _container(cron_job)["args"].append("--later")
     scene.kube.put(cron_job)
     found = await _find(scene)
     assert found.schedules == []
@@ -156,11 +169,6 @@ async def test_without_agents_there_is_no_image(scene: ScheduleScene) -> None:
     await scene.claims.client.delete(DAEMON_SETS, "velero", "node-agent")
     with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist: run nodeagent install"):
         await read_image(scene.old.client, "velero")
-
-
-def _container(cron_job: JsonDict) -> JsonDict:
-    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    return container
 
 
 async def _create_old(scene: ScheduleScene) -> JsonDict:
@@ -224,9 +232,7 @@ async def test_one_that_cannot_be_renewed_is_named_and_the_others_are_renewed(sc
 
 async def test_a_schedule_that_loses_its_time_to_live_loses_the_image_of_its_rules(scene: ScheduleScene) -> None:
     await _create(scene)
-    request = scene.request()
-    objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage("i:1"), NOON)
-    await apply_schedule(_owned(scene, request), objects)
+    await _apply(scene, scene.request())
     assert not scene.cron_jobs[0]["metadata"].get("annotations")
 
 
@@ -252,3 +258,54 @@ async def test_a_schedule_that_loses_its_time_to_live_loses_the_image_of_its_rul
 )
 def test_what_applies_an_object_from_files(meta: JsonDict, applier: str | None) -> None:
     assert find_applier({"metadata": meta}) == applier
+
+
+def _roles(scene: ScheduleScene) -> set[tuple[str, str, str]]:
+    return {
+        (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
+        for resource in _ROLES
+        for one in scene.kube.objects(resource)
+    }
+
+
+@pytest.mark.parametrize("may_list", [True, False], ids=["listed", "not listed"])
+async def test_a_change_leaves_no_role_that_is_not_needed_any_more(scene: ScheduleScene, *, may_list: bool) -> None:
+    await _apply(scene, scene.request(ttl=timedelta(days=1)))
+    assert ("Role", "app", "node-agent-schedule.velero.night") in _roles(scene)
+    if not may_list:
+        for kind in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
+            scene.kube.fail_next("GET", f"/apis/rbac.authorization.k8s.io/v1/{kind}", 403, message="may not list")
+    await _apply(scene, ScheduleRequest("night", "velero", Choice((ClaimName("db", "data"),), method=Method.FS_BACKUP)))
+    wanted = {("velero", "node-agent-schedule-night"), ("db", "node-agent-schedule.velero.night")}
+    assert {one[1:] for one in _roles(scene)} == wanted
+    assert any("may be left: " in line and "may not list" in line for line in scene.lines) is not may_list
+
+
+async def test_a_deletion_finds_roles_of_earlier_namespaces_and_of_no_other_schedule(scene: ScheduleScene) -> None:
+    await _apply(scene, scene.request())
+    of_another = ScheduleRequest("night", "other", Choice((ClaimName("app", "data"),)))
+    for one in build_schedule(of_another, _DAILY, AgentImage("i"), NOON):
+        if one["kind"] in {resource.kind for resource in _ROLES}:
+            scene.kube.put(one)
+    others = {one for one in _roles(scene) if "other" in "".join(one)}
+    assert others
+    role = next(one for one in scene.kube.objects(ROLES) if one["metadata"]["name"].endswith(".velero.night"))
+    scene.kube.put(role | {"metadata": role["metadata"] | {"namespace": "before", "uid": "u-before"}})
+    await _delete(scene)
+    assert _roles(scene) == others
+    assert "Role before/node-agent-schedule.velero.night" in scene.lines
+
+
+async def test_a_role_of_someone_else_is_left_alone_and_named(scene: ScheduleScene) -> None:
+    request = scene.request()
+    foreign = "Role app/node-agent-schedule.velero.night exists, and is not of schedule night: it is left alone"
+    await _apply(scene, request)
+    (role,) = [one for one in scene.kube.objects(ROLES) if one["metadata"]["namespace"] == "app"]
+    scene.kube.put(role | {"metadata": role["metadata"] | {"labels": {}}, "rules": []})
+    with pytest.raises(ConfigError, match=foreign):
+        await _apply(scene, request, image="i:2")
+    assert "i:2" not in str(scene.cron_jobs)
+    with pytest.raises(ConfigError, match=foreign):
+        await _delete(scene)
+    assert _roles(scene) == {("Role", "app", "node-agent-schedule.velero.night")}
+    assert scene.cron_jobs == []

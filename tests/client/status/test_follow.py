@@ -19,6 +19,13 @@ pytestmark = pytest.mark.looptime
 _DEADLINE_SECONDS = 60.0
 
 
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
 async def _run(scene: StatusScene, work: Callable[[StatusFollower], Coroutine[Any, Any, None]]) -> None:
     follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock())
     async with asyncio.timeout(_DEADLINE_SECONDS):
@@ -37,9 +44,7 @@ def _active(snapshot: ClusterSnapshot) -> list[TransferRecord]:
     return sorted((one for one in snapshot.transfers if one.active), key=lambda one: one.name)
 
 
-async def test_the_first_snapshot_is_what_a_read_returns() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_the_first_snapshot_is_what_a_read_returns(scene: StatusScene) -> None:
     expected = await scene.reader.read()
 
     async def work(follower: StatusFollower) -> None:
@@ -57,10 +62,7 @@ async def test_the_first_snapshot_is_what_a_read_returns() -> None:
     await _run(scene, work)
 
 
-async def test_a_change_is_seen_without_a_list_or_a_get() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
-
+async def test_a_change_is_seen_without_a_list_or_a_get(scene: StatusScene) -> None:
     async def work(follower: StatusFollower) -> None:
         before = len(scene.kube.requests)
         scene.kube.put(transfer("DataUpload", "new"))
@@ -70,10 +72,7 @@ async def test_a_change_is_seen_without_a_list_or_a_get() -> None:
     await _run(scene, work)
 
 
-async def test_each_kind_has_one_watch() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
-
+async def test_each_kind_has_one_watch(scene: StatusScene) -> None:
     async def work(_: StatusFollower) -> None:
         await asyncio.sleep(0)
         watched = [one.path.rpartition("/")[2] for one in scene.kube.requests if "watch" in one.query]
@@ -114,10 +113,7 @@ async def test_an_error_of_the_work_is_raised_as_it_is() -> None:
         await _run(StatusScene(), work)
 
 
-async def test_a_broken_watch_is_passing_at_first_and_never_healthy() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
-
+async def test_a_broken_watch_is_passing_at_first_and_never_healthy(scene: StatusScene) -> None:
     async def work(follower: StatusFollower) -> None:
         scene.kube.fail_next("WATCH", "/datauploads", 500, times=999)
         scene.kube.watches.cut()

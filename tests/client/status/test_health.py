@@ -1,11 +1,13 @@
-"""The rules of health: each has a scene that breaks it and nothing else, and unknown is never healthy."""
+"""The rules of health: each has a scene that breaks it and nothing else; and the advice, with a section about it."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client.status.health import Health, Rule, is_blocked, judge, worst
+from client.status.health import FAILURES, SECTIONS, Health, Rule, advise, is_blocked, judge, worst
 from client.status.parse import transfer_record
 from client.status.records import TRANSFER_KINDS
 from core.kube.resources import DAEMON_SETS, LEASES
@@ -23,6 +25,11 @@ def _delete_agents(scene: StatusScene) -> None:
 
 def _put_repository(scene: StatusScene, **status: Any) -> None:
     scene.kube.put(repository_object("app-default-kopia", **status))
+
+
+def _put_location(scene: StatusScene, **status: str) -> None:
+    storage = {"provider": "aws", "objectStorage": {"bucket": "b"}}
+    scene.put("BackupStorageLocation", "default", spec=storage, status=status)
 
 
 def _fail_list(scene: StatusScene) -> None:
@@ -56,19 +63,9 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
     Rule.ADMISSION_FAILS: (Health.UNHEALTHY, lambda scene: scene.answer(queue=_ERROR)),
     Rule.LOCATION_UNAVAILABLE: (
         Health.UNHEALTHY,
-        lambda scene: scene.put(
-            "BackupStorageLocation",
-            "default",
-            spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
-            status={"phase": "Unavailable", "message": "denied"},
-        ),
+        lambda scene: _put_location(scene, phase="Unavailable", message="denied"),
     ),
-    Rule.LOCATION_NOT_VALIDATED: (
-        Health.UNKNOWN,
-        lambda scene: scene.put(
-            "BackupStorageLocation", "default", spec={"provider": "aws", "objectStorage": {"bucket": "b"}}
-        ),
-    ),
+    Rule.LOCATION_NOT_VALIDATED: (Health.UNKNOWN, _put_location),
     Rule.REPOSITORY_NOT_READY: (Health.DEGRADED, lambda scene: _put_repository(scene, phase="NotReady")),
     Rule.FIELDS_DROPPED: (
         Health.DEGRADED,
@@ -98,8 +95,12 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
 }
 
 
-async def test_a_cluster_without_faults_is_healthy() -> None:
-    scene = StatusScene()
+@pytest.fixture
+def scene() -> StatusScene:
+    return StatusScene()
+
+
+async def test_a_cluster_without_faults_is_healthy(scene: StatusScene) -> None:
     scene.put_transfers()
     assert judge(await scene.reader.read()) == []
     assert worst([]) is Health.HEALTHY
@@ -110,8 +111,7 @@ def test_every_rule_has_a_scene() -> None:
 
 
 @pytest.mark.parametrize("rule", _SCENES, ids=str)
-async def test_each_rule_is_found_alone(rule: Rule) -> None:
-    scene = StatusScene()
+async def test_each_rule_is_found_alone(scene: StatusScene, rule: Rule) -> None:
     scene.put_transfers()
     health, break_it = _SCENES[rule]
     break_it(scene)
@@ -120,8 +120,7 @@ async def test_each_rule_is_found_alone(rule: Rule) -> None:
     assert worst(findings) is health
 
 
-async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it_is_right() -> None:
-    scene = StatusScene()
+async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it_is_right(scene: StatusScene) -> None:
     _put_backups(scene, "x")
     (finding,) = judge(await scene.reader.read())
     assert finding.message == (
@@ -135,8 +134,7 @@ async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it
     assert judge(await scene.reader.read()) == []
 
 
-async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod() -> None:
-    scene = StatusScene()
+async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod(scene: StatusScene) -> None:
     for day, pod in enumerate(("web-a", "web-b"), start=1):
         raw = transfer("PodVolumeBackup", pod, "Completed")
         marks = {PVC_NAME_ANNOTATION: "data"} | (
@@ -149,8 +147,7 @@ async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod() ->
         assert [one.split(",")[0] for one in messages] == ["the newest backup of app/data"][day - 1 :]
 
 
-async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> None:
-    scene = StatusScene()
+async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy(scene: StatusScene) -> None:
     (daemonset,) = scene.kube.objects(DAEMON_SETS)
     scene.kube.put(daemonset | {"status": {"desiredNumberScheduled": 5, "numberReady": 2}})
     (finding,) = judge(await scene.reader.read())
@@ -166,9 +163,8 @@ async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> No
     ],
 )
 async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
-    renewed: str, stamped: str, rules: list[Rule]
+    scene: StatusScene, renewed: str, stamped: str, rules: list[Rule]
 ) -> None:
-    scene = StatusScene()
     scene.put_lease(renewed)
     (lease,) = [one for one in scene.kube.objects(LEASES) if one["metadata"]["name"] == "node-agent-dispatcher"]
     managers = [{"manager": "agent", "time": "2026-11-20T00:00:00Z"}, {"manager": "agent", "time": stamped}]
@@ -187,8 +183,7 @@ async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
     ],
     ids=["no holder", "no agent", "renewed yesterday"],
 )
-async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(change: Any) -> None:
-    scene = StatusScene()
+async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(scene: StatusScene, change: Any) -> None:
     change(scene)
     findings = judge(await scene.reader.read())
     assert [finding.rule for finding in findings] == [Rule.NO_LEADER]
@@ -208,8 +203,7 @@ async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(cha
     ],
 )
 @pytest.mark.parametrize("status", [403, 404, 500])
-async def test_what_cannot_be_read_is_never_healthy(path: str, status: int) -> None:
-    scene = StatusScene()
+async def test_what_cannot_be_read_is_never_healthy(scene: StatusScene, path: str, status: int) -> None:
     scene.kube.fail_next("GET", f"/{path}", status, times=9, message=f"no {path}")
     findings = judge(await scene.reader.read())
     absent = status == 404 and path in {"leases", "daemonsets", "configmaps"}
@@ -218,14 +212,12 @@ async def test_what_cannot_be_read_is_never_healthy(path: str, status: int) -> N
     assert absent or f"no {path}" in " ".join(finding.message for finding in findings)
 
 
-async def test_a_transfer_that_failed_two_days_ago_is_no_finding() -> None:
-    scene = StatusScene()
+async def test_a_transfer_that_failed_two_days_ago_is_no_finding(scene: StatusScene) -> None:
     scene.kube.put(transfer("DataUpload", "x", "Failed", completionTimestamp="2026-11-19T11:00:00Z"))
     assert judge(await scene.reader.read()) == []
 
 
-async def test_the_worst_finding_comes_first() -> None:
-    scene = StatusScene()
+async def test_the_worst_finding_comes_first(scene: StatusScene) -> None:
     scene.put_lease(holder="")
     scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED))
     _fail_list(scene)
@@ -244,3 +236,50 @@ def test_a_reason_that_errors_have_is_blocked_and_one_of_the_queue_is_not(reason
         assert not is_blocked(record)
     if reason in errors:
         assert is_blocked(record)
+
+
+_PAGE = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+_ANCHORS = {
+    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"(?m)^#+ (.*)", _PAGE)
+}
+_SHORT = set(re.findall(r"(?m)^\| `(\w+)` \|", _PAGE.partition("## Short-lived reasons")[2].partition("\n## ")[0]))
+
+
+def _advice(phase: str = "New", **more: str) -> str:
+    return advise(transfer_record(TRANSFER_KINDS[0], transfer("DataUpload", "x", phase, **more)))
+
+
+def _section(name: str) -> str:
+    return _PAGE.partition(f"### {name}\n")[2].partition("\n#")[0]
+
+
+@pytest.mark.parametrize("reason", SECTIONS, ids=str)
+def test_a_pending_reason_leads_to_a_section(reason: str) -> None:
+    assert SECTIONS[reason] in _ANCHORS
+    assert f"docs/troubleshooting.md#{SECTIONS[reason]}" in _advice(reason=str(reason))
+
+
+def test_each_reason_without_a_section_is_a_short_lived_one() -> None:
+    assert set(map(str, PendingReason)) - set(map(str, SECTIONS)) <= _SHORT
+    assert "short-lived-reasons" in _ANCHORS
+
+
+@pytest.mark.parametrize(("words", "section"), FAILURES, ids=lambda value: value)
+def test_the_section_about_a_failure_quotes_its_words(words: str, section: str) -> None:
+    assert words in _section(section)
+    assert _advice("Failed", message=f"x: {words} y").startswith("fix the cause, and create a new transfer")
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "advice"),
+    [
+        ("Completed", {}, "nothing: it is complete"),
+        ("Canceled", {}, "create a new transfer: a canceled one does not continue"),
+        ("Failed", {"message": "odd"}, "fix the cause, and create a new transfer: see docs/troubleshooting.md"),
+        ("New", {}, "wait: the leader has not checked it yet"),
+        ("InProgress", {}, "wait: it is under way"),
+        ("Odd", {}, "correct the field that is named, or delete the transfer: see docs/troubleshooting.md#unreadable"),
+    ],
+)
+def test_each_phase_has_advice(phase: str, more: dict[str, str], advice: str) -> None:
+    assert _advice(phase, **more) == advice

@@ -3,7 +3,6 @@
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from client.status.follow import ProgressRates
@@ -18,21 +17,26 @@ from tests.nodeagent.support.hand_clock import NOON
 _MIB = 2**20
 
 
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
 async def _view(scene: StatusScene) -> StatusView:
     return build_view(await scene.reader.read())
 
 
-async def test_positions_are_those_of_the_leader() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_positions_are_those_of_the_leader(scene: StatusScene) -> None:
     view = await _view(scene)
     assert [(row.position, row.name) for row in view.pending] == [(1, "first"), (2, "second"), (3, "third")]
     assert (view.queued, view.queue_length, view.positions_computed, view.notes) == (3, 5, False, [])
 
 
-async def test_without_the_leaders_page_positions_follow_from_the_custom_resources_and_a_note_says_so() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_without_the_leaders_page_positions_follow_from_the_custom_resources_and_a_note_says_so(
+    scene: StatusScene,
+) -> None:
     scene.kube.put(transfer("DataDownload", "restore", reason="Queued"))
     scene.kube.put(transfer("DataUpload", "blocked", reason="SnapshotNotReady"))
     scene.hush()
@@ -43,18 +47,14 @@ async def test_without_the_leaders_page_positions_follow_from_the_custom_resourc
     assert note.startswith("the leader did not answer, so positions in the queue are computed here: get /status")
 
 
-async def test_restores_come_first_where_the_configuration_says_so() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_restores_come_first_where_the_configuration_says_so(scene: StatusScene) -> None:
     scene.kube.put(transfer("DataDownload", "restore", reason="Queued"))
     scene.put_config('{"loadConcurrency": {"restoresFirst": true}}')
     scene.hush()
     assert (await _view(scene)).pending[0].name == "restore"
 
 
-async def test_a_transfer_that_moves_has_a_rate_and_the_time_left() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_a_transfer_that_moves_has_a_rate_and_the_time_left(scene: StatusScene) -> None:
     moving, ready = (await _view(scene)).transfers
     assert (moving.name, moving.bytes_per_second, moving.eta_seconds) == ("moving", _MIB, 400.0)
     assert (ready.name, ready.reason, ready.bytes_per_second, ready.eta_seconds) == (
@@ -65,9 +65,7 @@ async def test_a_transfer_that_moves_has_a_rate_and_the_time_left() -> None:
     )
 
 
-async def test_a_node_shows_its_slots_and_those_that_are_not_ready_come_first() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
+async def test_a_node_shows_its_slots_and_those_that_are_not_ready_come_first(scene: StatusScene) -> None:
     scene.put_agent("c", ready=False)
     rows = [
         (row.node, row.ready, row.leader, row.running, row.slots, row.preparing) for row in (await _view(scene)).nodes
@@ -127,13 +125,6 @@ async def test_what_the_definitions_say_is_a_note(definitions: dict[str, Any], c
     scene.put_config(config)
     scene.answer(definitions=definitions)
     assert (await _view(scene)).notes == notes
-
-
-async def test_the_document_can_be_read_again() -> None:
-    scene = StatusScene()
-    scene.put_transfers()
-    view = await _view(scene)
-    assert msgspec.convert(view.to_wire(), StatusView) == view
 
 
 def _moving(done: int, **more: object) -> TransferRecord:

@@ -36,8 +36,12 @@ class _Reads:
         return self.count("/datauploads/moving") - before
 
 
-async def test_a_transfer_is_read_again_once_it_has_changed_or_after_a_while() -> None:
-    reads = _Reads()
+@pytest.fixture
+def reads() -> _Reads:
+    return _Reads()
+
+
+async def test_a_transfer_is_read_again_once_it_has_changed_or_after_a_while(reads: _Reads) -> None:
     assert await reads.read(_RECORD) == 1
     assert await reads.read(_RECORD) == 0
     changed = replace(_RECORD, bytes_done=7)
@@ -50,16 +54,14 @@ async def test_a_transfer_is_read_again_once_it_has_changed_or_after_a_while() -
     assert await reads.read(changed) == 1, "its Events may have changed"
 
 
-async def test_one_that_has_ended_is_read_seldom() -> None:
-    reads = _Reads()
+async def test_one_that_has_ended_is_read_seldom(reads: _Reads) -> None:
     ended = replace(_RECORD, phase=Phase.COMPLETED)
     assert await reads.read(ended) == 1
     reads.clock.seconds += 20
     assert await reads.read(ended) == 0
 
 
-async def test_a_repository_is_read_and_kept() -> None:
-    reads = _Reads()
+async def test_a_repository_is_read_and_kept(reads: _Reads) -> None:
     for _ in range(3):
         found = await reads.details.repository("app-default-kopia", Observed(_REPOSITORY))
         assert found.volume_namespace == "app"
@@ -68,8 +70,7 @@ async def test_a_repository_is_read_and_kept() -> None:
         await reads.details.repository("app-defaut-kopia", Observed(None))
 
 
-async def test_while_the_cluster_does_not_answer_an_object_is_shown_as_it_was_read_last() -> None:
-    reads = _Reads()
+async def test_while_the_cluster_does_not_answer_an_object_is_shown_as_it_was_read_last(reads: _Reads) -> None:
     known = await reads.details.transfer(_TARGET, Observed(_RECORD))
     before = len(reads.scene.kube.requests)
     reads.clock.seconds += 60
@@ -79,8 +80,7 @@ async def test_while_the_cluster_does_not_answer_an_object_is_shown_as_it_was_re
     assert await reads.details.transfer(_TARGET, Observed(_RECORD)) == known
 
 
-async def test_one_that_was_not_read_is_shown_as_it_is_watched_until_the_cluster_answers() -> None:
-    reads = _Reads()
+async def test_one_that_was_not_read_is_shown_as_it_is_watched_until_the_cluster_answers(reads: _Reads) -> None:
     shown = await reads.details.transfer(_TARGET, Observed(_RECORD, "no answer"))
     assert (shown.name, shown.phase, shown.history) == ("moving", Phase.IN_PROGRESS, [])
     assert shown.notes == ["its history, Events, pods and log could not be read: no answer"]
@@ -94,8 +94,7 @@ async def test_one_that_was_not_read_is_shown_as_it_is_watched_until_the_cluster
         await reads.details.repository("other", Observed(None, "no answer"))
 
 
-async def test_one_that_may_not_be_read_is_shown_as_it_is_watched() -> None:
-    reads = _Reads()
+async def test_one_that_may_not_be_read_is_shown_as_it_is_watched(reads: _Reads) -> None:
     assert (await reads.details.transfer(_TARGET, Observed(_RECORD))).history != []
     for what in ("/datauploads/moving", "/backuprepositories/"):
         reads.scene.kube.fail_next("GET", what, 403, message="you may not", times=99)
@@ -111,8 +110,7 @@ async def test_one_that_may_not_be_read_is_shown_as_it_is_watched() -> None:
         await reads.details.repository("other", Observed(None))
 
 
-async def test_one_that_was_deleted_is_not_shown_as_it_was() -> None:
-    reads = _Reads()
+async def test_one_that_was_deleted_is_not_shown_as_it_was(reads: _Reads) -> None:
     await reads.details.transfer(_TARGET, Observed(_RECORD))
     await reads.scene.client.delete(DATA_UPLOADS, "velero", "moving")
     reads.clock.seconds += 60

@@ -5,10 +5,12 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from client.ui.server import owner_of
 from tests.client.support.browser import visit
 from tests.client.support.site import open_site
 from tests.client.support.status_scene import StatusScene
@@ -129,3 +131,31 @@ async def test_a_name_that_leads_to_this_machine_shows_nothing() -> None:
                 answer = await tab.page.goto(f"http://evil.example:{port}/{path.lstrip('/')}")
                 assert answer is not None
                 assert (answer.status, "moving" in await answer.text()) == (421, False)
+
+
+def test_a_connection_of_this_process_is_its_user(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+    ):
+        ends = client.getsockname(), accepted.getsockname()
+        assert owner_of(*ends) == os.getuid()
+        assert owner_of(*ends, tmp_path / "absent") is None
+    assert owner_of(*ends) is None
+
+
+def test_the_line_of_the_client_counts_and_not_that_of_the_server(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        own, other = client.getsockname(), listener.getsockname()
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()
+        head, *rest = lines
+
+        def of_user(line: str) -> str:
+            columns = line.split()
+            columns[7] = "4711" if columns[1].endswith(f":{own[1]:04X}") else "815"
+            return " ".join(columns)
+
+        table.write_text("\n".join([head, *map(of_user, rest)]), encoding="ascii")
+        assert owner_of(own, other, table) == 4711

@@ -20,13 +20,24 @@ from tests.support.clock import NOON, LoopClock
 pytestmark = pytest.mark.looptime
 
 
+@pytest.fixture
+async def scene() -> VerificationScene:
+    return VerificationScene()
+
+
+def _hold_claims(scene: VerificationScene) -> None:
+    """Keep the PVCs that there are, though they are deleted."""
+    for claim in scene.base.claims.values():
+        claim["metadata"]["finalizers"] = ["kubernetes.io/pvc-protection"]
+        scene.base.kube.put(claim)
+
+
 def _left(scene: VerificationScene) -> list[JsonDict]:
     kube = scene.base.kube
     return [*scene.jobs, *kube.objects(DATA_DOWNLOADS), *kube.objects(PERSISTENT_VOLUME_CLAIMS)]
 
 
-async def test_a_volume_is_restored_compared_and_removed() -> None:
-    scene = VerificationScene()
+async def test_a_volume_is_restored_compared_and_removed(scene: VerificationScene) -> None:
     made: list[JsonDict] = []
     scene.on_job = lambda: made.extend([*scene.base.claims.values(), *scene.base.downloads])
     found = await scene.run(restore=True)
@@ -47,8 +58,7 @@ async def test_a_volume_is_restored_compared_and_removed() -> None:
     assert scene.events[0][2] == ("kopia snapshot s1: restored and compared: 3 files with 1048576 bytes are right")
 
 
-async def test_the_job_only_reads_the_scratch_volume() -> None:
-    scene = VerificationScene()
+async def test_the_job_only_reads_the_scratch_volume(scene: VerificationScene) -> None:
     await scene.run(restore=True)
     files, block = (one["spec"]["template"]["spec"] for one in scene.seen)
     mounts = {one["name"]: one for one in files["containers"][0]["volumeMounts"]}
@@ -113,8 +123,7 @@ def _put_left(scene: VerificationScene, name: str, *, age: timedelta, job: str =
 _HOUR, _MINUTES = timedelta(hours=1), timedelta(minutes=20)
 
 
-async def test_what_a_killed_command_has_left_is_removed_and_named() -> None:
-    scene = VerificationScene()
+async def test_what_a_killed_command_has_left_is_removed_and_named(scene: VerificationScene) -> None:
     _put_left(scene, "nodeagent-verify-1", age=_HOUR, ended=None)
     _put_left(scene, "nodeagent-verify-2", age=2 * _HOUR, job="ended", ended=_HOUR)
     await scene.run(restore=True, claims=("data",))
@@ -168,16 +177,16 @@ async def test_what_a_command_leaves_that_is_killed_at_any_request_is_removed_by
     ],
     ids=["young", "runs", "has just ended", "no scratch volume", "restored by a user"],
 )
-async def test_what_another_command_may_use_stays(name: str, age: timedelta, job: str, ended: timedelta | None) -> None:
-    scene = VerificationScene()
+async def test_what_another_command_may_use_stays(
+    scene: VerificationScene, name: str, age: timedelta, job: str, ended: timedelta | None
+) -> None:
     _put_left(scene, name, age=age, job=job, ended=ended)
     before = len(_left(scene))
     await scene.run(restore=True, claims=("data",))
     assert (len(_left(scene)), scene.base.notes) == (before, [])
 
 
-async def test_what_cannot_be_listed_stays_and_is_noted() -> None:
-    scene = VerificationScene()
+async def test_what_cannot_be_listed_stays_and_is_noted(scene: VerificationScene) -> None:
     scene.base.kube.fail_next("GET", "/persistentvolumeclaims", 403, message="not you")
     (found,) = await scene.run(restore=True, claims=("data",))
     assert found.outcome is VolumeOutcome.PASSED
@@ -185,15 +194,8 @@ async def test_what_cannot_be_listed_stays_and_is_noted() -> None:
     assert note.startswith("what verifications that were killed have left was not removed: ")
 
 
-async def test_an_interruption_of_the_removal_loses_no_result() -> None:
-    scene = VerificationScene()
-
-    def hold() -> None:
-        for claim in scene.base.claims.values():
-            claim["metadata"]["finalizers"] = ["kubernetes.io/pvc-protection"]
-            scene.base.kube.put(claim)
-
-    scene.on_job = hold
+async def test_an_interruption_of_the_removal_loses_no_result(scene: VerificationScene) -> None:
+    scene.on_job = lambda: _hold_claims(scene)
     task = asyncio.create_task(scene.run(restore=True), name="command")
     while not any("removing the scratch volume" in one for one in scene.progress):
         await asyncio.sleep(0.1)
@@ -218,8 +220,7 @@ async def test_a_restore_that_does_not_end_in_time_is_removed() -> None:
     assert _left(scene) == []
 
 
-async def test_what_cannot_be_removed_is_named_with_the_command() -> None:
-    scene = VerificationScene()
+async def test_what_cannot_be_removed_is_named_with_the_command(scene: VerificationScene) -> None:
     scene.base.kube.fail_next("DELETE", "/persistentvolumeclaims/", 403, message="not you")
     await scene.run(restore=True, claims=("data",))
     (claim,) = scene.base.claims.values()
@@ -232,15 +233,8 @@ async def test_what_cannot_be_removed_is_named_with_the_command() -> None:
     assert note.endswith("not you")
 
 
-async def test_an_object_that_stays_is_named_in_the_end() -> None:
-    scene = VerificationScene()
-
-    def hold() -> None:
-        for claim in scene.base.claims.values():
-            claim["metadata"]["finalizers"] = ["kubernetes.io/pvc-protection"]
-            scene.base.kube.put(claim)
-
-    scene.on_job = hold
+async def test_an_object_that_stays_is_named_in_the_end(scene: VerificationScene) -> None:
+    scene.on_job = lambda: _hold_claims(scene)
     await scene.run(restore=True, claims=("data",))
     (note,) = scene.base.notes
     assert note.endswith("it is being deleted, and still there")
@@ -256,8 +250,7 @@ async def test_a_volume_that_its_class_retains_is_named() -> None:
     assert note.endswith("kubectl delete pv pv-1")
 
 
-async def test_a_pvc_of_which_nothing_is_known_is_unverified() -> None:
-    scene = VerificationScene()
+async def test_a_pvc_of_which_nothing_is_known_is_unverified(scene: VerificationScene) -> None:
     raw = scene.base.kube.objects(DATA_UPLOADS)[0]
     del raw["metadata"]["annotations"]["nodeagent.io/claim"]
     scene.base.kube.put(raw)

@@ -14,6 +14,11 @@ from tests.support.clock import NOON
 pytestmark = pytest.mark.looptime
 
 
+@pytest.fixture
+async def scene() -> VerificationScene:
+    return VerificationScene()
+
+
 def _args(job: dict[str, object]) -> list[str]:
     return job["spec"]["template"]["spec"]["containers"][0]["args"]  # type: ignore[index,no-any-return]
 
@@ -25,8 +30,7 @@ def _join(scene: VerificationScene) -> VerificationScene:
     return scene
 
 
-async def test_each_repository_is_read_by_a_job_that_is_deleted() -> None:
-    scene = VerificationScene()
+async def test_each_repository_is_read_by_a_job_that_is_deleted(scene: VerificationScene) -> None:
     found = await scene.run(percent=12.5)
     assert [(one.claim, one.outcome, one.files, one.restored) for one in found] == [
         ("data", VolumeOutcome.PASSED, 3, False),
@@ -51,8 +55,7 @@ async def test_volumes_of_one_repository_are_read_by_one_job() -> None:
     assert [one for one in _args(job) if "snapshot=" in one] == ["--snapshot=s1", "--snapshot=s2"]
 
 
-async def test_the_result_goes_onto_the_transfer_and_into_an_event() -> None:
-    scene = VerificationScene()
+async def test_the_result_goes_onto_the_transfer_and_into_an_event(scene: VerificationScene) -> None:
     scene.results["s2"] = failed("s2")
     found = await scene.run()
     raw = scene.base.kube.objects(DATA_UPLOADS)[0]
@@ -136,24 +139,14 @@ async def test_an_outage_of_the_api_server_is_waited_for(restore: bool, path: st
     assert (found.outcome, found.message, scene.jobs, scene.base.notes) == (VolumeOutcome.PASSED, "", [], [])
 
 
-async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded() -> None:
-    scene = VerificationScene()
+async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded(scene: VerificationScene) -> None:
     scene.results["s1"] = VerifiedSnapshot(id="s1", faults=["the bucket does not exist"], fault_count=1)
     found = await scene.run(claims=("data",))
     assert [(one.outcome, one.message) for one in found] == [(VolumeOutcome.UNVERIFIED, "the bucket does not exist")]
     assert (scene.outcomes, scene.events) == ({}, [])
 
 
-async def test_a_result_that_is_not_in_the_log_is_no_result() -> None:
-    scene = VerificationScene()
-    scene.cut = True
-    (found,) = await scene.run(claims=("data",))
-    assert found.outcome is VolumeOutcome.UNVERIFIED
-    assert found.message.endswith(" of the verification: its log was rotated or cut off: it has 0 of 1 results")
-
-
-async def test_a_volume_without_a_repository_is_unverified() -> None:
-    scene = VerificationScene()
+async def test_a_volume_without_a_repository_is_unverified(scene: VerificationScene) -> None:
     raw = scene.base.kube.objects(DATA_UPLOADS)[0]
     scene.base.kube.put(raw | {"spec": raw["spec"] | {"backupStorageLocation": "gone"}})
     (found,) = await scene.run(claims=("data",))
@@ -169,8 +162,9 @@ async def test_a_volume_without_a_repository_is_unverified() -> None:
     ],
     ids=["annotation", "event"],
 )
-async def test_what_cannot_be_recorded_is_a_note(method: str, path: str, note: str, *, recorded: bool) -> None:
-    scene = VerificationScene()
+async def test_what_cannot_be_recorded_is_a_note(
+    scene: VerificationScene, method: str, path: str, note: str, *, recorded: bool
+) -> None:
     scene.base.kube.fail_next(method, path, 403, message="not you")
     (found,) = await scene.run(claims=("data",))
     assert (found.outcome, found.at is not None) == (VolumeOutcome.PASSED, recorded)

@@ -1,15 +1,21 @@
-"""The lines that connect kopia by hand: each kind of storage, no secret in them, and nothing that a shell would run."""
+"""The lines that connect kopia by hand, which a shell runs without harm; and what a decision means for a user."""
 
 import shlex
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from client.repository_view import build_connect_lines
+from client.leader_page import LeaderDecision
+from client.repository_view import NextMaintenance, build_connect_lines, compute_next
+from core.contract import MaintenanceMode
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository, BackupStorageLocation
+from nodeagent.maintenance.record import MaintenanceRecord
+from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView
+from tests.nodeagent.support.hand_clock import NOON
 from tests.support.golden import assert_golden_text
 
 _HOSTILE = "b'; touch /tmp/x; $(id) `id` \"\n"
@@ -85,11 +91,6 @@ def test_tls_is_as_in_the_location(config: JsonDict, storage: JsonDict, flag: st
     assert flag in _lines(config=config, storage=storage)[-1]
 
 
-def test_the_connection_has_a_configuration_file_of_its_own() -> None:
-    (line,) = [one for one in _lines() if "KOPIA_CONFIG_PATH" in one]
-    assert line == 'export KOPIA_CONFIG_PATH="$HOME"/.config/kopia/nodeagent-velero-app-default-kopia.config'
-
-
 def test_what_a_location_says_is_never_run_by_the_shell() -> None:
     lines = _lines(config={"region": _HOSTILE}, storage={"bucket": _HOSTILE})
     assert f"--bucket={_HOSTILE}" in _words(lines)
@@ -108,3 +109,46 @@ def test_what_a_location_says_is_never_run_by_the_shell() -> None:
 def test_what_cannot_be_used_is_an_error(provider: str, config: JsonDict, spec: JsonDict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _lines(provider, config, **spec)
+
+
+_HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_every_hold_is_explained(hold: Hold) -> None:
+    explained = NextMaintenance.of_decision(Decision(hold), MaintenanceRecord(), NOON)
+    assert explained.hold == hold
+    assert explained.reason not in {"", str(hold)}
+
+
+def test_a_hold_or_time_of_a_later_version_is_shown_as_it_is() -> None:
+    said = NextMaintenance.of_leader(LeaderDecision(hold="paused", due="soon"), MaintenanceRecord(), NOON)
+    assert (said.hold, said.reason, said.due) == ("paused", "paused", None)
+
+
+@pytest.mark.parametrize(
+    ("next_full", "due", "mode"),
+    [(None, None, "quick"), (NOON + _HOUR, None, "quick"), (NOON, None, "full"), (NOON + _HOUR, NOON + _HOUR, "full")],
+    ids=["no schedule", "later", "now", "at the due time"],
+)
+def test_the_mode_is_what_kopia_has_due_then(next_full: datetime | None, due: datetime | None, mode: str) -> None:
+    record = MaintenanceRecord.from_wire({"at": NOON, "nextFull": next_full})
+    assert NextMaintenance.of_decision(Decision(due_at=due), record, NOON).mode == mode
+
+
+def test_before_the_first_maintenance_its_mode_is_not_known() -> None:
+    assert NextMaintenance.of_decision(Decision(), MaintenanceRecord(), NOON).mode == ""
+
+
+def test_what_is_not_known_makes_no_time_too_late() -> None:
+    """Nothing has changed, as the fingerprint of the view says: the leader would wait for a week."""
+    record = MaintenanceRecord(
+        at=NOON - _HOUR,
+        mode=MaintenanceMode.QUICK,
+        next_quick=NOON + _HOUR,
+        next_full=NOON + 9 * _HOUR,
+        fingerprint="same",
+        fulls_since_change=4,
+    )
+    view = MaintenanceView(NOON, NOON, _HOUR, NOON - _HOUR, record=record, fingerprint="same")
+    assert compute_next(view).due == NOON + _HOUR
