@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import yaml
 
 from tests.cluster_full.test_alerts import FIRED
 from tests.deploy.alerts.healthy_day import build_healthy_day
-from tests.support.monitoring import read_rules
-from tests.support.tools import tool
+from tests.support.monitoring import MONITORING, promtool, read_rules
 
 pytestmark = pytest.mark.processes
 
 _ROOT = Path(__file__).parents[2]
-_RULES = _ROOT / "deploy" / "monitoring" / "rules.yaml"
 _CASES = sorted(Path(__file__).with_name("alerts").glob("*.yaml"))
 
 
@@ -31,10 +28,9 @@ def _run(text: str, folder: Path) -> str:
     """Run tests of promtool; return what it found wrong."""
     (folder / "rules.yaml").write_text(_without_texts(), encoding="utf-8")
     (folder / "tests.yaml").write_text(text, encoding="utf-8")
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "test", "rules", "tests.yaml"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 or "FAILED" in done.stdout + done.stderr, done.stderr
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    succeeded, printed = promtool("test", "rules", "tests.yaml", folder=folder)
+    assert succeeded or "FAILED" in printed, printed
+    return "" if succeeded else printed
 
 
 def _without_texts() -> str:
@@ -44,9 +40,8 @@ def _without_texts() -> str:
 
 
 def test_the_rules_are_valid() -> None:
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "check", "rules", "--lint=all", "--lint-fatal", _RULES]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded, printed = promtool("check", "rules", "--lint=all", "--lint-fatal", "rules.yaml", folder=MONITORING)
+    assert succeeded, printed
 
 
 @pytest.mark.parametrize("cases", _CASES, ids=lambda path: path.stem)
@@ -98,9 +93,8 @@ def _block(first: str) -> str:
 def test_the_scrape_configuration_of_the_runbook_is_valid(tmp_path: Path) -> None:
     config = tmp_path / "prometheus.yaml"
     config.write_text(_block("scrape_configs:"), encoding="utf-8")
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "check", "config", "--syntax-only", config]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded, printed = promtool("check", "config", "--syntax-only", config.name, folder=tmp_path)
+    assert succeeded, printed
 
 
 def test_the_receivers_of_the_runbook_exist() -> None:

@@ -20,6 +20,7 @@ from tests.support.monitoring import (
     dashboard_queries,
     divide_durations,
     metrics_in,
+    promtool,
     read_rules,
     rule_queries,
 )
@@ -108,9 +109,8 @@ def test_each_query_of_the_dashboard_is_valid(tmp_path: Path) -> None:
     queries = dashboard_queries()
     rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}), encoding="utf-8")
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "check", "rules", tmp_path / "rules.yaml"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded, printed = promtool("check", "rules", "rules.yaml", folder=tmp_path)
+    assert succeeded, printed
     assert len(queries) > 30
 
 
@@ -125,9 +125,8 @@ def test_the_curves_by_volume_are_of_a_bounded_number(tmp_path: Path) -> None:
     tests = [{"expr": f"count({query})", "eval_time": "5m", "exp_samples": [{"value": 20}]} for query in queries]
     content = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]}
     (tmp_path / "tests.yaml").write_text(json.dumps(content), encoding="utf-8")
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "test", "rules", tmp_path / "tests.yaml"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(queries)) == (0, len(names)), done.stdout + done.stderr
+    succeeded, printed = promtool("test", "rules", "tests.yaml", folder=tmp_path)
+    assert (succeeded, len(queries)) == (True, len(names)), printed
 
 
 def test_rules_and_dashboard_use_metrics_that_agents_have() -> None:

@@ -1,6 +1,5 @@
 """Manifests against the schemas of each supported minor version of Kubernetes."""
 
-import copy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,11 +30,6 @@ def _deployed() -> list[dict[str, Any]]:
     return [each for path in chosen for each in _load(path)]
 
 
-def _daemonset() -> dict[str, Any]:
-    (found,) = _load(_ROOT / "deploy" / "agent" / "daemonset.yaml")
-    return found
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("minor", MINORS)
 def test_everything_that_is_deployed_fits(minor: str) -> None:
@@ -51,39 +45,29 @@ def test_examples_fit() -> None:
     validate([each for name in _EXAMPLES for each in _load(_ROOT / "examples" / f"{name}.yaml")])
 
 
-def _set_unknown_field(daemonset: dict[str, Any]) -> None:
-    daemonset["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerport"] = 1
-
-
-def _set_wrong_type(daemonset: dict[str, Any]) -> None:
-    daemonset["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = "30"
-
-
-def _set_number_for_text(daemonset: dict[str, Any]) -> None:
-    daemonset["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] = 8085
-
-
-def _remove_selector(daemonset: dict[str, Any]) -> None:
-    del daemonset["spec"]["selector"]
-
-
-def _set_unknown_version(daemonset: dict[str, Any]) -> None:
-    daemonset["apiVersion"] = "apps/v1beta1"
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (_set_unknown_field, "additional properties 'containerport' not allowed"),
-        (_set_wrong_type, "got string, want integer"),
-        (_set_number_for_text, "got number, want string"),
-        (_remove_selector, "missing property 'selector'"),
-        (_set_unknown_version, "could not find schema"),
+        (
+            lambda one: one["spec"]["template"]["spec"]["containers"][0]["ports"][0].update(containerport=1),
+            "additional properties 'containerport' not allowed",
+        ),
+        (
+            lambda one: one["spec"]["template"]["spec"].update(terminationGracePeriodSeconds="30"),
+            "got string, want integer",
+        ),
+        (
+            lambda one: one["spec"]["template"]["metadata"]["annotations"].update({"prometheus.io/port": 8085}),
+            "got number, want string",
+        ),
+        (lambda one: one["spec"].pop("selector"), "missing property 'selector'"),
+        (lambda one: one.update(apiVersion="apps/v1beta1"), "could not find schema"),
     ],
+    ids=["unknown field", "wrong type", "number for a text", "missing field", "unknown version"],
 )
-def test_a_fault_is_found(change: Callable[[dict[str, Any]], None], fault: str) -> None:
-    daemonset = copy.deepcopy(_daemonset())
+def test_a_fault_is_found(change: Callable[[dict[str, Any]], object], fault: str) -> None:
+    (daemonset,) = _load(_ROOT / "deploy" / "agent" / "daemonset.yaml")
     change(daemonset)
     (found,) = find_faults([daemonset], MINORS[-1])
     assert found.startswith("DaemonSet node-agent: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +15,7 @@ from nodeagent.metrics import API_REQUESTS, Metrics
 from nodeagent.runtime.api_server import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.monitoring import read_rules
-from tests.support.tools import tool
+from tests.support.monitoring import promtool, read_rules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +83,5 @@ async def test_the_alert_fires_while_the_api_server_throttles_an_agent(tmp_path:
     }
     tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
-    argv: list[str | Path] = [tool("prometheus", "promtool"), "test", "rules", "tests.yaml"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded, printed = promtool("test", "rules", "tests.yaml", folder=tmp_path)
+    assert succeeded, printed

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+
+from tests.support.tools import tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +22,13 @@ _DURATION = re.compile(r"\b([0-9]+)([smhd])\b")
 _SECONDS = re.compile(r"(?<=nodeagent_last_progress_seconds )> ([0-9]+)")
 _CHOICE = re.compile(r"\$\w+")
 _METRIC = re.compile(r"\b(?:nodeagent|podVolume|velero|process)_\w+|\bup\b")
+
+
+def promtool(*words: str, folder: Path) -> tuple[bool, str]:
+    """Run promtool in a folder; return whether it succeeded, and what it printed."""
+    argv = [str(tool("prometheus", "promtool")), *words]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode == 0, done.stdout + done.stderr
 
 
 def read_rules() -> list[dict[str, Any]]:
