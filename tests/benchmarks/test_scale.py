@@ -161,9 +161,3 @@ def test_the_last_line_is_printed_when_nothing_can_be_started(tmp_path: Path) ->
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.keys() == _KEYS
     assert set(last.values()) == {None}
-
-
-def test_every_option_is_explained() -> None:
-    argv = [sys.executable, "-m", "benchmarks.bench_scale", "--help"]
-    done = subprocess.run(argv, cwd=_ROOT, check=True, capture_output=True, text=True)
-    assert "--scenario" in done.stdout

@@ -5,14 +5,18 @@ Knows the format of `docker save`. Does not know what is in the image.
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+import sys
 import tarfile
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.testbed.layout import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +73,23 @@ def unpacked(archive: Path) -> Iterator[Container]:
         # A runtime sets HOME, to / for a user that /etc/passwd does not have.
         environment = ("HOME=/", *settings["Env"])
         yield Container(root, config["architecture"], settings.get("User") or "0:0", environment)
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    """Return an archive of these files."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return output.getvalue()
+
+
+def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script of `tools/`, and return how it ended."""
+    argv = [sys.executable, str(ROOT / "tools" / name), *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def _read_json(image: tarfile.TarFile, name: str) -> Any:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
-from tests.testbed.layout import ROOT
+from tests.image.container import run_tool, tar_of
 
 pytestmark = pytest.mark.processes
 
@@ -44,22 +41,8 @@ def _write(folder: Path, arch: str) -> Path:
         "repositories": b'{"old": {"dev": "1"}}',
     }
     path = folder / f"{arch}.tar"
-    with path.open("wb") as output:
-        _add(output, files)
+    path.write_bytes(tar_of(files))
     return path
-
-
-def _add(output: IO[bytes], files: dict[str, bytes]) -> None:
-    with tarfile.open(fileobj=output, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, str(ROOT / "tools" / "archives.py"), *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -78,7 +61,7 @@ def test_an_archive_gets_other_names_and_keeps_its_content(tmp_path: Path) -> No
     archive, output = _write(tmp_path, "amd64"), tmp_path / "out.tar"
     names = ["example.com/node-agent:v1-linux-amd64", "example.com/node-agent:latest-linux-amd64"]
 
-    done = _run("rename", archive, output, *names)
+    done = run_tool("archives.py", "rename", archive, output, *names)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     before, after = _read(archive), _read(output)
@@ -90,7 +73,9 @@ def test_an_archive_gets_other_names_and_keeps_its_content(tmp_path: Path) -> No
 def test_a_manifest_list_has_the_images_of_all_archives(tmp_path: Path) -> None:
     output = tmp_path / "list.tar"
 
-    done = _run("list", output, "example.com:5000/node-agent:v1", *(_write(tmp_path, arch) for arch in _ARCHES))
+    done = run_tool(
+        "archives.py", "list", output, "example.com:5000/node-agent:v1", *(_write(tmp_path, arch) for arch in _ARCHES)
+    )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     files = _read(output)
@@ -117,7 +102,9 @@ def test_the_same_images_have_the_same_manifest_list(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
-        _run("list", folder / "list.tar", "node-agent:v1", *(_write(folder, arch) for arch in _ARCHES))
+        run_tool(
+            "archives.py", "list", folder / "list.tar", "node-agent:v1", *(_write(folder, arch) for arch in _ARCHES)
+        )
         lists.append(_read(folder / "list.tar"))
     assert lists[0] == lists[1]
 
@@ -125,7 +112,7 @@ def test_the_same_images_have_the_same_manifest_list(tmp_path: Path) -> None:
 def test_nothing_is_left_of_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "broken.tar").write_bytes(b"no archive")
 
-    done = _run("list", tmp_path / "out.tar", "node-agent:v1", tmp_path / "broken.tar")
+    done = run_tool("archives.py", "list", tmp_path / "out.tar", "node-agent:v1", tmp_path / "broken.tar")
 
     assert done.returncode == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken.tar"]
@@ -138,13 +125,10 @@ def test_the_size_is_that_of_all_files_by_what_they_belong_to(tmp_path: Path) ->
         "./etc/passwd": b"d" * 500_000,
         "usr/lib/python3.11/os.py": b"s" * 1_000_000,
     }
-    layer = io.BytesIO()
-    _add(layer, files)
     archive = tmp_path / "image.tar"
-    with archive.open("wb") as output:
-        _add(output, {"manifest.json": b'[{"Layers": ["layer.tar"]}]', "layer.tar": layer.getvalue()})
+    archive.write_bytes(tar_of({"manifest.json": b'[{"Layers": ["layer.tar"]}]', "layer.tar": tar_of(files)}))
 
-    done = _run("size", archive)
+    done = run_tool("archives.py", "size", archive)
 
     rows = {line[:24].strip(): line[24:].split()[0] for line in done.stdout.splitlines()[2:]}
     assert rows == {
@@ -159,7 +143,7 @@ def test_the_size_is_that_of_all_files_by_what_they_belong_to(tmp_path: Path) ->
 
 @pytest.mark.parametrize("arguments", [(), ("list", "out.tar", "name"), ("rename", "in.tar", "out.tar"), ("push",)])
 def test_a_wrong_command_line_prints_the_right_ones(arguments: tuple[str, ...]) -> None:
-    done = _run(*arguments)
+    done = run_tool("archives.py", *arguments)
 
     assert done.returncode == 2
     assert "tools/archives.py list OUTPUT NAME ARCHIVE" in done.stderr

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +10,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from tests.image.container import run_tool, tar_of
 from tests.support.tools import tool
-from tests.testbed.layout import ROOT
 
 pytestmark = pytest.mark.processes
 
@@ -45,16 +41,6 @@ Version: 1
 """
 
 
-def _tar(files: dict[str, bytes]) -> bytes:
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    return output.getvalue()
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of two layers with one package of each kind, and a real kopia."""
@@ -74,22 +60,17 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = {
         f"{_IMAGE_ID}.json": json.dumps(config).encode(),
         "manifest.json": json.dumps(manifest).encode(),
-        "base.tar": _tar(base),
-        "own.tar": _tar(own),
+        "base.tar": tar_of(base),
+        "own.tar": tar_of(own),
     }
-    path.write_bytes(_tar(content))
+    path.write_bytes(tar_of(content))
     return path
-
-
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, str(ROOT / "tools" / "sbom.py"), *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def text(archive: Path) -> str:
     output = archive.with_name("sbom.json")
-    done = _run(archive, "v1", output)
+    done = run_tool("sbom.py", archive, "v1", output)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return output.read_text()
 
@@ -136,13 +117,13 @@ def test_go_modules_are_those_of_kopia(found: dict[str, Any]) -> None:
 
 
 def test_the_same_image_has_the_same_document(archive: Path, text: str, tmp_path: Path) -> None:
-    _run(archive, "v1", tmp_path / "again.json")
+    run_tool("sbom.py", archive, "v1", tmp_path / "again.json")
 
     assert (tmp_path / "again.json").read_text() == text
 
 
 def test_a_wrong_command_line_prints_the_right_one(archive: Path) -> None:
-    done = _run(archive)
+    done = run_tool("sbom.py", archive)
 
     assert done.returncode == 2
     assert "tools/sbom.py ARCHIVE VERSION OUTPUT" in done.stderr

@@ -1,25 +1,25 @@
-"""The server of a Velero release: its own program, with its controller of backup repositories only.
+"""The programs of a Velero release: its server with its controller of backup repositories only, and its node agent.
 
-Knows the program's command line. It listens on port 8080 of every address, whatever its flags say, so it needs a
-network namespace of its own, which `make test-velero` makes.
-Source: Velero v1.18.2, pkg/cmd/server/server.go; controller-runtime's metrics server.
+Knows their command lines. They listen on port 8080 of every address, whatever their flags say, so they need a network
+namespace of their own, which `make test-velero` makes. The agent finds no `/host_pods`, so it moves no volumes of pods.
+Source: Velero v1.18.2, pkg/cmd/server/server.go, pkg/cmd/cli/nodeagent/server.go; controller-runtime's metrics server.
 """
 
 from __future__ import annotations
 
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support.tools import tool
-from tests.testbed.processes import Component, Supervisor
+from tests.testbed.processes import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.apiserver import ApiServer
+    from tests.testbed.processes import Component
 
 _OFF = {
     "1.17.2": (
@@ -29,16 +29,6 @@ _OFF = {
 }
 _OFF["1.18.3"] = f"backup-queue,{_OFF['1.17.2']}"
 """Every controller that can be switched off, but that of backup repositories."""
-
-
-@dataclass(frozen=True)
-class VeleroServer:
-    """A server that runs; `component` has its log."""
-
-    component: Component
-
-    def log(self) -> str:
-        return self.component.log.read_text(errors="replace")
 
 
 def apply_definitions(version: str, server: ApiServer, folder: Path) -> None:
@@ -54,25 +44,44 @@ def apply_definitions(version: str, server: ApiServer, folder: Path) -> None:
 
 
 @contextmanager
-def running_server(version: str, server: ApiServer, folder: Path, namespace: str) -> Iterator[VeleroServer]:
-    """Run the server of the release in `namespace` until the end of the block; it has no plug-ins."""
-    plugins = folder / "plugins"
-    plugins.mkdir(parents=True)
+def _running(
+    version: str, words: list[str], server: ApiServer, folder: Path, namespace: str, **environment: str
+) -> Iterator[Component]:
     supervisor = Supervisor(folder / "logs")
-    environment = {"HOME": str(folder), "VELERO_NAMESPACE": namespace, "VELERO_SCRATCH_DIR": str(folder)}
+    environment |= {"HOME": str(folder), "VELERO_NAMESPACE": namespace, "VELERO_SCRATCH_DIR": str(folder)}
     argv: list[str | Path] = [
         tool(f"velero-{version}", "velero"),
-        "server",
+        *words,
         f"--namespace={namespace}",
         f"--kubeconfig={server.kubeconfig}",
-        f"--plugin-dir={plugins}",
-        f"--disable-controllers={_OFF[version]}",
-        "--store-validation-frequency=0s",
         "--metrics-address=127.0.0.1:8085",
-        "--profiler-address=",
         "--log-level=debug",
     ]
     try:
-        yield VeleroServer(supervisor.start("velero", argv, env=environment))
+        yield supervisor.start(f"velero-{words[0]}", argv, env=environment)
     finally:
         supervisor.stop()
+
+
+@contextmanager
+def running_server(version: str, server: ApiServer, folder: Path, namespace: str) -> Iterator[Component]:
+    """Run the server of the release in `namespace` until the end of the block; it has no plug-ins."""
+    plugins = folder / "plugins"
+    plugins.mkdir(parents=True)
+    words = [
+        "server",
+        f"--plugin-dir={plugins}",
+        f"--disable-controllers={_OFF[version]}",
+        "--store-validation-frequency=0s",
+        "--profiler-address=",
+    ]
+    with _running(version, words, server, folder, namespace) as component:
+        yield component
+
+
+@contextmanager
+def running_agent(version: str, server: ApiServer, folder: Path, *, namespace: str, node: str) -> Iterator[Component]:
+    """Run the agent of the release on `node` until the end of the block."""
+    folder.mkdir(parents=True)
+    with _running(version, ["node-agent", "server"], server, folder, namespace, NODE_NAME=node) as component:
+        yield component

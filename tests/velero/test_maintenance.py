@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from core.kube.client import KubeClient
     from tests.support.apiserver import ApiServer
     from tests.support.objects import JsonDict
-    from tests.velero.server import VeleroServer
+    from tests.testbed.processes import Component
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -55,20 +55,20 @@ class _World(MaintenanceWorld):
     folder: Path
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[VeleroServer]:
+    async def serving(self) -> AsyncIterator[Component]:
         """Install the server, and run it until the end of the block."""
         await self.install_server()
         with running_server(self.version, self.apiserver, self.folder, self.namespace) as server:
             yield server
 
-    async def until_log(self, server: VeleroServer, text: str) -> None:
+    async def until_log(self, server: Component, text: str) -> None:
         """Return once the server has written `text` to its log."""
         async with asyncio.timeout(_MINUTE):
-            while text not in server.log():
-                assert server.component.process.poll() is None, server.log()
+            while text not in (log := server.log.read_text(errors="replace")):
+                assert server.process.poll() is None, log
                 await asyncio.sleep(0.2)
 
-    async def until_looked(self, server: VeleroServer) -> None:
+    async def until_looked(self, server: Component) -> None:
         """Return once the server has looked at the repository, and found nothing to do or done it."""
         await self.until_log(server, "Starting workers")
         await self.until_log(server, "Checking repository for stale locks")
@@ -104,6 +104,10 @@ async def _labeled_job(world: MaintenanceWorld) -> JsonDict:
     return await _first_job(world)
 
 
+async def _has_history(world: MaintenanceWorld) -> bool:
+    return bool(await world.history())
+
+
 async def test_a_server_waits_for_our_job_and_takes_its_result(world: _World) -> None:
     await world.prepare()
     job = await _labeled_job(world)
@@ -111,9 +115,7 @@ async def test_a_server_waits_for_our_job_and_takes_its_result(world: _World) ->
         await world.until_looked(server)
         assert await world.history() == []
         await end_job(world.client, job, result("quick"), failed=False)
-        async with asyncio.timeout(_MINUTE):
-            while not await world.history():
-                await asyncio.sleep(0.2)
+        await world.until(_has_history, seconds=_MINUTE)
         (entry,) = await world.history()
         ended = await _first_job(world)
         completed = ended["status"]["completionTime"]
@@ -135,9 +137,7 @@ async def test_a_failed_job_of_ours_moves_no_time(world: _World) -> None:
     async with world.serving() as server:
         await world.until_looked(server)
         await end_job(world.client, job, "log\nRepo maintenance error: blob not found: p1", failed=True)
-        async with asyncio.timeout(_MINUTE):
-            while not await world.history():
-                await asyncio.sleep(0.2)
+        await world.until(_has_history, seconds=_MINUTE)
         (entry,) = await world.history()
         assert entry == {
             "result": "Failed",
@@ -191,9 +191,7 @@ async def test_we_wait_for_the_job_of_a_server_that_is_gone_and_keep_its_history
         await asyncio.sleep(18)
         assert len(await world.jobs()) == 1
         await end_job(world.client, job, "", failed=False)
-        async with asyncio.timeout(_MINUTE):
-            while not await world.history():
-                await asyncio.sleep(0.2)
+        await world.until(_has_history, seconds=_MINUTE)
         (entry,) = await world.history()
         assert entry["result"] == "Succeeded"
         assert entry["startTimestamp"] == job["metadata"]["creationTimestamp"]

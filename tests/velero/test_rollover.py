@@ -29,8 +29,7 @@ from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE
 from tests.support.apiserver import run_apiserver
-from tests.velero.agent import running_agent
-from tests.velero.server import apply_definitions
+from tests.velero.server import apply_definitions, running_agent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
