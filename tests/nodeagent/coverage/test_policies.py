@@ -24,7 +24,7 @@ def skipping(conditions: str) -> dict[str, str]:
         ("{storageClass: [fast, slow]}", True),
         ("{storageClass: [slow]}", False),
         ("{csi: {}}", True),
-        ("{csi: {driver: csi.example.com}}", True),
+        ("{csi: {driver: csi.example.com, volumeAttributes: {pool: ssd}}}", True),
         ("{csi: {driver: other}}", False),
         ("{csi: {driver: csi.example.com, volumeAttributes: {pool: hdd}}}", False),
         ("{nfs: {}}", False),

@@ -6,20 +6,15 @@ from typing import Literal
 
 import pytest
 
-from core.kube.transport import Request
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL
 from core.models.transfers import DataUpload
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, ScriptedKind, most_held, open_scene
+from tests.nodeagent.support.dispatching import RESOURCES, Gate, Scene, ScriptedKind, is_accept, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
 
 Fault = Literal["lost", "lost-applied"] | int
 NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready")
-
-
-def is_accept(request: Request) -> bool:
-    return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
 
 
 async def test_an_accept_of_a_paused_leader_comes_too_late() -> None:
@@ -136,7 +131,7 @@ async def test_the_ledger_of_a_crashed_leader_is_settled() -> None:
     assert scene.ledger() == {"uid-of-done", "uid-of-gone", "uid-of-reserved"}
     scene.set_status("done", phase="Completed")
     scene.kube.put(scene.transfer("taken") | {"status": {"phase": "Accepted"}})
-    await scene.dispatcher()._cluster.client.delete(scene.kind.spec.resource, "velero", "gone")
+    await scene.client.delete(scene.kind.spec.resource, "velero", "gone")
     async with scene.dispatching():
         await scene.until(lambda: scene.accepted == ["reserved"])
     assert scene.ledger() == {"uid-of-taken", "uid-of-reserved"}

@@ -6,14 +6,12 @@ from typing import Literal
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.transport import Request, Retry
+from core.kube.transport import Request
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import AttemptStage, InterruptionCause
-from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, interrupted, most_held, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, interrupted, most_held, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
-from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
 
@@ -32,8 +30,7 @@ def resumed(scene: Scene) -> list[str]:
 
 
 async def cancel(scene: Scene, name: str) -> None:
-    client = KubeClient(scene.kube, Retry(LoopClock()))
-    await client.patch(DATA_UPLOADS, NAMESPACE, name, {"spec": {"cancel": True}})
+    await scene.client.patch(DATA_UPLOADS, NAMESPACE, name, {"spec": {"cancel": True}})
 
 
 async def test_one_write_begins_the_next_attempt() -> None:
@@ -50,8 +47,7 @@ async def test_one_write_begins_the_next_attempt() -> None:
 
 
 async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_a_time() -> None:
-    scene = open_scene("node-a", "node-b", limit=3)
-    object.__setattr__(scene.kind, "bound_to_node", True)
+    scene = open_scene("node-a", "node-b", limit=3, bound=True)
     scene.add("new-1", creationTimestamp="2026-11-20T10:00:00Z")
     scene.add("new-2", creationTimestamp="2026-11-20T10:00:00Z")
     scene.add_interrupted("a-old", creationTimestamp=OLD)
@@ -78,7 +74,7 @@ async def test_one_that_does_not_get_on_delays_no_other() -> None:
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("next") == ["Resumed"])
         assert resumed(scene) == ["next", "stuck"]
-        assert scene.transfer("next")["metadata"]["labels"][NODE_LABEL] == "node-b"
+        assert scene.label("next") == "node-b"
     (event,) = [one for one in scene.kube.objects(EVENTS) if one["reason"] == "Resumed"]
     assert event["message"] == "the node agent on node node-b prepares attempt 2"
 
@@ -119,18 +115,6 @@ async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answer
         scene.silent.clear()
         dispatcher.request_pass()
         await scene.until(lambda: resumed(scene) == ["outage"], seconds=1)
-
-
-async def test_nothing_begins_without_a_live_agent_on_its_node() -> None:
-    scene = open_scene("node-a")
-    object.__setattr__(scene.kind, "bound_to_node", True)
-    scene.kube.put(cluster_node("node-b"))
-    scene.add_interrupted("du", node="node-b")
-    async with scene.dispatching():
-        await asyncio.sleep(20)
-        assert (resumed(scene), scene.ledger()) == ([], set())
-        scene.kube.put(agent_pod("node-b"))
-        await scene.until(lambda: resumed(scene) == ["du"], seconds=5)
 
 
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
@@ -188,18 +172,6 @@ async def test_the_reservation_of_a_canceled_transfer_is_released_behind_a_fence
             await asyncio.sleep(5)
     assert (resumed(scene), scene.ledger()) == ([], {"uid-of-du-2"})
     assert most_held(scene.kube) == 1
-
-
-async def test_a_canceled_transfer_never_begins() -> None:
-    scene = open_scene()
-    scene.add_interrupted("du")
-    await cancel(scene, "du")
-    async with scene.dispatching():
-        await asyncio.sleep(20)
-        assert (resumed(scene), scene.ledger(), scene.reasons("du")) == ([], set(), [])
-        scene.set_status("du", phase="Canceled")
-        await asyncio.sleep(5)
-    assert scene.ledger() == set()
 
 
 async def _carry(scene: Scene, chance: random.Random) -> None:

@@ -18,6 +18,7 @@ from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, 
 from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 TRANSFERS = 200
 MAX_BYTES_PER_TRANSFER = 2048
@@ -139,12 +140,8 @@ async def test_the_finished_backups_of_a_repository_are_known_once_all_are_liste
     index = TransferIndex(parts.client, parts.clock, namespace=NAMESPACE, kinds=parts.kinds, on_change=lambda _: None)
     key = RepositoryKey(data_upload()["spec"]["sourceNamespace"], "default")
     assert index.finished_backups(key) is None
-    task = asyncio.create_task(index.run())
-    try:
+    async with running(index.run()):
         await index.wait_synced()
         namespaces = {data_upload()["spec"]["sourceNamespace"], pod_volume_backup()["spec"]["pod"]["namespace"]}
         found = {uid for one in namespaces for uid in index.finished_backups(RepositoryKey(one, "default")) or []}
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
     assert found == {uids["done"], uids["failed"]}

@@ -24,9 +24,12 @@ def backup_owner(name: str) -> list[JsonDict]:
     return [{"apiVersion": "velero.io/v1", "kind": "Backup", "name": name, "uid": "u"}]
 
 
-def test_a_completed_data_upload_saved_its_source_pvc() -> None:
+def test_a_completed_backup_saved_its_pvc_if_it_names_one() -> None:
     raw = data_upload(status=DONE)
     assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, None, None)
+    for annotations, claim in (({PVC_NAME_ANNOTATION: "data"}, "data"), ({}, None)):
+        cr = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations=annotations))
+        assert read_copy(cr) == VolumeCopy(claim, CREATED, 9, None, None)
 
 
 def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
@@ -35,21 +38,10 @@ def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
     assert (found.completed, found.new_bytes, found.seconds) == (datetime(2026, 11, 21, 12, tzinfo=UTC), 4, 90)
 
 
-def test_a_pod_volume_backup_saved_a_pvc_if_it_names_one() -> None:
-    named = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations={PVC_NAME_ANNOTATION: "data"}))
-    unnamed = PodVolumeBackup.parse(pod_volume_backup(status=DONE))
-    assert read_copy(named) == VolumeCopy("data", CREATED, 9, None, None)
-    assert read_copy(unnamed) == VolumeCopy(None, CREATED, 9, None, None)
-
-
-@pytest.mark.parametrize("phase", ["Failed", "Canceled"])
-def test_what_ended_otherwise_is_not_complete(phase: str) -> None:
-    assert not copy_of(data_upload(status={"phase": phase})).complete
-
-
-@pytest.mark.parametrize("phase", ["", "InProgress"])
-def test_what_has_not_ended_saved_nothing(phase: str) -> None:
-    assert read_copy(DataUpload.parse(data_upload(status={"phase": phase} if phase else {}))) is None
+@pytest.mark.parametrize("phase", ["", "InProgress", "Failed", "Canceled"])
+def test_what_ended_otherwise_is_not_complete_and_what_has_not_ended_saved_nothing(phase: str) -> None:
+    found = read_copy(DataUpload.parse(data_upload(status={"phase": phase} if phase else {})))
+    assert (found and found.complete) == (False if phase in {"Failed", "Canceled"} else None)
 
 
 def test_a_restore_saved_nothing() -> None:

@@ -7,27 +7,32 @@ from contextlib import asynccontextmanager
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import PODS
 from core.kube.transport import Retry
-from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from nodeagent.config.current import ConfigAnnouncer, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, describe_difference
 from tests.nodeagent.support.board import FakeBoard
+from tests.nodeagent.support.dispatching import agent_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 
 @asynccontextmanager
 async def _comparing(active: dict[str, str]) -> AsyncIterator[FakeBoard]:
     board = FakeBoard()
-    task = asyncio.create_task(ConfigAgreement(LoopClock(), board).run(lambda: active))
-    try:
+    async with running(ConfigAgreement(LoopClock(), board).run(lambda: active)):
         yield board
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _observing(kube: FakeKube) -> AsyncIterator[LiveAgents]:
+    clock = LoopClock()
+    agents = LiveAgents(KubeClient(kube, Retry(clock)), clock, namespace="velero", on_change=lambda: None)
+    async with running(agents.run()):
+        await agents.wait_synced()
+        yield agents
 
 
 @pytest.mark.looptime
@@ -72,100 +77,66 @@ async def test_an_agent_announces_each_configuration_once_and_retries_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     current, board = CurrentConfig(), FakeBoard(broken=2)
-    task = asyncio.create_task(ConfigAnnouncer(board, current).run())
-    await asyncio.sleep(100)
     features = {FEATURES_ANNOTATION: f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"}
-    assert board.annotations == [{CONFIG_ANNOTATION: NO_CONFIG} | features]
-    assert "gets no transfers, will retry" in caplog.text
-    current.update(parse_config("{}"))
-    await asyncio.sleep(100)
-    assert board.annotations[1:] == [{CONFIG_ANNOTATION: current.digest} | features]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(ConfigAnnouncer(board, current).run(), lead_seconds=100):
+        assert board.annotations == [{CONFIG_ANNOTATION: NO_CONFIG} | features]
+        assert "gets no transfers, will retry" in caplog.text
+        current.update(parse_config("{}"))
+        await asyncio.sleep(100)
+        assert board.annotations[1:] == [{CONFIG_ANNOTATION: current.digest} | features]
 
 
 @pytest.mark.looptime
 async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
     kube = FakeKube()
-    for node, digest, ready in (("a", "abc", True), ("b", "def", True), ("c", "xyz", False), ("d", None, True)):
-        metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
-        if digest:
-            metadata |= {"annotations": {CONFIG_ANNOTATION: digest}}
-        condition = {"type": "Ready", "status": str(ready)}
-        spec, status = {"nodeName": node}, {"conditions": [condition]}
-        kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
-    client = KubeClient(kube, Retry(LoopClock()))
-    agents = LiveAgents(client, LoopClock(), namespace="velero", on_change=lambda: None)
-    task = asyncio.create_task(agents.run())
-    await agents.wait_synced()
-    assert agents.configs() == {"a": "abc", "b": "def"}
-    await client.patch(PODS, "velero", "agent-b", {"metadata": {"annotations": {CONFIG_ANNOTATION: "abc"}}})
-    await asyncio.sleep(1)
-    assert agents.configs() == {"a": "abc", "b": "abc"}
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    for node, annotations in (("a", {CONFIG_ANNOTATION: "abc"}), ("b", {CONFIG_ANNOTATION: "def"}), ("d", {})):
+        kube.put(agent_pod(node, annotations=annotations))
+    kube.put(agent_pod("c", ready=False))
+    async with _observing(kube) as agents:
+        assert agents.configs() == {"a": "abc", "b": "def"}
+        kube.put(agent_pod("b"))
+        await asyncio.sleep(1)
+        assert agents.configs() == {"a": "abc", "b": "abc"}
 
 
 @pytest.mark.looptime
 async def test_only_agents_that_announce_a_feature_have_it() -> None:
     kube = FakeKube()
     for node, features in (("a", "other restore-in-place"), ("b", "restore-in-place-not"), ("c", "")):
-        pod = agent(node)
-        pod["metadata"]["annotations"][FEATURES_ANNOTATION] = features
-        kube.put(pod)
-    agents = LiveAgents(KubeClient(kube, Retry(LoopClock())), LoopClock(), namespace="velero", on_change=lambda: None)
-    task = asyncio.create_task(agents.run())
-    await agents.wait_synced()
-    assert dict(agents.nodes(RESTORE_IN_PLACE)) == {"a": "a"}
-    assert set(agents.nodes()) == {"a", "b", "c"}
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def agent(node: str, *, ready: bool = True) -> JsonDict:
-    metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
-    metadata |= {"annotations": {CONFIG_ANNOTATION: "abc"}}
-    status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}, "status": status}
+        kube.put(agent_pod(node, annotations={CONFIG_ANNOTATION: "abc", FEATURES_ANNOTATION: features}))
+    async with _observing(kube) as agents:
+        assert dict(agents.nodes(RESTORE_IN_PLACE)) == {"a": "a"}
+        assert set(agents.nodes()) == {"a", "b", "c"}
 
 
 @pytest.mark.looptime
 async def test_an_agent_that_was_back_in_between_is_unavailable_from_its_last_loss_on() -> None:
-    kube, clock = FakeKube(), LoopClock()
-    kube.put(agent("a", ready=False))
-    agents = LiveAgents(KubeClient(kube, Retry(clock)), clock, namespace="velero", on_change=lambda: None)
-    task = asyncio.create_task(agents.run())
-    await agents.wait_synced()
-    assert agents.seconds_unavailable("a") == 0.0
-    await asyncio.sleep(100)
-    assert agents.seconds_unavailable("a") == pytest.approx(100)
-    # It is not asked for while it is back.
-    for ready in (True, False):
-        kube.put(agent("a", ready=ready))
-        await asyncio.sleep(1)
-    assert agents.seconds_unavailable("a") == 0.0
-    await asyncio.sleep(10)
-    agents.retain({"b"})
-    assert agents.seconds_unavailable("a") == 0.0
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    kube = FakeKube()
+    kube.put(agent_pod("a", ready=False))
+    async with _observing(kube) as agents:
+        assert agents.seconds_unavailable("a") == 0.0
+        await asyncio.sleep(100)
+        assert agents.seconds_unavailable("a") == pytest.approx(100)
+        # It is not asked for while it is back.
+        for ready in (True, False):
+            kube.put(agent_pod("a", ready=ready))
+            await asyncio.sleep(1)
+        assert agents.seconds_unavailable("a") == 0.0
+        await asyncio.sleep(10)
+        agents.retain({"b"})
+        assert agents.seconds_unavailable("a") == 0.0
 
 
 @pytest.mark.looptime
 async def test_agents_of_velero_get_no_transfers_and_are_known_until_they_end() -> None:
-    kube, clock = FakeKube(), LoopClock()
-    kube.put(agent("a"))
-    for node, meta in (("win", {}), ("rolled", {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["x/y"]})):
-        pod = agent(node)
-        del pod["metadata"]["annotations"]
-        kube.put(pod | {"metadata": pod["metadata"] | meta})
-    agents = LiveAgents(KubeClient(kube, Retry(clock)), clock, namespace="velero", on_change=lambda: None)
-    task = asyncio.create_task(agents.run())
-    await agents.wait_synced()
-    assert (set(agents.nodes()), agents.velero_nodes()) == ({"a"}, {"win", "rolled"})
-    # The roll-over has replaced it, and the new one has announced its configuration.
-    kube.put(agent("rolled"))
-    await asyncio.sleep(1)
-    assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "rolled"}, {"win"})
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    kube = FakeKube()
+    kube.put(agent_pod("a"))
+    kube.put(agent_pod("win", annotations={}))
+    rolled = agent_pod("rolled", annotations={}, deletionTimestamp="2026-11-21T12:00:00Z", finalizers=["x/y"])
+    kube.put(rolled)
+    async with _observing(kube) as agents:
+        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a"}, {"win", "rolled"})
+        # The roll-over has replaced it, and the new one has announced its configuration.
+        kube.put(agent_pod("rolled"))
+        await asyncio.sleep(1)
+        assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "rolled"}, {"win"})

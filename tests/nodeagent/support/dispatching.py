@@ -186,6 +186,11 @@ class Scene:
     silent: set[str] = field(default_factory=set)
     """The backup storage locations that do not answer."""
 
+    @property
+    def client(self) -> KubeClient:
+        """A client of users, and of what else changes objects."""
+        return KubeClient(self.kube, Retry(LoopClock()))
+
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
         """Store a DataUpload; `queue` is the namespace of its volume."""
         return self.add_kind(DataUpload, name, queue=queue, status=status, **meta)
@@ -215,6 +220,10 @@ class Scene:
 
     def message(self, name: str) -> str:
         return self._status(name, "message")
+
+    def label(self, name: str = "du") -> str:
+        """Return the node label of a transfer; empty where there is none."""
+        return str((self.transfer(name)["metadata"].get("labels") or {}).get(NODE_LABEL, ""))
 
     def reason(self, name: str) -> str:
         """Return the pending reason in the annotation; empty where there is none."""
@@ -344,13 +353,18 @@ def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:0
     }
 
 
-def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
-    """Return a scene with a live agent on each of `nodes`."""
+def open_scene(*nodes: str, limit: int | None = 2, bound: bool = False) -> Scene:
+    """Return a scene with a live agent on each of `nodes`; with `bound`, only one node can carry a transfer out."""
     kube = FakeKube()
     for node in nodes or ("node-a",):
         kube.put(agent_pod(node))
         kube.put(cluster_node(node))
-    return Scene(kube, limit=limit)
+    return Scene(kube, ScriptedKind(bound_to_node=bound), limit=limit)
+
+
+def is_accept(request: Request) -> bool:
+    """Return whether a request accepts a transfer."""
+    return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
 
 
 def _holds(transfer: JsonDict) -> bool:

@@ -6,9 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
@@ -22,6 +20,7 @@ from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running
 
 NAME = "default"
 _SHARED = RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})
@@ -66,7 +65,7 @@ class LocationScene(PodScene):
 
     async def delete_location(self) -> None:
         """Delete the location, as a user does."""
-        await KubeClient(self.kube, Retry(LoopClock())).delete(BACKUP_STORAGE_LOCATIONS, "velero", NAME)
+        await self.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", NAME)
 
     @property
     def metric(self) -> float | None:
@@ -80,17 +79,11 @@ class LocationScene(PodScene):
         """Run a controller, as a leader does; a second one knows nothing of the first."""
         if not self.kube.objects(BACKUP_STORAGE_LOCATIONS):
             self.put_location()
-        task = asyncio.create_task(self._build().run(), name="locations")
-        try:
+        async with running(self._build().run()):
             yield self
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def _build(self) -> LocationController:
-        clock = LoopClock()
-        client = KubeClient(self.kube, Retry(clock))
+        clock, client = LoopClock(), self.client
 
         async def validate(name: str) -> Verdict | None:
             assert name == NAME

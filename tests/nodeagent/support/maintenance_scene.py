@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
+from core.kube.resources import BACKUP_REPOSITORIES, DATA_UPLOADS, DEPLOYMENTS, EVENTS, JOBS, PODS
 from core.kube.transport import Retry, Transport
 from core.models.base import format_time
 from core.models.storage import RepositoryKey
+from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -24,7 +25,9 @@ from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.job_output import seal
 from tests.support.objects import JsonDict
+from tests.support.tasks import running
 
 MINUTE = 60.0
 _NAME = "app-default-kopia"
@@ -47,6 +50,18 @@ def repository_object(name: str = _NAME, *, frequency: str = "1h0m0s", **status:
     ready: JsonDict = {"phase": "Ready", "lastMaintenanceTime": "2026-11-21T12:00:00Z"} | status
     meta = {"name": name, "namespace": "velero"}
     return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": meta, "spec": spec, "status": ready}
+
+
+def velero_job(**status: object) -> JsonDict:
+    """Return a Job of a Velero server, which maintains that repository."""
+    meta = {"name": f"{_NAME}-maintain-job-1", "namespace": "velero", "labels": {"velero.io/repo-name": _NAME}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}, "status": status}
+
+
+def words_of(job: JsonDict) -> list[str]:
+    """Return the words of the command line of a Job."""
+    words: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    return words
 
 
 @dataclass
@@ -129,12 +144,15 @@ class MaintenanceScene(MaintenanceSetting):
     @asynccontextmanager
     async def running(self, transport: Transport | None = None) -> AsyncIterator[MaintenanceController]:
         controller = self.build(transport)
-        task = asyncio.create_task(controller.run(), name="controller")
-        try:
+        async with running(controller.run()):
             yield controller
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def client(self) -> KubeClient:
+        return KubeClient(self.kube, Retry(self.clock))
+
+    async def remove_server(self) -> None:
+        await self.client.delete(DEPLOYMENTS, "velero", "velero")
 
     @property
     def jobs(self) -> list[JsonDict]:
@@ -152,8 +170,12 @@ class MaintenanceScene(MaintenanceSetting):
         annotations = self.repository()["metadata"].get("annotations") or {}
         return dict(json.loads(annotations.get("nodeagent.io/maintenance", "{}")))
 
+    def events(self) -> list[tuple[str, str]]:
+        """Return reason and message of each Event."""
+        return [(event["reason"], event["message"]) for event in self.kube.objects(EVENTS)]
+
     def reasons(self) -> list[str]:
-        return [event["reason"] for event in self.kube.objects(EVENTS)]
+        return [reason for reason, _ in self.events()]
 
     async def until_job(self, *, seconds: float, but: int = 0) -> JsonDict:
         """Return the newest Job once there are more than `but`."""
@@ -185,6 +207,13 @@ class MaintenanceScene(MaintenanceSetting):
             while not self.labeled(job):
                 await asyncio.sleep(0.05)
 
+    async def start_job(self, *, seconds: float = 2 * 3600, but: int = 0) -> JsonDict:
+        """Let the next Job start until it is labeled; return it."""
+        job = await self.until_job(seconds=seconds, but=but)
+        self.start_pod(job)
+        await self.until_labeled(job)
+        return job
+
     def end(self, job: JsonDict, exit_code: int, message: str, *, reason: str = "") -> None:
         """End the container of the Job's pod, and the Job."""
         job = self.current(job)
@@ -207,9 +236,44 @@ class MaintenanceScene(MaintenanceSetting):
 
     async def run_once(self, message: str, *, exit_code: int = 0, seconds: float = 2 * 3600) -> JsonDict:
         """Let the next Job start, run and end so; return it."""
-        job = await self.until_job(seconds=seconds, but=len(self.jobs))
-        self.start_pod(job)
-        await self.until_labeled(job)
+        job = await self.start_job(seconds=seconds, but=len(self.jobs))
         self.end(job, exit_code, message)
         await asyncio.sleep(12)
         return job
+
+
+class VerificationScene(MaintenanceScene):
+    """The same, where the repository is verified."""
+
+    async def next_job(self, *, seconds: float = 2 * MINUTE) -> JsonDict:
+        """Return the Job that has not ended, once there is one."""
+        await self.until_job(seconds=seconds, but=sum("status" in one for one in self.jobs))
+        return next(one for one in self.jobs if "status" not in one)
+
+    async def finish(self, job: JsonDict, *lines: str, exit_code: int = 0, message: str | None = None) -> None:
+        """Let the Job start, write these lines and end."""
+        self.start_pod(job)
+        self.kube.logs["velero", f"{job['metadata']['name']}-x"] = "\n".join(["a line of the log", *lines, ""])
+        sealed = seal(SnapshotVerification(snapshots=0), *lines)
+        self.end(job, exit_code, sealed if message is None else message)
+        await asyncio.sleep(20)
+
+    @property
+    def stored(self) -> JsonDict:
+        """What is recorded on the repository."""
+        annotations = self.repository()["metadata"].get("annotations") or {}
+        return dict(json.loads(annotations.get("nodeagent.io/verification", "{}")))
+
+    def verified(self) -> dict[str, str]:
+        """Return the outcomes on the transfers."""
+        transfers = [one["metadata"] for one in self.kube.objects(DATA_UPLOADS)]
+        texts = {meta["name"]: meta["annotations"].get("nodeagent.io/verification") for meta in transfers}
+        return {name: json.loads(text)["outcome"] for name, text in texts.items() if text}
+
+
+def verified_line(name: str, outcome: VerificationOutcome | None, *faults: str) -> str:
+    """Return what a Job writes about the snapshot of that backup."""
+    found = VerifiedSnapshot(
+        id=f"id-{name}", outcome=outcome, files=3, bytes=7, faults=list(faults), fault_count=len(faults)
+    )
+    return VERIFIED_LINE.format(found)

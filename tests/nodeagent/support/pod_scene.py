@@ -3,7 +3,10 @@
 import asyncio
 from typing import ClassVar
 
+from core.kube.client import KubeClient
 from core.kube.resources import PODS
+from core.kube.transport import Retry
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
@@ -15,12 +18,21 @@ class PodScene:
     container: ClassVar[str]
 
     @property
+    def client(self) -> KubeClient:
+        return KubeClient(self.kube, Retry(LoopClock()))
+
+    @property
     def pod(self) -> JsonDict | None:
         return next(iter(self.kube.objects(PODS)), None)
 
     def set_pod(self, **status: object) -> None:
         assert self.pod is not None
         self.kube.put(self.pod | {"status": status})
+
+    def block_pod(self) -> None:
+        """Let no node have room for the pod."""
+        blocked = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: full"}
+        self.set_pod(phase="Pending", conditions=[blocked])
 
     def end_pod(self, exit_code: int, message: str) -> None:
         state = {"terminated": {"exitCode": exit_code, "message": message}}

@@ -5,7 +5,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -27,6 +27,7 @@ from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "backuprepository.json"
 SERVER = {
@@ -45,7 +46,6 @@ class Scene(PodScene):
     container: ClassVar[str] = "init"
     kube: FakeKube
     controller: RepositoryController
-    pods_seen: list[str] = field(default_factory=list)
 
     @property
     def repository(self) -> JsonDict:
@@ -74,12 +74,8 @@ class Scene(PodScene):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Scene"]:
-        task = asyncio.create_task(self.controller.run(), name="controller")
-        try:
+        async with running(self.controller.run()):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def build_controller(

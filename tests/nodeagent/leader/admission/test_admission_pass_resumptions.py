@@ -127,11 +127,6 @@ def test_what_it_waits_for_first_does_not_depend_on_its_location() -> None:
         assert messages(plan(waiting("next", outage=True), limit=0, answers=answers))["next"].startswith("is queued")
 
 
-def test_without_quota_it_waits() -> None:
-    found = plan(waiting("a"), reserved=("other",), limit=1)
-    assert (started(found), messages(found)) == ([], {"a": FULL})
-
-
 def test_one_that_waits_for_its_location_delays_no_other_of_its_node() -> None:
     entries = [waiting("silent", outage=True, created="2026-11-21T10:00:00Z"), waiting("other")]
     found = plan(*entries, answers=False)

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.errors import MalformedObjectError
 from core.kube.resources import DATA_UPLOADS
-from core.kube.transport import Retry
 from core.models.names import (
     BLOCK_DATA_MOVER,
     BLOCK_PREFERRED_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
+    COPIES_ANNOTATION,
     DATA_MOVER_FINALIZER,
     FEATURES_ANNOTATION,
     MOVER_LOST_ANNOTATION,
@@ -27,7 +26,6 @@ from exposer.model import Reader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
-from tests.support.clock import LoopClock
 from tests.support.versions import built
 
 pytestmark = pytest.mark.looptime
@@ -37,7 +35,7 @@ LONG_AGO = "2026-11-21T09:00:00Z"
 
 
 async def delete(scene: Scene, name: str) -> None:
-    await KubeClient(scene.kube, Retry(LoopClock())).delete(DATA_UPLOADS, NAMESPACE, name)
+    await scene.client.delete(DATA_UPLOADS, NAMESPACE, name)
 
 
 @pytest.mark.parametrize("why", ["the queue is full", "its snapshot is not ready"])
@@ -82,8 +80,7 @@ async def test_a_cancel_request_is_honored_at_once_however_long_the_transfer_was
     async with scene.dispatching():
         await scene.until(lambda: scene.message("odd") == "it is pending", seconds=10)
         await asyncio.sleep(30)
-        client = KubeClient(scene.kube, Retry(LoopClock()))
-        await client.patch(RESOURCES[model], NAMESPACE, "odd", {"spec": {"cancel": True}})
+        await scene.client.patch(RESOURCES[model], NAMESPACE, "odd", {"spec": {"cancel": True}})
         await scene.until(lambda: scene.phase("odd") == "Canceled", seconds=2)
 
 
@@ -93,6 +90,7 @@ async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_
     marks = {
         OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
         CANCEL_REQUESTED_ANNOTATION: LONG_AGO,
+        COPIES_ANNOTATION: "Secret/token",
         MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
     }
     scene.add("du", labels={NODE_LABEL: "long-gone"}, annotations=marks | {"theirs": "stays"})
@@ -180,7 +178,7 @@ async def test_a_restore_in_place_goes_to_an_agent_that_announces_it_alone() -> 
         await scene.until(lambda: scene.phase("plain") == "Accepted", seconds=10)
         scene.kube.put(agent_pod("node-b"))
         await scene.until(lambda: scene.phase("in-place") == "Accepted", seconds=60)
-    assert scene.transfer("in-place")["metadata"]["labels"][NODE_LABEL] == "node-b"
+    assert scene.label("in-place") == "node-b"
 
 
 async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None:
@@ -189,7 +187,7 @@ async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None
     scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc"}))
     put_in_place(scene, "dd", status={"phase": "Accepted"}, labels={NODE_LABEL: "node-gone"})
     async with scene.dispatching():
-        await scene.until(lambda: scene.transfer("dd")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=60)
+        await scene.until(lambda: scene.label("dd") == "node-b", seconds=60)
 
 
 @pytest.mark.parametrize("able", [True, False], ids=["agents can", "earlier agents"])

@@ -45,6 +45,8 @@ def test_the_first_that_is_ready_gets_the_copy_and_keeps_it_while_its_accept_is_
         (Phase.IN_PROGRESS, True, True),
         (Phase.COMPLETED, True, True),
         (Phase.FAILED, False, False),
+        # What it was copied from another transfer with.
+        (Phase.NEW, True, False),
     ],
 )
 def test_what_a_transfer_was_accepted_with_is_in_use_until_it_is_cleaned_up(
@@ -128,36 +130,10 @@ async def test_a_transfer_stays_new_and_uses_no_quota_while_another_one_has_its_
         scene.set_status("a", phase="Completed")
         await asyncio.sleep(60)
         assert phases(scene) == ["Completed", "New", "InProgress"]
-        client = scene.dispatcher()._cluster.client
         patch = {"metadata": {"finalizers": None, "annotations": {COPIES_ANNOTATION: None}}}
-        await client.patch(scene.kind.spec.resource, "velero", "a", patch)
+        await scene.client.patch(scene.kind.spec.resource, "velero", "a", patch)
         await scene.until(lambda: scene.phase("b") == "Accepted", seconds=6)
     assert COPIES_ANNOTATION not in (scene.transfer("c")["metadata"].get("annotations") or {})
-
-
-@pytest.mark.looptime
-async def test_another_leader_knows_who_has_a_copy_from_the_transfers() -> None:
-    scene = open_copies(limit=None)
-    scene.add(
-        "first",
-        status={"phase": "Prepared"},
-        annotations={COPIES_ANNOTATION: f"{KMS} {TOKEN}"},
-        labels=OWNED,
-        finalizers=[DATA_MOVER_FINALIZER],
-    )
-    async with scene.dispatching():
-        await scene.until(lambda: phases(scene) == ["New", "New", "Accepted"], seconds=10)
-        await scene.until(lambda: scene.message("b") == IN_USE, seconds=10)
-
-
-@pytest.mark.looptime
-async def test_an_annotation_that_a_new_transfer_brought_along_reserves_nothing_and_is_removed() -> None:
-    scene = open_copies(limit=None)
-    scene.add("odd", annotations={COPIES_ANNOTATION: TOKEN})
-    async with scene.dispatching():
-        await scene.until(lambda: phases(scene) == ["Accepted", "New", "Accepted"], seconds=10)
-        await scene.until(lambda: scene.phase("odd") == "Accepted", seconds=10)
-    assert COPIES_ANNOTATION not in (scene.transfer("odd")["metadata"].get("annotations") or {})
 
 
 @dataclass
@@ -219,7 +195,6 @@ async def test_the_next_one_is_the_first_in_the_queue_whenever_the_copy_is_free(
         scene.add("young", creationTimestamp="2026-11-21T12:00:01Z")
         await scene.until(lambda: (scene.reason("old"), scene.reason("young")) == ("CopyInUse", "CopyInUse"))
         await asyncio.sleep(seconds)
-        client = scene.dispatcher()._cluster.client
-        await client.patch(scene.kind.spec.resource, "velero", "holder", {"metadata": {"finalizers": None}})
+        await scene.client.patch(scene.kind.spec.resource, "velero", "holder", {"metadata": {"finalizers": None}})
         await scene.until(lambda: scene.accepted != [], seconds=6)
     assert scene.accepted == ["old"]

@@ -173,15 +173,6 @@ def test_a_queued_transfer_is_reported_once_and_after_a_full_node_only_if_that_l
     assert not bench.pending.needs_queue_report(queued)
 
 
-def test_an_accept_is_remembered_until_its_result_is_known() -> None:
-    bench = Bench()
-    checked = bench.checked(LOCATION)
-    bench.pending.begin_accept(UID, checked)
-    assert bench.pending.unanswered() == {UID: checked}
-    bench.pending.end_accept(UID)
-    assert bench.pending.unanswered() == {}
-
-
 def test_a_pod_is_followed_once_for_each_transfer_that_depends_on_it() -> None:
     bench = Bench()
     bench.observe(POD)

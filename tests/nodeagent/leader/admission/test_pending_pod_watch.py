@@ -83,8 +83,7 @@ async def test_a_pod_that_is_deleted_ends_or_no_longer_waits_wakes_its_restore()
                 over = {"name": "restore-wait", "state": {"terminated": {"exitCode": 0}}}
                 scene.kube.put(workload_pod(cr, status={"phase": "Pending", "initContainerStatuses": [over]}))
             else:
-                client = scene.dispatcher()._cluster.client
-                await client.delete(PODS, f"shop-{number}", f"pod-of-{name}")
+                await scene.client.delete(PODS, f"shop-{number}", f"pod-of-{name}")
             await scene.until(lambda name=name: scene.phase(name) == "Failed", seconds=1)  # type: ignore[misc] # as above
 
 

@@ -5,10 +5,9 @@ from itertools import zip_longest
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.transport import Request
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, EVENTS
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Gate, Scene, most_held, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, is_accept, most_held, open_scene
 
 pytestmark = pytest.mark.looptime
 
@@ -34,7 +33,7 @@ def _add_queues(scene: Scene, *, share: int = 1) -> list[str]:
     return [name for round_ in zip_longest(*queues) for name in round_ if name is not None]
 
 
-async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:
+async def test_every_transferis_accepted_in_order_over_all_passes() -> None:
     scene = open_scene("node-a", "node-b", limit=None)
     names = _add_queues(scene)
     async with scene.dispatching():
@@ -46,7 +45,7 @@ async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:
 async def test_reservations_of_a_crashed_leader_are_accepted_oldest_first() -> None:
     scene = open_scene(limit=None)
     names = _add_queues(scene, share=10)
-    gate = Gate(scene.kube, _is_accept)
+    gate = Gate(scene.kube, is_accept)
     async with scene.dispatching(scene.dispatcher(gate)):
         await scene.until(lambda: gate.waiting == 1)
     assert scene.ledger() == {f"uid-of-{name}" for name in names}
@@ -87,7 +86,7 @@ async def test_the_warning_of_a_ready_transfer_is_recorded_once(caplog: pytest.L
 async def test_reservations_are_written_before_the_first_accept() -> None:
     scene = open_scene(limit=30)
     names = _add_queues(scene, share=10)
-    gate = Gate(scene.kube, _is_accept)
+    gate = Gate(scene.kube, is_accept)
     async with scene.dispatching(scene.dispatcher(gate)):
         await scene.until(lambda: gate.waiting == 1)
         # One at a time, so that no client observes the second before the first.
@@ -98,5 +97,21 @@ async def test_reservations_are_written_before_the_first_accept() -> None:
     assert most_held(scene.kube) == 30
 
 
-def _is_accept(request: Request) -> bool:
-    return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
+async def test_writes_of_a_pass_come_in_the_order_of_its_stages() -> None:
+    """Cancel, reservation, accept, report: an accept before its reservation would exceed the quota."""
+    scene = open_scene("node-a", limit=1)
+    scene.add("canceled", deletionTimestamp="2026-11-21T12:00:00Z", finalizers=["x/y"])
+    scene.add("first")
+    scene.add("second")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("second") != "")
+    paths = [request.path for request in scene.kube.requests if request.method in {"PATCH", "POST"}]
+    written = ["ledger" if CONFIG_MAPS.plural in path else path.rsplit("/", 1)[1] for path in paths]
+    # The first write of the ledger begins the term.
+    assert [name for name in written if name != EVENTS.plural][:5] == [
+        "ledger",
+        "canceled",
+        "ledger",
+        "first",
+        "second",
+    ]

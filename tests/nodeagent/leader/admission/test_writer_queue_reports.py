@@ -1,7 +1,5 @@
 """The order of the admission queue, and the choice of a node."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
 from nodeagent.metrics import Metrics
 from tests.support.clock import LoopClock
+from tests.support.tasks import running
 
 
 def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:
@@ -127,13 +126,10 @@ async def test_pending_transfers_are_counted_by_reasons_that_this_project_define
         entry("g", reason="Queued", phase=Phase.FAILED),
     ]
     view = QueueView(metrics, LoopClock(), ["DataUpload"], entries=lambda: entries, order=lambda queue: queue)
-    task = asyncio.create_task(view.run(), name="view")
-    await asyncio.sleep(1)
-    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_pending{")]
-    assert sorted(lines) == [
-        'nodeagent_pending{kind="DataUpload",node="node-a",reason="Other"} 2.0',
-        'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"} 2.0',
-    ]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(view.run(), lead_seconds=1):
+        lines = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_pending{")]
+        assert sorted(lines) == [
+            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Other"} 2.0',
+            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"} 2.0',
+        ]
     assert "nodeagent_pending{" not in metrics.render().decode()

@@ -5,14 +5,19 @@ from datetime import timedelta
 
 import pytest
 
-from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS
-from core.kube.transport import Retry
+from core.kube.resources import JOBS, PODS
 from core.models.base import JsonDict
 from exposer.pods import JobSettings
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.runtime.settings import MaintenanceSwitch
-from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.maintenance_scene import (
+    MINUTE,
+    MaintenanceScene,
+    repository_object,
+    result,
+    velero_job,
+    words_of,
+)
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.clock import LoopClock
 
@@ -20,10 +25,6 @@ pytestmark = pytest.mark.looptime
 
 _HOUR = 60 * MINUTE
 _ERROR = "Repo maintenance error: "
-
-
-async def _delete(scene: MaintenanceScene, job: JsonDict) -> None:
-    await KubeClient(scene.kube, Retry(LoopClock())).delete(JOBS, "velero", job["metadata"]["name"])
 
 
 async def test_a_due_repository_gets_one_job_and_the_status_that_velero_writes() -> None:
@@ -66,9 +67,7 @@ async def test_on_does_not_wait_an_hour_and_off_does_nothing() -> None:
     for scene in (on, off):
         scene.kube.put(repository_object(**late))
     async with on.running(), off.running():
-        assert (
-            "--ignore-foreign" in (await on.until_job(seconds=5))["spec"]["template"]["spec"]["containers"][0]["args"]
-        )
+        assert "--ignore-foreign" in words_of(await on.until_job(seconds=5))
         await asyncio.sleep(3 * _HOUR)
     assert off.jobs == []
 
@@ -78,14 +77,10 @@ async def test_a_server_keeps_every_job_away_for_an_hour_after_it_is_gone() -> N
     scene.kube.put(SERVER)
     async with scene.running():
         await asyncio.sleep(3 * _HOUR)
-        await _remove_server(scene)
+        await scene.remove_server()
         await asyncio.sleep(59 * MINUTE)
         assert scene.jobs == []
         await scene.until_job(seconds=3 * MINUTE)
-
-
-async def _remove_server(scene: MaintenanceScene) -> None:
-    await KubeClient(scene.kube, Retry(LoopClock())).delete(DEPLOYMENTS, "velero", "velero")
 
 
 @pytest.mark.parametrize("step", ["created", "running", "labeled"])
@@ -103,18 +98,9 @@ async def test_a_server_that_appears_meets_no_job_that_never_ends(step: str) -> 
         assert [scene.labeled(one) for one in scene.jobs] == ([True] if step == "labeled" else [])
         if step != "labeled":
             # What never began is no failure.
-            await _remove_server(scene)
+            await scene.remove_server()
             await asyncio.sleep(10 * MINUTE)
         assert scene.history == []
-
-
-async def test_on_beside_a_server_says_so_once_and_does_nothing() -> None:
-    scene = MaintenanceScene(switch=MaintenanceSwitch.ON)
-    scene.kube.put(SERVER)
-    async with scene.running():
-        await asyncio.sleep(3 * _HOUR)
-    assert scene.jobs == []
-    assert scene.reasons() == ["MaintenanceHeld"]
 
 
 async def test_a_failure_is_tried_again_with_a_growing_delay_and_moves_no_time() -> None:
@@ -151,12 +137,12 @@ async def test_a_job_that_was_deleted_by_hand_is_a_failure(step: str) -> None:
             scene.start_pod(job)
         if step == "labeled":
             await scene.until_labeled(job)
-        await _delete(scene, job)
+        await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
         await asyncio.sleep(10)
         if step != "created":
             # Its pod may still write until it is gone.
             assert scene.history == []
-            await KubeClient(scene.kube, Retry(LoopClock())).delete(PODS, "velero", f"{job['metadata']['name']}-x")
+            await scene.client.delete(PODS, "velero", f"{job['metadata']['name']}-x")
             await asyncio.sleep(10)
         (entry,) = scene.history
         assert entry["message"] == "it was deleted before it ended"
@@ -165,15 +151,14 @@ async def test_a_job_that_was_deleted_by_hand_is_a_failure(step: str) -> None:
         assert again["metadata"]["name"] != job["metadata"]["name"]
 
 
-async def test_a_run_that_was_out_of_memory_gets_twice_as_much_up_to_the_cap() -> None:
+async def test_a_run_that_was_out_of_memory_gets_twice_as_much_up_to_the_cap_and_says_so() -> None:
     scene = MaintenanceScene(settings=MaintenanceSettings(memory_limit_max_bytes=768 * 2**20))
     limits = []
     async with scene.running():
-        for _ in range(3):
-            job = await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))
+        for attempt in range(3):
+            job = await scene.start_job(but=len(scene.jobs))
             limits.append(job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
-            scene.start_pod(job)
-            await scene.until_labeled(job)
+            assert scene.reasons().count("MaintenanceMemory") == attempt
             scene.end(job, 137, "", reason="OOMKilled")
             await asyncio.sleep(10)
         assert limits == ["512Mi", "768Mi", "768Mi"]
@@ -214,30 +199,6 @@ async def test_a_pod_that_never_starts_is_a_failure_with_its_cause() -> None:
         assert not any(one["metadata"]["uid"] == job["metadata"]["uid"] for one in scene.jobs)
 
 
-@pytest.mark.parametrize("step", ["created", "running", "labeled", "ended"])
-async def test_a_new_leader_goes_on_with_the_job_that_it_finds(step: str) -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
-        job = await scene.until_job(seconds=2 * _HOUR)
-        if step in {"labeled", "ended"}:
-            scene.start_pod(job)
-            await scene.until_labeled(job)
-    if step == "running":
-        scene.start_pod(job)
-    if step == "ended":
-        scene.end(job, 0, result())
-    async with scene.running():
-        await asyncio.sleep(10)
-        if step == "created":
-            scene.start_pod(job)
-        await scene.until_labeled(job)
-        if step != "ended":
-            scene.end(job, 0, result())
-        await asyncio.sleep(70)
-        assert len(scene.jobs) == 1
-        assert [entry["result"] for entry in scene.history] == ["Succeeded"]
-
-
 async def test_two_leaders_create_one_job() -> None:
     scene = MaintenanceScene()
     async with scene.running(), scene.running():
@@ -246,21 +207,15 @@ async def test_two_leaders_create_one_job() -> None:
         assert len(scene.jobs) == 1
 
 
-def _velero_job(**status: object) -> JsonDict:
-    labels = {"velero.io/repo-name": "app-default-kopia"}
-    meta = {"name": "app-default-kopia-maintain-job-1", "namespace": "velero", "labels": labels}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}, "status": status}
-
-
 async def test_a_job_of_a_server_that_is_gone_is_waited_for_and_becomes_history() -> None:
     old = {"result": "Succeeded", "startTimestamp": "2026-11-21T11:00:00Z", "completeTimestamp": "2026-11-21T11:01:00Z"}
     scene = MaintenanceScene()
     scene.kube.put(repository_object(recentMaintenance=[old]))
-    scene.kube.put(_velero_job())
+    scene.kube.put(velero_job())
     async with scene.running():
         await asyncio.sleep(50 * MINUTE)
         assert len(scene.jobs) == 1
-        scene.kube.put(_velero_job(succeeded=1, completionTime="2026-11-21T12:50:00Z"))
+        scene.kube.put(velero_job(succeeded=1, completionTime="2026-11-21T12:50:00Z"))
         await asyncio.sleep(10)
         assert scene.history == [
             old,
@@ -277,12 +232,12 @@ async def test_a_job_of_a_server_that_is_gone_is_waited_for_and_becomes_history(
 
 async def test_an_unfinished_job_of_a_server_without_a_pod_is_removed_after_an_hour() -> None:
     scene = MaintenanceScene()
-    scene.kube.put(_velero_job())
+    scene.kube.put(velero_job())
     async with scene.running():
         await asyncio.sleep(59 * MINUTE)
         assert len(scene.jobs) == 1
         await asyncio.sleep(3 * MINUTE)
-        assert all(job["metadata"]["name"] != _velero_job()["metadata"]["name"] for job in scene.jobs)
+        assert all(job["metadata"]["name"] != velero_job()["metadata"]["name"] for job in scene.jobs)
 
 
 async def test_as_many_finished_jobs_are_kept_as_configured() -> None:
@@ -312,18 +267,6 @@ async def test_maintenance_by_another_cluster_holds_ours_for_three_intervals() -
         await scene.until_job(seconds=4 * _HOUR)
 
 
-@pytest.mark.parametrize("change", [{"accessMode": "ReadOnly"}, None])
-async def test_a_location_that_cannot_be_written_gets_no_job(change: JsonDict | None) -> None:
-    scene = MaintenanceScene()
-    (location,) = scene.kube.objects(BACKUP_STORAGE_LOCATIONS)
-    status = {} if change else {"status": {"phase": "Unavailable"}}
-    scene.kube.put(location | {"spec": location["spec"] | (change or {})} | status)
-    async with scene.running() as controller:
-        await asyncio.sleep(3 * _HOUR)
-        assert controller.report()["app-default-kopia"]["hold"] in {"location-read-only", "location-unavailable"}
-    assert scene.jobs == []
-
-
 async def test_a_repository_that_is_not_ready_now_is_maintained_all_the_same() -> None:
     scene = MaintenanceScene()
     scene.kube.put(repository_object(phase="NotReady"))
@@ -331,7 +274,7 @@ async def test_a_repository_that_is_not_ready_now_is_maintained_all_the_same() -
     scene.kube.put(never | {"status": {"phase": "NotReady"}})
     async with scene.running():
         job = await scene.until_job(seconds=2 * _HOUR)
-        assert "--backup-repository=app-default-kopia" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert "--backup-repository=app-default-kopia" in words_of(job)
         await asyncio.sleep(9 * MINUTE)
         assert len(scene.jobs) == 1
 
@@ -380,9 +323,7 @@ _FAILURES: list[tuple[JsonDict, str]] = [
 async def test_the_end_of_a_pod_by_its_node_is_named(status: JsonDict, text: str) -> None:
     scene = MaintenanceScene()
     async with scene.running():
-        job = await scene.until_job(seconds=2 * _HOUR)
-        scene.start_pod(job)
-        await scene.until_labeled(job)
+        job = await scene.start_job()
         scene.kube.put(scene.kube.objects(PODS)[0] | {"status": {"phase": "Failed"} | status})
         scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
         await asyncio.sleep(10)

@@ -1,26 +1,21 @@
 """The leader has repositories verified, beside a Velero server too, and records what was found."""
 
 import asyncio
-import json
 from datetime import timedelta
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.models.base import JsonDict
-from core.models.job_output import OutputLine
-from core.models.verification import (
-    SHARE_LINE,
-    SHARES,
-    VERIFIED_LINE,
-    SnapshotVerification,
-    VerificationOutcome,
-    VerifiedShare,
-    VerifiedSnapshot,
-)
+from core.models.verification import SHARE_LINE, SHARES, SnapshotVerification, VerificationOutcome, VerifiedShare
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.runtime.settings import MaintenanceSwitch
-from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.maintenance_scene import (
+    MINUTE,
+    VerificationScene,
+    repository_object,
+    result,
+    verified_line,
+    words_of,
+)
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.job_output import seal
 
@@ -30,46 +25,13 @@ _HOUR = 60 * MINUTE
 _ALL = tuple(range(SHARES))
 
 
-class Scene(MaintenanceScene):
-    """A repository beside a Velero server, with backups of two volumes; both are verified."""
-
-    def prepare(self) -> None:
-        self.verification = VerificationPlan(timedelta(hours=16))
-        self.backups = ["uid"]
-        self.kube.put(SERVER)
-        for name, claim in (("one", "data"), ("two", "data"), ("three", "logs")):
-            self.put_backup(name, claim, completionTimestamp="2026-11-21T11:00:00Z")
-
-    async def finish(self, job: JsonDict, *lines: str, exit_code: int = 0, message: str | None = None) -> None:
-        """Let the Job start, write these lines and end."""
-        self.start_pod(job)
-        log = "\n".join(["a line of the log", *lines, ""])
-        self.kube.logs["velero", f"{job['metadata']['name']}-x"] = log
-        sealed = seal(SnapshotVerification(snapshots=0), *lines)
-        self.end(job, exit_code, sealed if message is None else message)
-        await asyncio.sleep(20)
-
-    def verified(self) -> dict[str, str]:
-        """Return the outcomes on the transfers."""
-        found = {}
-        for one in self.kube.objects(DATA_UPLOADS):
-            if text := one["metadata"]["annotations"].get("nodeagent.io/verification"):
-                found[one["metadata"]["name"]] = json.loads(text)["outcome"]
-        return found
-
-    @property
-    def stored(self) -> JsonDict:
-        annotations = self.repository()["metadata"].get("annotations") or {}
-        return dict(json.loads(annotations.get("nodeagent.io/verification", "{}")))
-
-    def events(self) -> list[tuple[str, str]]:
-        return [(one["reason"], one["message"]) for one in self.kube.objects(EVENTS)]
-
-
 @pytest.fixture
-def scene() -> Scene:
-    made = Scene()
-    made.prepare()
+def scene() -> VerificationScene:
+    """A repository beside a Velero server, with backups of two volumes."""
+    made = VerificationScene(verification=VerificationPlan(timedelta(hours=16)), backups=["uid"])
+    made.kube.put(SERVER)
+    for name, claim in (("one", "data"), ("two", "data"), ("three", "logs")):
+        made.put_backup(name, claim, completionTimestamp="2026-11-21T11:00:00Z")
     return made
 
 
@@ -77,21 +39,14 @@ def _shares(*shares: int) -> list[str]:
     return [SHARE_LINE.format(VerifiedShare(share=share, contents=10)) for share in shares]
 
 
-def _found(kind: OutputLine[VerifiedSnapshot], name: str, outcome: VerificationOutcome | None, *faults: str) -> str:
-    one = VerifiedSnapshot(id=f"id-{name}", outcome=outcome, faults=list(faults), fault_count=len(faults))
-    return kind.format(one)
-
-
-async def test_shares_are_read_one_after_the_other_until_all_backups_are_proven(scene: Scene) -> None:
+async def test_shares_are_read_one_after_the_other_until_all_backups_are_proven(scene: VerificationScene) -> None:
     async with scene.running():
         for share in _ALL:
-            await scene.until_job(seconds=1.1 * _HOUR, but=share)
-            job = next(one for one in scene.jobs if "status" not in one)
+            job = await scene.next_job(seconds=1.1 * _HOUR)
             labels = job["metadata"]["labels"]
             assert labels["nodeagent.io/verified-repository"] == scene.repository()["metadata"]["uid"]
             assert "velero.io/repo-name" not in labels
-            arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
-            assert next(one for one in arguments if "share=" in one) == f"--share={share}"
+            assert next(one for one in words_of(job) if "share=" in one) == f"--share={share}"
             assert scene.verified() == {}
             await scene.finish(job, *_shares(share))
         assert scene.verified() == dict.fromkeys(("one", "two", "three"), "passed")
@@ -99,21 +54,19 @@ async def test_shares_are_read_one_after_the_other_until_all_backups_are_proven(
         assert len(scene.stored["shares"]) == SHARES
     # Another leader goes on from there.
     async with scene.running():
-        await scene.until_job(seconds=_HOUR, but=SHARES)
-        job = next(one for one in scene.jobs if "status" not in one)
-        assert "--share=0" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert "--share=0" in words_of(await scene.next_job(seconds=_HOUR))
     reason, text = scene.events()[-1]
     assert reason == "Verified"
     assert text.startswith("read 1 of 16 shares: 10 contents are right; all was read since 2026-")
 
 
-async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right(scene: Scene) -> None:
+async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right(scene: VerificationScene) -> None:
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
         lines = [
-            _found(VERIFIED_LINE, "one", VerificationOutcome.FAILED, "db/wal: invalid checksum"),
-            _found(VERIFIED_LINE, "two", VerificationOutcome.PASSED),
-            _found(VERIFIED_LINE, "three", VerificationOutcome.PASSED),
+            verified_line("one", VerificationOutcome.FAILED, "db/wal: invalid checksum"),
+            verified_line("two", VerificationOutcome.PASSED),
+            verified_line("three", VerificationOutcome.PASSED),
             *_shares(*_ALL),
         ]
         await scene.finish(job, *lines)
@@ -125,12 +78,12 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
     assert sorted(reason for reason, _ in scene.events()) == ["VerificationFailed", "VerificationFailed"]
 
 
-async def test_damage_to_which_no_backup_refers_is_no_success(scene: Scene) -> None:
+async def test_damage_to_which_no_backup_refers_is_no_success(scene: VerificationScene) -> None:
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
         lines = [
-            _found(VERIFIED_LINE, "one", VerificationOutcome.PASSED),
-            _found(VERIFIED_LINE, "of another cluster", VerificationOutcome.FAILED, "db: invalid checksum"),
+            verified_line("one", VerificationOutcome.PASSED),
+            verified_line("of another cluster", VerificationOutcome.FAILED, "db: invalid checksum"),
             *_shares(*_ALL),
         ]
         await scene.finish(job, *lines)
@@ -140,7 +93,7 @@ async def test_damage_to_which_no_backup_refers_is_no_success(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod"])
-async def test_what_a_job_could_not_find_out_is_tried_again(scene: Scene, kind: str) -> None:
+async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationScene, kind: str) -> None:
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
         match kind:
@@ -150,7 +103,7 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: Scene, kind: 
                 message = seal(SnapshotVerification(snapshots=0), *_shares(0, 1))
                 await scene.finish(job, *_shares(0), message=message)
             case "unknown":
-                await scene.finish(job, *_shares(0), _found(VERIFIED_LINE, "one", None, "no answer"))
+                await scene.finish(job, *_shares(0), verified_line("one", None, "no answer"))
             case _:
                 await asyncio.sleep(11 * MINUTE)
                 assert scene.jobs == []
@@ -162,8 +115,7 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: Scene, kind: 
 
 
 async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
-    scene = Scene(switch=MaintenanceSwitch.ON)
-    scene.verification, scene.backups = VerificationPlan(timedelta(hours=16)), ["uid"]
+    scene = VerificationScene(MaintenanceSwitch.ON, backups=["uid"], verification=VerificationPlan(timedelta(hours=16)))
     scene.kube.put(repository_object("shop-default-kopia", lastMaintenanceTime="2026-11-21T10:00:00Z"))
     async with scene.running():
         first = await scene.until_job(seconds=10 * MINUTE)
@@ -177,8 +129,7 @@ async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
 
 
 async def test_maintenance_that_waits_goes_before_the_next_verification() -> None:
-    scene = Scene(switch=MaintenanceSwitch.ON)
-    scene.verification, scene.backups = VerificationPlan(timedelta(hours=16)), ["uid"]
+    scene = VerificationScene(MaintenanceSwitch.ON, backups=["uid"], verification=VerificationPlan(timedelta(hours=16)))
     # It is looked at first, and only to be verified; the other one is to be maintained, too.
     first = repository_object(frequency="168h0m0s")
     scene.kube.put(first | {"status": {"phase": "New"}})
@@ -190,12 +141,11 @@ async def test_maintenance_that_waits_goes_before_the_next_verification() -> Non
         await asyncio.sleep(2 * _HOUR)
         assert len(scene.jobs) == 1
         scene.end(proof, 0, seal(SnapshotVerification(snapshots=0)))
-        await scene.until_job(seconds=2 * MINUTE, but=1)
-        (job,) = (one for one in scene.jobs if "status" not in one)
+        job = await scene.next_job()
         assert "nodeagent.io/verified-repository" not in job["metadata"]["labels"]
 
 
-async def test_nothing_is_verified_unless_configured(scene: Scene) -> None:
+async def test_nothing_is_verified_unless_configured(scene: VerificationScene) -> None:
     scene.verification = None
     async with scene.running():
         await asyncio.sleep(3 * _HOUR)

@@ -10,15 +10,20 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, PODS
-from core.kube.transport import Request, Response, Retry
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule
-from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.maintenance_scene import (
+    MINUTE,
+    MaintenanceScene,
+    repository_object,
+    result,
+    velero_job,
+    words_of,
+)
 from tests.nodeagent.support.repository_scene import SERVER
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
@@ -33,7 +38,7 @@ class _AtWrite:
 
     kube: FakeKube
     at: int
-    do: Callable[[], None]
+    do: Callable[[], object]
     after: bool
     hangs: bool
     writes: int = 0
@@ -99,10 +104,6 @@ def _is_reached(transport: _AtWrite, scene: MaintenanceScene) -> bool:
     return transport.reached or _has_history(scene)
 
 
-def _install_server(scene: MaintenanceScene) -> None:
-    scene.kube.put(SERVER)
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_leader_that_is_stopped_at_any_write_leaves_one_run_and_its_result(after: bool) -> None:
     for number in range(1, _MOST_WRITES):
@@ -129,7 +130,7 @@ async def test_a_server_that_appears_at_any_write_never_waits_for_ever(after: bo
     for number in range(1, _MOST_WRITES):
         scene = MaintenanceScene()
         seen: list[JsonDict] = []
-        transport = _AtWrite(scene.kube, number, partial(_install_server, scene), after=after, hangs=False)
+        transport = _AtWrite(scene.kube, number, partial(scene.kube.put, SERVER), after=after, hangs=False)
         async with _kubelet(scene), scene.running(transport):
             await _until(partial(_is_reached, transport, scene), seconds=2 * 60 * MINUTE)
             for _ in range(300):
@@ -180,10 +181,8 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
 async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing() -> None:
     scene = MaintenanceScene()
     async with scene.running():
-        job = await scene.until_job(seconds=2 * 60 * MINUTE)
-        scene.start_pod(job)
-        await scene.until_labeled(job)
-        _install_server(scene)
+        job = await scene.start_job()
+        scene.kube.put(SERVER)
         await asyncio.sleep(MINUTE)
         scene.end(job, 0, result())
         created, done = job["metadata"]["creationTimestamp"], scene.current(job)["status"]["completionTime"]
@@ -192,7 +191,7 @@ async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing
         status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": done}
         scene.kube.put(stored | {"status": status})
         await asyncio.sleep(5 * MINUTE)
-        await KubeClient(scene.kube, Retry(LoopClock())).delete(DEPLOYMENTS, "velero", "velero")
+        await scene.remove_server()
         await asyncio.sleep(5 * MINUTE)
         assert "running" not in scene.record
         assert scene.history == [entry]
@@ -214,9 +213,7 @@ async def test_no_job_is_labeled_beside_another_that_runs() -> None:
     scene = MaintenanceScene()
     async with scene.running():
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
-    other = {"velero.io/repo-name": "app-default-kopia"}
-    meta = {"name": "app-default-kopia-maintain-job-1", "namespace": "velero", "labels": other}
-    scene.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}})
+    scene.kube.put(velero_job())
     scene.start_pod(job)
     async with scene.running():
         await asyncio.sleep(30 * MINUTE)
@@ -253,7 +250,7 @@ async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they
     scene = MaintenanceScene()
     async with scene.running():
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
-        await KubeClient(scene.kube, Retry(LoopClock())).delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
         await asyncio.sleep(2 * MINUTE)
         assert job["metadata"]["name"] not in {one["metadata"]["name"] for one in scene.jobs}
 
@@ -264,5 +261,5 @@ async def test_times_out_of_range_hold_up_no_other_repository(caplog: pytest.Log
     scene.kube.put(repository_object("r0-default-kopia") | {"status": status})
     async with scene.running():
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
-    assert "--backup-repository=app-default-kopia" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--backup-repository=app-default-kopia" in words_of(job)
     assert "r0-default-kopia: a time or duration of its maintenance is out of range" in caplog.text

@@ -8,9 +8,7 @@ from typing import Literal
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUPS, DATA_UPLOADS, NODES, PODS
-from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, DATA_MOVER_FINALIZER, NODE_LABEL
 from core.models.phases import AttemptStage, InterruptionCause
@@ -29,10 +27,9 @@ BACKUP = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "nightly", "ui
 
 def lost_scene(*live: str, bound: bool = False) -> Scene:
     """Return a scene with a transfer that runs on node-a, and agents on `live`."""
-    scene = open_scene(*live)
+    scene = open_scene(*live, bound=bound)
     for node in ("node-a", "node-b"):
         scene.kube.put(cluster_node(node))
-    object.__setattr__(scene.kind, "bound_to_node", bound)
     status = {"phase": "InProgress", "node": "node-a"}
     transfer = scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
     scene.kube.put(mover_pod(transfer, phase="Running"))
@@ -40,11 +37,10 @@ def lost_scene(*live: str, bound: bool = False) -> Scene:
 
 
 async def delete(scene: Scene, what: Literal["node", "mover"]) -> None:
-    client = KubeClient(scene.kube, Retry(LoopClock()))
     if what == "node":
-        await client.delete(NODES, "", "node-a")
+        await scene.client.delete(NODES, "", "node-a")
     else:
-        await client.delete(PODS, NAMESPACE, "du")
+        await scene.client.delete(PODS, NAMESPACE, "du")
 
 
 def lose_node(scene: Scene) -> None:
@@ -52,10 +48,6 @@ def lose_node(scene: Scene) -> None:
     since = LoopClock().now().isoformat(timespec="seconds")
     scene.kube.put(cluster_node("node-a", ready=False, since=since))
     scene.kube.put(agent_pod("node-a", ready=False))
-
-
-def label(scene: Scene, name: str = "du") -> str:
-    return str(scene.transfer(name)["metadata"]["labels"][NODE_LABEL])
 
 
 async def until_failed(scene: Scene, *, seconds: float = 45) -> str:
@@ -69,7 +61,7 @@ async def test_a_transfer_of_a_deleted_node_continues_on_another() -> None:
     async with scene.dispatching():
         await asyncio.sleep(10)
         await delete(scene, "node")
-        await scene.until(lambda: label(scene) == "node-b", seconds=30)
+        await scene.until(lambda: scene.label() == "node-b", seconds=30)
         await scene.until(lambda: scene.reasons("du") == ["Interrupted"], seconds=5)
         await asyncio.sleep(60)
     attempts = scene.attempts("du")
@@ -94,8 +86,8 @@ async def test_the_transfers_of_a_deleted_node_are_shared_among_all_agents(*, ru
     async with scene.dispatching():
         await asyncio.sleep(10)
         await delete(scene, "node")
-        await scene.until(lambda: all(label(scene, name) != "node-a" for name in names), seconds=60)
-    assert Counter(label(scene, name) for name in names) == {"node-b": 3, "node-c": 3, "node-d": 3}
+        await scene.until(lambda: all(scene.label(name) != "node-a" for name in names), seconds=60)
+    assert Counter(scene.label(name) for name in names) == {"node-b": 3, "node-c": 3, "node-d": 3}
 
 
 async def test_a_transfer_of_a_node_that_is_not_ready_for_long_continues_on_another() -> None:
@@ -104,8 +96,8 @@ async def test_a_transfer_of_a_node_that_is_not_ready_for_long_continues_on_anot
         await asyncio.sleep(5)
         lose_node(scene)
         await asyncio.sleep(290)
-        assert (scene.attempts("du").number, label(scene)) == (1, "node-a")
-        await scene.until(lambda: label(scene) == "node-b", seconds=20)
+        assert (scene.attempts("du").number, scene.label()) == (1, "node-a")
+        await scene.until(lambda: scene.label() == "node-b", seconds=20)
     assert "node node-a is not Ready for 5m0s: " in scene.message("du")
 
 
@@ -124,7 +116,7 @@ async def test_a_transfer_whose_mover_is_lost_while_its_agent_is_unavailable_con
             scene.kube.put(mover_pod(scene.transfer("du"), **status))
         else:
             await delete(scene, "mover")
-        await scene.until(lambda: label(scene) == "node-b", seconds=45)
+        await scene.until(lambda: scene.label() == "node-b", seconds=45)
     assert scene.attempts("du").interruptions[0].cause is cause
 
 
@@ -137,7 +129,7 @@ async def test_an_interruption_is_announced_once_whatever_becomes_of_the_write(
         await asyncio.sleep(10)
         scene.kube.fail_next("PATCH", "datauploads/du", what, times=3)
         await delete(scene, "node")
-        await scene.until(lambda: label(scene) == "node-b", seconds=100)
+        await scene.until(lambda: scene.label() == "node-b", seconds=100)
         await asyncio.sleep(60)
     assert scene.attempts("du").number == 2
 
@@ -164,7 +156,7 @@ async def test_a_transfer_beyond_a_limit_fails_with_cause_and_limit(rules: Retry
 
 async def test_a_transfer_with_a_cancel_request_is_canceled() -> None:
     scene = lost_scene("node-a", "node-b")
-    await KubeClient(scene.kube, Retry(LoopClock())).patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
+    await scene.client.patch(DATA_UPLOADS, NAMESPACE, "du", {"spec": {"cancel": True}})
     await delete(scene, "node")
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du") == "Canceled", seconds=30)
@@ -179,7 +171,7 @@ async def test_without_another_agent_it_is_reported_until_there_is_one() -> None
         await asyncio.sleep(100)
         assert scene.reasons("du") == ["AgentUnavailable"]
         scene.kube.put(agent_pod("node-b"))
-        await scene.until(lambda: label(scene) == "node-b", seconds=45)
+        await scene.until(lambda: scene.label() == "node-b", seconds=45)
     assert scene.attempts("du").number == 2
 
 
@@ -189,7 +181,7 @@ async def test_between_two_attempts_it_is_reassigned(stage: AttemptStage) -> Non
     scene.set_attempts("du", interrupted(InterruptionCause.EVICTED, stage))
     scene.kube.put(mover_pod(scene.transfer("du"), node="", phase="Pending"))
     async with scene.dispatching():
-        await scene.until(lambda: label(scene) == "node-b", seconds=45)
+        await scene.until(lambda: scene.label() == "node-b", seconds=45)
         await scene.until(lambda: "Reassigned" in scene.reasons("du"), seconds=5)
     assert (scene.attempts("du").number, scene.phase("du")) == (2, "InProgress")
     assert "acceptedByNode" not in scene.transfer("du")["status"]
@@ -209,7 +201,7 @@ async def test_a_transfer_that_is_bound_to_its_node_continues_when_that_is_back(
         scene.kube.put(cluster_node("node-a"))
         scene.kube.put(agent_pod("node-a"))
         await scene.until(lambda: scene.message("du") == "", seconds=15)
-    assert (scene.attempts("du").number, label(scene), scene.phase("du")) == (1, "node-a", "InProgress")
+    assert (scene.attempts("du").number, scene.label(), scene.phase("du")) == (1, "node-a", "InProgress")
 
 
 @pytest.mark.parametrize("bound", [True, False], ids=["bound", "free"])
@@ -225,7 +217,7 @@ async def test_a_transfer_that_is_bound_to_its_node_is_taken_over_with_a_result_
         await scene.until(lambda: scene.reasons("du") != [], seconds=60)
         await asyncio.sleep(60)
     waits = bound and reason == "OOMKilled"
-    assert (label(scene), scene.reasons("du")) == (
+    assert (scene.label(), scene.reasons("du")) == (
         ("node-a", ["AgentUnavailable"]) if waits else ("node-b", ["Reassigned"])
     )
     assert (scene.attempts("du").number, scene.phase("du")) == (1, "InProgress")
@@ -275,7 +267,11 @@ async def test_an_attempt_with_a_pod_on_its_node_is_given_up_in_time(node_lost: 
         assert scene.ledger() == {"uid-of-du"}
         await scene.until(lambda: scene.ledger() == set(), seconds=90)
     attempts = scene.attempts("du")
-    assert (attempts.number, attempts.stage, label(scene)) == (3, AttemptStage.WAITING, "node-a" if bound else "node-b")
+    assert (attempts.number, attempts.stage, scene.label()) == (
+        3,
+        AttemptStage.WAITING,
+        "node-a" if bound else "node-b",
+    )
 
 
 @pytest.mark.parametrize("mover", ["ours", "another's", "another's evicted", "gone"])

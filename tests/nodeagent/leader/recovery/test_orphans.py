@@ -11,13 +11,12 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.transport import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
-from core.models.reasons import FailureReason
 from exposer.causes import CauseFinder
 from exposer.model import Pending
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
-from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
+from nodeagent.transfers.kinds.base import Kind
 from tests.nodeagent.support.dispatching import agent_pod, open_scene
 from tests.nodeagent.support.transfers import mover_pod
 from tests.support.clock import LoopClock
@@ -37,8 +36,8 @@ async def test_an_accepted_transfer_is_reassigned_after_its_agent_is_unavailable
         await asyncio.sleep(60)
         scene.kube.put(agent_pod("node-a", ready=False))
         await asyncio.sleep(25)
-        assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
-        await scene.until(lambda: scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=15)
+        assert scene.label() == "node-a"
+        await scene.until(lambda: scene.label() == "node-b", seconds=15)
         await scene.until(lambda: scene.reasons("du") == ["Reassigned"])
     assert scene.transfer("du")["status"] == status | {"acceptedByNode": "node-b"}
 
@@ -60,8 +59,8 @@ async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
     if pod_node:
         scene.kube.put(mover_pod(scene.transfer("du"), node=pod_node))
     async with scene.dispatching():
-        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=5)
-    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == node
+        await scene.until(lambda: scene.label() != "", seconds=5)
+    assert scene.label() == node
     assert scene.transfer("du")["status"]["phase"] == status["phase"]
 
 
@@ -86,8 +85,8 @@ async def test_a_transfer_stays_with_an_agent_of_velero_that_runs(
         await asyncio.sleep(100)
         assert scene.transfer("du") == before
         scene.kube.put(agent_pod("win", annotations={}, ready=False))
-        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=40)
-    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == node
+        await scene.until(lambda: scene.label() != "", seconds=40)
+    assert scene.label() == node
 
 
 async def test_a_transfer_whose_mover_is_on_a_node_of_ours_is_adopted_while_its_acceptor_runs() -> None:
@@ -96,8 +95,8 @@ async def test_a_transfer_whose_mover_is_on_a_node_of_ours_is_adopted_while_its_
     scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
     scene.kube.put(mover_pod(scene.transfer("du"), node="node-a"))
     async with scene.dispatching():
-        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=5)
-    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
+        await scene.until(lambda: scene.label() != "", seconds=5)
+    assert scene.label() == "node-a"
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
@@ -145,27 +144,6 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         scene.kind.held.clear()
         await scene.until(lambda: dispatcher.report()["orphans"]["transfers"] == {}, seconds=200)
         assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/rejected: ")
-
-
-async def test_a_transfer_that_failed_before_admission_is_cleaned_up() -> None:
-    """Its source snapshot was created for it, and nothing else deletes that."""
-    scene = open_scene("node-a")
-    scene.kind.answers["du"] = Admission(
-        AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "there is no such snapshot"
-    )
-    scene.add("du", finalizers=["other/one"])
-    async with scene.dispatching():
-        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=10)
-        await scene.until(lambda: scene.transfer("du")["metadata"]["finalizers"] == ["other/one"], seconds=1)
-    assert scene.phase("du") == "Failed"
-
-
-async def test_a_deleted_new_transfer_loses_our_finalizer() -> None:
-    scene = open_scene("node-a", limit=1)
-    scene.add("du", deletionTimestamp="2026-11-21T12:00:00Z", finalizers=[DATA_MOVER_FINALIZER])
-    async with scene.dispatching():
-        await scene.until(lambda: not scene.phases(), seconds=10)
-    assert scene.kind.cleaned == ["du"]
 
 
 async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() -> None:
@@ -233,6 +211,6 @@ async def test_nothing_is_remembered_of_a_deleted_transfer() -> None:
         transfer = scene.transfer("held")
         transfer["metadata"]["finalizers"] = []
         scene.kube.put(transfer)
-        await KubeClient(scene.kube, Retry(LoopClock())).delete(DATA_UPLOADS, "velero", "held")
+        await scene.client.delete(DATA_UPLOADS, "velero", "held")
         await asyncio.sleep(20)
         assert (len(pending._records), len(pending._operations)) == (0, 0)

@@ -6,10 +6,7 @@ import json
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
-from core.kube.transport import Retry
-from core.models.base import JsonDict
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import (
@@ -20,8 +17,6 @@ from tests.nodeagent.support.repository_scene import (
     open_scene,
     put_secret,
 )
-from tests.support.clock import LoopClock
-from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
 
@@ -89,9 +84,6 @@ async def test_a_failure_is_reported_with_the_init_pods_message(exit_code: int, 
 
 
 _KEYS = "the secret access key is not accepted"
-_WAITING = {
-    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: full"}]
-}
 
 
 async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known() -> None:
@@ -101,7 +93,7 @@ async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known()
         assert scene.message == _KEYS
         await asyncio.sleep(310)
         await scene.until_pod()
-        scene.set_pod(phase="Pending", **_WAITING)
+        scene.block_pod()
         await asyncio.sleep(20)
         assert scene.phase == "New"
         assert scene.message.startswith(f"{_KEYS}; next attempt: ")
@@ -157,20 +149,6 @@ async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
         assert scene.message == ""
 
 
-async def test_a_pod_that_cannot_start_is_a_failure_after_ninety_seconds() -> None:
-    scene = open_scene()
-    async with scene.running():
-        await scene.until_pod()
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-        scene.set_pod(phase="Pending", conditions=[condition])
-        await asyncio.sleep(85)
-        assert scene.phase == ""
-        await scene.until_phase("NotReady", seconds=20)
-        assert scene.message == "Pod velero/app-default-kopia-init cannot be scheduled: 0/1 nodes"
-        await asyncio.sleep(1)
-        assert scene.pod is None
-
-
 @pytest.mark.cause("repository-not-ready")
 async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_seconds() -> None:
     async with open_scene().running() as scene:
@@ -198,12 +176,11 @@ async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_secon
         assert scene.reasons()[-1] == "FailedMount"
 
 
-async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while() -> None:
+async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while_and_fails_after_ninety_seconds() -> None:
     scene = open_scene()
     async with scene.running():
         await scene.until_pod()
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "1 cordoned"}
-        scene.set_pod(phase="Pending", conditions=[condition])
+        scene.block_pod()
         await asyncio.sleep(5)
         assert scene.pod is not None
         before = scene.pod["spec"].get("tolerations", [])
@@ -211,10 +188,12 @@ async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while() -> 
         await asyncio.sleep(16)
         assert scene.pod["spec"]["tolerations"] == [*before, ONTO_ANY_NODE]
         version = scene.pod["metadata"]["resourceVersion"]
-        await asyncio.sleep(30)
-        assert scene.pod["metadata"]["resourceVersion"] == version
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await asyncio.sleep(64)
+        assert (scene.pod["metadata"]["resourceVersion"], scene.phase) == (version, "")
+        await scene.until_phase("NotReady", seconds=20)
+        assert scene.message == "Pod velero/app-default-kopia-init cannot be scheduled: 0/1 nodes: full"
+        await asyncio.sleep(1)
+        assert scene.pod is None
 
 
 async def test_a_rejected_pod_is_reported_at_once() -> None:
@@ -249,7 +228,7 @@ async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None
         await asyncio.sleep(60)
         assert scene.phase == ""
         assert [pod["metadata"]["uid"] for pod in scene.kube.objects(PODS)] == [pod["metadata"]["uid"]]
-        await _drop_finalizers(scene.kube, pod)
+        await scene.client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})
         async with asyncio.timeout(12):
             while scene.pod is None or scene.pod["metadata"]["uid"] == pod["metadata"]["uid"]:
                 await asyncio.sleep(0.1)
@@ -350,21 +329,15 @@ async def test_a_restic_repository_is_ignored() -> None:
     assert scene.phase == ""
 
 
-async def _drop_finalizers(kube: FakeKube, pod: JsonDict) -> None:
-    client = KubeClient(kube, Retry(LoopClock()))
-    await client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})
-
-
 async def test_a_deleted_repository_is_forgotten() -> None:
     scene = open_scene()
     cluster, retries = scene.controller._cluster, scene.controller._retries
-    client = KubeClient(scene.kube, Retry(LoopClock()))
     async with scene.running():
         await scene.fail_once()
         await asyncio.sleep(1)
         assert b'repository_name="app-default-kopia"' in cluster.metrics.render()
         assert len(retries._attempts) == 1
-        await client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
         await asyncio.sleep(1)
         assert b"repository_name=" not in cluster.metrics.render()
         assert retries._attempts == {}

@@ -5,9 +5,7 @@ import json
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.kube.transport import Retry
 from core.models.base import JsonDict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import (
@@ -18,7 +16,6 @@ from tests.nodeagent.support.repository_scene import (
     open_scene,
     put_secret,
 )
-from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
 
@@ -32,10 +29,6 @@ async def _make_ready(scene: Scene, unique_id: str = "abc", *, created: bool = F
 
 def _location(scene: Scene) -> JsonDict:
     return next(o for o in scene.kube.objects(BACKUP_STORAGE_LOCATIONS) if o["metadata"]["name"] == "default")
-
-
-async def _delete_location(scene: Scene) -> None:
-    await KubeClient(scene.kube, Retry(LoopClock())).delete(BACKUP_STORAGE_LOCATIONS, "velero", "default")
 
 
 @pytest.mark.parametrize("changed", ["bucket", "config", "credential", "recreated", "secret", "password"])
@@ -52,7 +45,7 @@ async def test_a_change_of_what_a_ready_repository_depends_on_is_checked_at_once
         if changed in changes:
             scene.kube.put(location | {"spec": location["spec"] | changes[changed]})
         elif changed == "recreated":
-            await _delete_location(scene)
+            await scene.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", "default")
             scene.kube.put(location | {"metadata": {"name": "default", "namespace": "velero"}})
         else:
             put_secret(scene.kube, {"secret": "keys", "password": "velero-repo-credentials"}[changed], cloud="new")
@@ -90,7 +83,7 @@ async def test_the_repositories_of_a_deleted_location_are_not_ready_until_it_is_
     location = _location(scene)
     async with scene.running():
         await _make_ready(scene)
-        await _delete_location(scene)
+        await scene.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", "default")
         await scene.until_phase("NotReady", seconds=2)
         assert scene.message == "BackupStorageLocation velero/default does not exist"
         await asyncio.sleep(1000)

@@ -115,8 +115,7 @@ async def test_a_pod_that_never_starts_delays_no_transfer() -> None:
     async with scene.running():
         scene.probes.answers(NAME)
         await scene.until_pod(seconds=8)
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
-        scene.set_pod(phase="Pending", conditions=[condition])
+        scene.block_pod()
         await asyncio.sleep(60)
         assert not scene.probes.answers(NAME)
         await until_answer(scene, seconds=60)

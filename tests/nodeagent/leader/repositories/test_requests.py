@@ -6,15 +6,23 @@ from collections import Counter
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey, build_backup_repository
 from tests.nodeagent.support.repository_scene import GOOD, RECORDED, Scene, open_scene
-from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
+
+
+def _others(scene: Scene) -> list[JsonDict]:
+    """Return the repositories of the second namespace."""
+    found = scene.kube.objects(BACKUP_REPOSITORIES)
+    return [each for each in found if each["spec"]["volumeNamespace"] == "other"]
+
+
+def _phase(scene: Scene) -> str:
+    (repository,) = _others(scene)
+    return str(repository.get("status", {}).get("phase", ""))
 
 
 async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_was_just_done() -> None:
@@ -35,10 +43,6 @@ async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_wa
         await scene.until_pod(seconds=1)
 
 
-def _named(scene: Scene, name: str) -> list[JsonDict]:
-    return [each for each in scene.kube.objects(BACKUP_REPOSITORIES) if each["metadata"]["name"] == name]
-
-
 async def test_a_repository_that_a_transfer_needs_is_created_if_absent() -> None:
     """The mover of the transfer creates it as well, but starts only once its volume is exposed."""
     scene = open_scene()
@@ -50,14 +54,14 @@ async def test_a_repository_that_a_transfer_needs_is_created_if_absent() -> None
         for _ in range(2):
             scene.controller.request("other", "default")
         await scene.until_pod(seconds=1)
-        (created,) = _named(scene, "other-default-kopia")
+        (created,) = _others(scene)
         recorded = json.loads(RECORDED.read_text())[0]["object"]
         assert created["spec"].keys() == recorded["spec"].keys()
         assert created["metadata"]["labels"].keys() == recorded["metadata"]["labels"].keys()
         assert created["spec"]["volumeNamespace"] == "other"
-        await KubeClient(scene.kube, Retry(LoopClock())).delete(BACKUP_REPOSITORIES, "velero", "other-default-kopia")
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "other-default-kopia")
         await asyncio.sleep(60)
-        assert _named(scene, "other-default-kopia") == []
+        assert _others(scene) == []
 
 
 async def test_a_repository_that_the_leader_may_not_create_is_left_to_the_mover(
@@ -69,13 +73,8 @@ async def test_a_repository_that_the_leader_may_not_create_is_left_to_the_mover(
         scene.kube.fail_next("POST", "/backuprepositories", 403)
         scene.controller.request("other", "default")
         await asyncio.sleep(60)
-        assert _named(scene, "other-default-kopia") == []
+        assert _others(scene) == []
     assert caplog.messages == []
-
-
-def _of(scene: Scene, volume_namespace: str) -> list[JsonDict]:
-    found = scene.kube.objects(BACKUP_REPOSITORIES)
-    return [each for each in found if each["spec"]["volumeNamespace"] == volume_namespace]
 
 
 async def test_no_second_repository_is_created_while_those_that_exist_were_not_listed() -> None:
@@ -88,7 +87,7 @@ async def test_no_second_repository_is_created_while_those_that_exist_were_not_l
         await asyncio.sleep(1)
         scene.controller.request("other", "default")
         await asyncio.sleep(300)
-    assert [one["metadata"]["name"] for one in _of(scene, "other")] == ["other-default-kopia-x9zkq"]
+    assert [one["metadata"]["name"] for one in _others(scene)] == ["other-default-kopia-x9zkq"]
 
 
 async def test_no_repository_is_created_in_a_location_that_is_only_read() -> None:
@@ -100,7 +99,7 @@ async def test_no_repository_is_created_in_a_location_that_is_only_read() -> Non
         await asyncio.sleep(1)
         scene.controller.request("other", "default")
         await asyncio.sleep(60)
-    assert _of(scene, "other") == []
+    assert _others(scene) == []
 
 
 async def test_a_name_that_the_api_server_rejects_is_not_tried_again() -> None:
@@ -130,17 +129,15 @@ async def test_an_early_failure_that_is_not_the_storages_fails_no_transfer() -> 
     async with scene.running():
         await _until_new(scene)
         for _ in range(3):
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-            scene.set_pod(phase="Pending", conditions=[condition])
+            scene.block_pod()
             await asyncio.sleep(92)
-            (repository,) = _of(scene, "other")
-            assert repository["status"].get("phase", "") in {"", "New"}
-            assert "cannot be scheduled: 0/1 nodes" in repository["status"]["message"]
+            assert _phase(scene) in {"", "New"}
+            assert "cannot be scheduled: 0/1 nodes" in _others(scene)[0]["status"]["message"]
             assert scene.pod is None
             await scene.until_pod(seconds=20)
         scene.end_pod(0, GOOD)
         await asyncio.sleep(5)
-        (repository,) = _of(scene, "other")
+        (repository,) = _others(scene)
         assert (repository["status"]["phase"], repository["status"].get("message")) == ("Ready", None)
 
 
@@ -149,7 +146,7 @@ async def test_after_ten_minutes_such_a_failure_is_final() -> None:
     async with scene.running():
         await _until_new(scene)
         async with asyncio.timeout(900):
-            while _of(scene, "other")[0].get("status", {}).get("phase") != "NotReady":
+            while _phase(scene) != "NotReady":
                 if scene.pod is not None:
                     scene.end_pod(137, "")
                 await asyncio.sleep(1)
@@ -165,11 +162,11 @@ async def test_what_the_storage_reports_is_final_at_once() -> None:
         scene.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/kubelet"]}})
         scene.end_pod(12, "the bucket does not exist")
         await asyncio.sleep(2)
-        assert _of(scene, "other")[0]["status"]["phase"] == "NotReady"
+        assert _phase(scene) == "NotReady"
         pod = await scene.until_pod()
         assert pod["metadata"]["deletionTimestamp"]
         await asyncio.sleep(10)
-        await KubeClient(scene.kube, Retry(LoopClock())).patch(
+        await scene.client.patch(
             PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"metadata": {"finalizers": None}}
         )
         await asyncio.sleep(60)
@@ -197,7 +194,7 @@ async def test_what_the_cluster_does_to_the_init_pod_fails_no_transfer(status: J
         await _until_new(scene)
         scene.set_pod(phase="Failed", **status)
         await asyncio.sleep(2)
-        assert _of(scene, "other")[0].get("status", {}).get("phase", "") in {"", "New"}
+        assert _phase(scene) in {"", "New"}
         await scene.until_pod(seconds=20)
 
 
@@ -208,7 +205,7 @@ async def test_a_repository_whose_creation_had_no_answer_is_early_too() -> None:
         await _until_new(scene)
         scene.end_pod(137, "")
         await asyncio.sleep(2)
-        assert _of(scene, "other")[0].get("status", {}).get("phase", "") in {"", "New"}
+        assert _phase(scene) in {"", "New"}
 
 
 async def test_repositories_that_are_not_ready_cost_few_requests_for_what_they_have_in_common() -> None:

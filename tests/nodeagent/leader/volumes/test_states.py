@@ -101,8 +101,8 @@ def test_the_first_backup_is_due_one_interval_after_the_creation_of_the_pvc() ->
     assert (found.backup_at, found.backup_interval, found.backup_due_at) == (None, DAY.total_seconds(), day(1))
 
 
-def test_a_pvc_without_backup_and_interval_has_no_state() -> None:
-    assert build_states([], plans(Plan(None, WEEK))) == []
+def test_a_pvc_without_a_complete_backup_and_interval_has_no_state() -> None:
+    assert build_states([], plans(Plan(None, WEEK))) == build_states([failed(2)], plans()) == []
 
 
 def test_a_deleted_pvc_has_no_state_and_a_younger_one_than_the_list_has() -> None:
@@ -179,7 +179,3 @@ def test_a_volume_whose_scheduled_backups_all_failed_has_a_due_backup() -> None:
 def test_a_failed_backup_is_not_the_newest_one() -> None:
     found = state([backup(2, schedule="nightly"), failed(3, schedule="nightly")], plans(nightly=Plan(DAY)))
     assert (found.backup_at, found.backup_due_at) == (day(2), day(3))
-
-
-def test_a_failed_backup_without_an_interval_has_no_state() -> None:
-    assert build_states([failed(2)], plans()) == []

@@ -1,4 +1,4 @@
-"""The metrics of volumes as backups complete, and when another agent leads."""
+"""The metrics of volumes as backups complete, when another agent leads, and of how many and which volumes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,18 +10,19 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Retry
-from core.models.backups import RetentionReport
+from core.models.backups import HeldBackup, RetentionReport
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.states import PlanReader
-from nodeagent.leader.volumes.view import CoverageReader, VolumeView
-from nodeagent.metrics import Metrics
+from nodeagent.leader.volumes.states import PlanReader, VolumeState
+from nodeagent.leader.volumes.view import CoverageReader, VolumeView, show_retention, show_volumes
+from nodeagent.metrics import MAX_VOLUMES, Metrics
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.leader.volumes.test_states_plans import NOW, an_object, deletions
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
@@ -39,12 +40,8 @@ async def showing(
     plans = PlanReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
     coverage = CoverageReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
     view = VolumeView(build_cluster(client, clock, metrics=metrics), plans, coverage, entries=entries)
-    task = asyncio.create_task(view.run(), name="view")
-    try:
+    async with running(view.run()):
         yield view
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_completed_backup_is_shown_soon_and_nothing_once_another_agent_leads() -> None:
@@ -126,3 +123,88 @@ async def test_an_accepted_transfer_is_counted_with_its_time_in_the_queue() -> N
         await scene.until(
             lambda: shown(scene.metrics, 'nodeagent_queue_seconds_count{kind="DataUpload"')[0].endswith(" 1.0")
         )
+
+
+LABELS = '{claim="data",node="a",volume_namespace="app"}'
+
+
+def _shown(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(("nodeagent_volume", "nodeagent_retention")))
+    return {name.replace("nodeagent_volume", ""): float(value) for name, value in pairs}
+
+
+def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_without_a_report() -> None:
+    metrics = Metrics("a")
+
+    def held(backup: str, days: int | None, rule: str = "failing-volume") -> HeldBackup:
+        created = NOW - timedelta(days=days) if days is not None else None
+        place = {"namespace": "app", "claim": "data", "location": "default"}
+        return HeldBackup(backup=backup, rule=rule, reason="kept", created=created, bytes=5, **place)
+
+    found = [held("unknown", None), held("younger", 8), held("oldest", 9), held("last", 1, "newest-copy")]
+    report = RetentionReport(at=NOW, held=found, waiting=3, waiting_why="runs missed", through=NOW)
+    show_retention(metrics, report, ["nightly"])
+    labels = 'claim="data",created="2026-11-{}T12:00:00Z",node="a",rule="{}",volume_namespace="app"'
+    assert _shown(metrics) == {
+        f'nodeagent_retention_held_bytes{{backup="oldest",{labels.format(12, "failing-volume")}}}': 15,
+        f'nodeagent_retention_held_bytes{{backup="last",{labels.format(20, "newest-copy")}}}': 5,
+        'nodeagent_retention_waiting_copies{node="a",why="runs missed"}': 3,
+        'nodeagent_retention_waiting_until_timestamp_seconds{node="a"}': NOW.timestamp(),
+        'nodeagent_retention_old_rules{node="a",schedule="nightly"}': 1,
+    }
+    show_retention(metrics, None, [])
+    assert _shown(metrics) == {}
+
+
+def test_only_what_is_known_has_series() -> None:
+    metrics = Metrics("a")
+    show_volumes(metrics, [VolumeState("app", "data", backup_at=100.0, bytes=0, verified_ok=False)])
+    assert _shown(metrics) == {
+        f"_last_backup_timestamp_seconds{LABELS}": 100,
+        f"_last_backup_bytes{LABELS}": 0,
+        f"_last_verification_ok{LABELS}": 0,
+        's_omitted{node="a"}': 0,
+    }
+
+
+def test_volumes_that_are_gone_and_what_is_not_known_any_more_have_none() -> None:
+    metrics = Metrics("a")
+    gone = VolumeState("app", "gone", backup_at=1.0)
+    show_volumes(metrics, [gone, VolumeState("app", "data", backup_at=1.0, backup_interval=60.0, backup_due_at=61.0)])
+    show_volumes(metrics, [VolumeState("app", "data", backup_at=2.0)])
+    assert _shown(metrics) == {f"_last_backup_timestamp_seconds{LABELS}": 2, 's_omitted{node="a"}': 0}
+    show_volumes(metrics, ())
+    assert _shown(metrics) == {}
+
+
+def test_of_too_many_volumes_with_an_interval_those_that_are_overdue_keep_their_series() -> None:
+    metrics = Metrics("a")
+    day = 86_400.0
+    others = [
+        VolumeState("app", f"c{number}", backup_at=100 * day, backup_interval=day, backup_due_at=101 * day + number)
+        for number in range(MAX_VOLUMES)
+    ]
+    overdue = VolumeState("app", "data", backup_at=50 * day, backup_interval=day, backup_due_at=51 * day)
+    never = VolumeState("app", "never", backup_interval=day, backup_due_at=9 * day)
+    unverified = VolumeState("app", "unverified", backup_at=99 * day, verification_due_at=10 * day)
+    show_volumes(metrics, [*others, overdue, never, unverified])
+    shown = _shown(metrics)
+    assert shown['s_omitted{node="a"}'] == 3
+    assert f"_backup_due_timestamp_seconds{LABELS}" in shown
+    assert '_backup_due_timestamp_seconds{claim="never",node="a",volume_namespace="app"}' in shown
+    assert '_verification_due_timestamp_seconds{claim="unverified",node="a",volume_namespace="app"}' in shown
+
+
+def test_of_too_many_volumes_those_with_an_interval_and_then_the_newest_backups_are_shown() -> None:
+    metrics = Metrics("a")
+    planned = VolumeState("app", "planned", backup_interval=60.0, backup_due_at=1e9)
+    others = [VolumeState("app", f"c{number}", backup_at=float(number)) for number in range(MAX_VOLUMES + 1)]
+    show_volumes(metrics, [*others, planned])
+    shown = _shown(metrics)
+    assert shown['s_omitted{node="a"}'] == 2
+    assert '_backup_interval_seconds{claim="planned",node="a",volume_namespace="app"}' in shown
+    backups = {name for name in shown if name.startswith("_last_backup_timestamp")}
+    assert len(backups) == MAX_VOLUMES - 1
+    for omitted in ("c0", "c1"):
+        assert f'_last_backup_timestamp_seconds{{claim="{omitted}",node="a",volume_namespace="app"}}' not in backups
