@@ -25,6 +25,7 @@ __all__ = [
     "VolumePlan",
     "build_coverage",
     "decide_state",
+    "parse_annotated",
     "plan_volumes",
 ]
 
@@ -209,7 +210,7 @@ def _plan_claim(
         claim.key,
         meta.creation_timestamp,
         left_out=_left_out(claim, cluster, reason if allowed else "", expected.each),
-        annotated=_parse_interval(meta.annotations.interval),
+        annotated=parse_annotated(meta.annotations.interval),
         expected=expected,
         note=note,
     )
@@ -231,7 +232,8 @@ def _left_out(claim: VolumeClaim, cluster: ClusterVolumes, reason: str, expected
     return None
 
 
-def _parse_interval(text: str) -> timedelta | None:
+def parse_annotated(text: str) -> timedelta | None:
+    """Return the interval that an annotation asks for; an invalid one counts as absent."""
     try:
         return parse_positive_duration(text) if text else None
     except ValueError:

@@ -5,7 +5,7 @@ Source: Velero v1.18, pkg/repository/maintenance/maintenance.go, as recorded in
 tests/recordings/velero-1.18.2/maintenance.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Self
@@ -45,7 +45,7 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 _DEADLINE: Final = "DeadlineExceeded"
 """Source: Kubernetes v1.34, pkg/kubelet/active_deadline.go; batch/v1, JobReasonDeadlineExceeded."""
 
-_CAUSES: Final = {
+_CAUSES: Final[Mapping[str, FailureCause]] = {
     MaintenanceCause.CLOCK_SKEW: FailureCause.CLOCK_SKEW,
     MaintenanceCause.WRONG_PASSWORD: FailureCause.NEEDS_CHANGE,
     MaintenanceCause.NOT_OWNER: FailureCause.NEEDS_CHANGE,
@@ -70,15 +70,15 @@ class MaintenanceJob:
 
     name: str
     uid: str
-    version: str
     created: datetime
-    owner_uid: str | None
-    repo_name: str | None
-    ended: bool
-    succeeded: bool
-    completed: datetime | None
-    reason: str
-    message: str
+    version: str = ""
+    owner_uid: str | None = None
+    repo_name: str | None = None
+    ended: bool = False
+    succeeded: bool = False
+    completed: datetime | None = None
+    reason: str = ""
+    message: str = ""
     verifies: str | None = None
     restores: str | None = None
 
@@ -118,19 +118,7 @@ class MaintenanceJob:
     @classmethod
     def of_lost(cls, running: RunningJob, owner_uid: str) -> Self:
         """Return the Job of the BackupRepository `owner_uid` that was running and no longer exists."""
-        return cls(
-            name=running.name,
-            uid=running.uid,
-            version="",
-            created=running.created,
-            owner_uid=owner_uid,
-            repo_name=None,
-            ended=True,
-            succeeded=False,
-            completed=None,
-            reason="",
-            message="",
-        )
+        return cls(running.name, running.uid, running.created, owner_uid=owner_uid, ended=True)
 
     @property
     def ours(self) -> bool:
@@ -212,25 +200,27 @@ def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
 
 def describe_failure(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
     """Return why the Job failed, from itself and its pod."""
+    text, cause = _explain_failure(job, pod)
+    limit = memory_limit(pod) if pod is not None else None
+    return JobEnd(job.failure(text), cause=cause, limit_bytes=int(parse_quantity(limit)) if limit else None)
+
+
+def _explain_failure(job: MaintenanceJob, pod: Pod | None) -> tuple[str, FailureCause]:
     end = parse_pod_end(pod) if pod is not None else None
-    limit = _memory_limit(pod)
     if end is not None and end.reason == _OUT_OF_MEMORY:
         text = f"{MaintenanceCause.OUT_OF_MEMORY}: the memory limit of its pod is {end.memory_limit or 'not set'}"
-        return JobEnd(job.failure(text), cause=FailureCause.OUT_OF_MEMORY, limit_bytes=limit)
+        return text, FailureCause.OUT_OF_MEMORY
     if job.reason == _DEADLINE or (end is not None and end.reason == _DEADLINE):
-        return JobEnd(job.failure(f"it did not end before its deadline{_deadline(pod)}"), limit_bytes=limit)
-    if end is None and (job.ours or job.verifies is not None):
-        return JobEnd(job.failure(_POD_DELETED), limit_bytes=limit)
+        return f"it did not end before its deadline{_deadline(pod)}", FailureCause.OTHER
     if end is None:
-        text = ": ".join(filter(None, (_NOT_FOUND, job.message)))
-        return JobEnd(job.failure(text), limit_bytes=limit)
+        ours = job.ours or job.verifies is not None
+        return _POD_DELETED if ours else ": ".join(filter(None, (_NOT_FOUND, job.message))), FailureCause.OTHER
     _, found, cause = end.message.rpartition(MAINTENANCE_ERROR)
     if found:
-        return JobEnd(job.failure(cause), cause=_classify(cause), limit_bytes=limit)
-    text = end.message or end.reason or f"exit code {end.exit_code}"
+        return cause, _CAUSES.get(cause.partition(":")[0], FailureCause.OTHER)
     if not end.plain:
-        text = ": ".join(filter(None, (end.reason, end.message)))
-    return JobEnd(job.failure(text), limit_bytes=limit)
+        return ": ".join(filter(None, (end.reason, end.message))), FailureCause.OTHER
+    return end.message or end.reason or f"exit code {end.exit_code}", FailureCause.OTHER
 
 
 def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
@@ -247,16 +237,6 @@ def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
     except ResultError as e:
         return JobEnd(job.failure(str(e)))
     return JobEnd(None if result.mode is MaintenanceMode.NONE else entry, result)
-
-
-def _classify(cause: str) -> FailureCause:
-    begins = cause.partition(":")[0]
-    return next((meaning for known, meaning in _CAUSES.items() if known == begins), FailureCause.OTHER)
-
-
-def _memory_limit(pod: Pod | None) -> int | None:
-    text = memory_limit(pod) if pod is not None else None
-    return int(parse_quantity(text)) if text else None
 
 
 def _deadline(pod: Pod | None) -> str:

@@ -18,7 +18,7 @@ from core.models.names import RESTORE_TEST_COMMAND
 from core.models.units import format_duration
 from core.models.verification import VerificationOutcome
 
-__all__ = ["RestorableCopy", "RestoreTestRequest", "RestoreTests", "choose_copy"]
+__all__ = ["RestorableCopy", "RestoreTestRequest", "RestoreTests", "choose_copy", "without_future"]
 
 _ATTEMPTS: Final = 3
 """In a row, until another volume is tried: one that cannot be restored does not keep the others from it."""
@@ -28,6 +28,11 @@ _MESSAGE_CHARACTERS: Final = 1000
 """The annotation has a few kilobytes, and 60 KiB at most."""
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def without_future(at: datetime | None, latest: datetime) -> datetime | None:
+    """Return a time unless it is after `latest`."""
+    return at if at is None or at <= latest else None
 
 
 class RestoreTests(WireModel, omit_defaults=True):
@@ -51,12 +56,9 @@ class RestoreTests(WireModel, omit_defaults=True):
 
     def before(self, latest: datetime) -> Self:
         """Return the record without times after `latest`: a clock was wrong then."""
-
-        def known(at: datetime | None) -> datetime | None:
-            return at if at is None or at <= latest else None
-
-        tested = {claim: at for claim, at in self.tested.items() if at <= latest}
-        return replace(self, at=known(self.at), tested=tested, job=known(self.job), failed_at=known(self.failed_at))
+        at, job, failed_at = (without_future(one, latest) for one in (self.at, self.job, self.failed_at))
+        tested = {claim: when for claim, when in self.tested.items() if when <= latest}
+        return replace(self, at=at, tested=tested, job=job, failed_at=failed_at)
 
     def found(self, created: datetime, claim: str, outcome: VerificationOutcome) -> Self:
         """Return the record after a Job, `created` then, that found out whether the PVC comes back."""

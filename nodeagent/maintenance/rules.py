@@ -1,8 +1,6 @@
 """The rules of maintenance: when a repository is maintained, under which name, and with how much memory.
 
 Pure functions over a frozen view. What runs, quick or full, is decided in the pod, which sees kopia's own schedule.
-
-Pure.
 """
 
 import hashlib

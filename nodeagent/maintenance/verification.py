@@ -21,7 +21,7 @@ from core.models.storage import BackupRepository
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
-from nodeagent.maintenance.restore_tests import RestoreTests
+from nodeagent.maintenance.restore_tests import RestoreTests, without_future
 from nodeagent.maintenance.rules import Decision, Hold, LocationState
 
 __all__ = [
@@ -111,18 +111,14 @@ def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerifi
 
     Damage that was found then stays until all was read again.
     """
-
-    def known(at: datetime | None) -> datetime | None:
-        return at if at is None or at <= latest else None
-
     shares = {share: at for share, at in record.shares.items() if at <= latest}
     damaged_at = None if record.damaged_at is None else min(record.damaged_at, latest)
     tests = record.restore_tests.before(latest) if record.restore_tests is not None else None
     return replace(
         record,
         shares=shares,
-        job=known(record.job),
-        failed_at=known(record.failed_at),
+        job=without_future(record.job, latest),
+        failed_at=without_future(record.failed_at, latest),
         damaged_at=damaged_at,
         restore_tests=tests,
     )

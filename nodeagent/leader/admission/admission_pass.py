@@ -20,7 +20,7 @@ from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free_quota, settle
-from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter, QueueReports
+from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
@@ -214,9 +214,8 @@ class AdmissionPass:
         self._ledger = ledger
         self._examiner = examiner
         self._pending = pending
-        self._checks = checks = AdmissionChecks(rules, examiner, pending, writer)
+        self._checks = AdmissionChecks(rules, examiner, pending, writer)
         self._writer = writer
-        self._reports = QueueReports(pending, checks, writer)
         self.stages: Sequence[Callable[[Pass], Awaitable[Pass]]] = (
             self.resolve_accepts,
             self.wake,
@@ -332,13 +331,22 @@ class AdmissionPass:
         return current
 
     async def report_queued(self, current: Pass) -> Pass:
-        """Report the transfers that are pending for the queue alone."""
+        """Report the transfers that are pending for the queue alone, once for each, if they could start."""
         limit, most = self._rules.queue_length, min(current.checks_left, current.reports_left)
-        behind = current.unreserved
-        if limit is None or not self._reports.is_any_due(behind):
+        behind, needs_report = current.unreserved, self._pending.needs_queue_report
+        # To find out whether one is missing costs less than to bring all of them into order.
+        if limit is None or not any(map(needs_report, self._pending.due(behind))):
             return current
-        done = await self._reports.write(self._in_order(behind), limit=limit, most=most)
-        return replace(current, reports_left=most - done)
+        queue = enumerate(self._in_order(behind), start=1)
+        chosen = list(islice(((position, entry) for position, entry in queue if needs_report(entry)), most))
+        positions = {entry.uid: position for position, entry in chosen}
+        for checked in await self._checks.run([entry for _, entry in chosen]):
+            if checked.ready:
+                uid = checked.entry.uid
+                self._pending.mark_queued(uid)
+                report = self._writer.report_queued(checked, limit=limit, position=positions[uid])
+                await attempt(checked.entry.log_fields, report)
+        return replace(current, reports_left=most - len(chosen))
 
     async def report_waiting(self, current: Pass) -> Pass:
         """Report what interrupted transfers wait for."""

@@ -16,7 +16,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any, Final, cast
 
 from core.clock import Clock
@@ -43,7 +42,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
 from nodeagent.transfers.status import cancel_cause
 
-__all__ = ["CheckState", "Checked", "CopyHolders", "Examiner", "SharedReader"]
+__all__ = ["Checked", "CopyHolders", "Examiner", "SharedReader"]
 
 
 class CopyHolders:
@@ -201,39 +200,24 @@ def _reduce(obj: Any, kept: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401 
     return {"metadata": {"name": obj["metadata"]["name"]}, "spec": spec}
 
 
-class CheckState(Enum):
-    """The result of a check."""
-
-    READY = "ready"
-    PENDING = "pending"
-    FAILED = "failed"
-    CANCELED = "canceled"
-
-
-_STATES = {
-    AdmissionState.READY: CheckState.READY,
-    AdmissionState.PENDING: CheckState.PENDING,
-    AdmissionState.FAILED: CheckState.FAILED,
-}
-
-
 @dataclass(frozen=True)
 class Checked:
     """A New or interrupted transfer as it was just read, with the result of its check.
 
-    `admission` holds the reason and message, and the only node that can carry the transfer out, if any.
+    `admission` holds the decision with reason and message, and the only node that can carry the transfer out, if any.
+    `canceled`: it failed because of a cancel request.
     """
 
     entry: Entry
     kind: Admits[Any]
     cr: Transfer
-    state: CheckState
     admission: Admission
+    canceled: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether the transfer may be accepted."""
-        return self.state is CheckState.READY
+        return self.admission.decision is AdmissionState.READY
 
 
 class Examiner:
@@ -285,7 +269,7 @@ class Examiner:
         self._copies.release(entry.uid)
         if cr.cancel_requested:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
-            return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
+            return Checked(entry, kind, cr, canceled, canceled=True)
         admission = await self._check_kind(kind, cr)
         if admission.datamover and not self.agents(admission.datamover):
             admission = replace(admission, datamover=None)
@@ -294,7 +278,7 @@ class Examiner:
         if self._shares.counts(entry) and admission.node and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
-        return Checked(entry, kind, cr, _STATES[admission.decision], admission)
+        return Checked(entry, kind, cr, admission)
 
     async def check_interrupted(self, entry: Entry) -> Checked | None:
         """Read an interrupted transfer; None unless its next attempt may begin, as far as it alone shows.
@@ -308,8 +292,8 @@ class Examiner:
         if cr is None or cr.stage is not AttemptStage.READY:
             return None
         node = self.agents().get(entry.node_label)
-        state = CheckState.READY if node and not cr.cancel_requested else CheckState.PENDING
-        return Checked(entry, self._kinds[entry.kind], cr, state, Admission(AdmissionState.READY, node=node))
+        decision = AdmissionState.READY if node and not cr.cancel_requested else AdmissionState.PENDING
+        return Checked(entry, self._kinds[entry.kind], cr, Admission(decision, node=node))
 
     async def _read(self, entry: Entry) -> Transfer | None:
         """Return the transfer; None where it no longer exists, or is not ours any more."""

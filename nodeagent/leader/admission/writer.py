@@ -1,4 +1,4 @@
-"""The checks of New and interrupted custom resources, all writes that follow, and the reports of the admission queue.
+"""The checks of New and interrupted custom resources, all writes that follow, and how the queue is shown.
 
 Each write is one patch, allowed only while this agent is the leader. The order of accepts is decided in
 `nodeagent.leader.admission.admission_pass`, and their reservations are written before
@@ -32,17 +32,17 @@ from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Pending
-from nodeagent.leader.admission.examiner import Checked, CheckState, Examiner
+from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
 from nodeagent.runtime.workqueue import attempt, work_in_parallel
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import AdmissionState, Admits
 from nodeagent.transfers.status import Change, count_end, without_marks
 
-__all__ = ["AdmissionChecks", "AdmissionWriter", "QueueReports", "QueueView"]
+__all__ = ["AdmissionChecks", "AdmissionWriter", "QueueView"]
 
 _ACCEPT_SECONDS: Final = 10.0
 """For one accept: transfers are accepted in order, so those behind it wait for it."""
@@ -306,38 +306,27 @@ class AdmissionChecks:
 
         A check that fails is logged, and repeated after a while.
         """
-
-        async def check(entry: Entry) -> Checked | None:
-            return await attempt(entry.log_fields, self._check(entry))
-
-        results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="admission check")
-        return [checked for checked in results if checked is not None]
+        return await _check_all(entries, self._check, name="admission check")
 
     async def run_interrupted(self, entries: Sequence[Entry]) -> list[Checked]:
         """Read `entries`, which are interrupted; return those whose next attempt has not begun, in order."""
-
-        async def check(entry: Entry) -> Checked | None:
-            return await attempt(entry.log_fields, self._examiner.check_interrupted(entry))
-
-        results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="resumption check")
-        return [checked for checked in results if checked is not None]
+        return await _check_all(entries, self._examiner.check_interrupted, name="resumption check")
 
     async def _check(self, entry: Entry) -> Checked | None:
         self._pending.postpone_check(entry.uid)
         checked = await self._examiner.check(entry)
         if checked is None:
             return None
-        match checked.state:
-            case CheckState.READY:
+        match checked.admission.decision:
+            case AdmissionState.READY:
                 self._pending.ready(entry.uid)
                 return checked
-            case CheckState.PENDING:
+            case AdmissionState.PENDING:
                 return await self._keep_pending(checked)
-            case CheckState.FAILED:
-                await self._writer.end(checked, Phase.FAILED, checked.admission.message)
-            case CheckState.CANCELED:
-                await self._writer.end(checked, Phase.CANCELED, checked.admission.message)
-        return None
+            case AdmissionState.FAILED:
+                phase = Phase.CANCELED if checked.canceled else Phase.FAILED
+                await self._writer.end(checked, phase, checked.admission.message)
+                return None
 
     async def _keep_pending(self, checked: Checked) -> Checked | None:
         """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
@@ -353,40 +342,14 @@ class AdmissionChecks:
         return checked
 
 
-class QueueReports:
-    """Reports, once for each transfer, that it is pending for the queue alone."""
+async def _check_all(
+    entries: Sequence[Entry], check: Callable[[Entry], Awaitable[Checked | None]], *, name: str
+) -> list[Checked]:
+    async def check_one(entry: Entry) -> Checked | None:
+        return await attempt(entry.log_fields, check(entry))
 
-    def __init__(self, pending: PendingTransfers, checks: AdmissionChecks, writer: AdmissionWriter) -> None:
-        """Find in `pending` which reports are missing, run `checks` before them, write them through `writer`."""
-        self._pending = pending
-        self._checks = checks
-        self._writer = writer
-
-    def is_any_due(self, entries: Iterable[Entry]) -> bool:
-        """Return whether a report is missing: to find out costs less than to bring all `entries` into order."""
-        return any(self._pending.needs_queue_report(entry) for entry in self._pending.due(entries))
-
-    async def write(self, queue: Iterable[Entry], *, limit: int, most: int) -> int:
-        """Check those in `queue` that were not reported; report those that could start.
-
-        Args:
-            queue: the transfers behind those that are admitted, in order.
-            limit: the `prepareQueueLength`.
-            most: the maximum number of checks.
-
-        Returns:
-            The number of checks.
-        """
-        missing = ((n, e) for n, e in enumerate(queue, start=1) if self._pending.needs_queue_report(e))
-        chosen = list(islice(missing, most))
-        positions = {entry.uid: position for position, entry in chosen}
-        for checked in await self._checks.run([entry for _, entry in chosen]):
-            if checked.ready:
-                uid = checked.entry.uid
-                self._pending.mark_queued(uid)
-                report = self._writer.report_queued(checked, limit=limit, position=positions[uid])
-                await attempt(checked.entry.log_fields, report)
-        return len(chosen)
+    results = await work_in_parallel(entries, check_one, at_a_time=_AT_A_TIME, name=name)
+    return [checked for checked in results if checked is not None]
 
 
 _SHOW_SECONDS: Final = 1.0

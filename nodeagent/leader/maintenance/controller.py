@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from core.contract import MaintenanceMode
-from core.errors import AgentError, ContractError
+from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.kube.types import RepositoryObject
@@ -75,11 +75,7 @@ class MaintenanceController:
         return dict(sorted(self._decisions.items()))
 
     async def _run_once(self) -> None:
-        """Maintain the repositories until canceled.
-
-        Raises:
-            ExceptionGroup: with a KubeError if a first list was rejected.
-        """
+        """Maintain the repositories until canceled, or until a first list is rejected."""
         cluster, namespace = self._cluster, self._namespace
         queue: WorkQueue[str] = WorkQueue(cluster.clock, name="maintenance", workers=_WORKERS)
         repositories = Informer(
@@ -156,7 +152,7 @@ class MaintenanceController:
         if self._switch is MaintenanceSwitch.OFF or not _is_kept(repository):
             return None
         try:
-            requeue, decision = await _step(steps, repository, jobs)
+            requeue, decision = await steps.step(repository, jobs)
         except AgentError:
             self._waiting.discard(repository.name)
             raise
@@ -220,21 +216,6 @@ class MaintenanceController:
 
 def _is_kept(repository: BackupRepository) -> bool:
     return not repository.deleting and repository.spec.repository_type in _TYPES
-
-
-async def _step(
-    steps: MaintenanceSteps, repository: BackupRepository, jobs: list[MaintenanceJob]
-) -> tuple[Requeue, Decision]:
-    """Take one step; return when to look again, and what was decided.
-
-    Raises:
-        ContractError: a time or duration of the repository or of its Jobs is out of range.
-    """
-    try:
-        return await steps.step(repository, jobs)
-    except OverflowError as e:
-        shown = f"BackupRepository {repository.metadata.namespace}/{repository.name}"
-        raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
 
 
 def _show(decision: Decision) -> JsonDict:

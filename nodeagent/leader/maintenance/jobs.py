@@ -66,9 +66,9 @@ __all__ = [
     "JobAttendant",
     "JobRequest",
     "PodRejectedError",
-    "create_job",
+    "build_maintenance",
+    "build_verification",
     "create_tried",
-    "create_verification",
     "explain_start",
     "look_again",
     "read_before_start",
@@ -86,13 +86,12 @@ class HistoryWriter:
         """Write to BackupRepositories of `cluster`."""
         self._cluster = cluster
 
-    async def note_started(self, repository: BackupRepository, running: RunningJob) -> None:
-        """Store that a Job was created: so its loss is noticed, also by another leader."""
-        await self._patch(repository, structs.replace(record_of(repository), running=running))
+    async def note_running(self, repository: BackupRepository, running: RunningJob | None) -> None:
+        """Store that a Job was created, so that its loss is noticed, also by another leader.
 
-    async def note_ended(self, repository: BackupRepository) -> None:
-        """Store that no Job runs: a Velero server has stored the end of the last one, or it never began."""
-        await self._patch(repository, structs.replace(record_of(repository), running=None))
+        None: no Job runs. A Velero server has stored the end of the last one, or it never began.
+        """
+        await self._patch(repository, structs.replace(record_of(repository), running=running))
 
     async def write(self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]]) -> None:
         """Store the ends of Jobs, oldest first, that the history does not have; count and report them.
@@ -153,7 +152,7 @@ class HistoryWriter:
         change: JsonDict = {"metadata": {"annotations": annotations}}
         if entries:
             merged = merge_history(status.recent_maintenance, entries)
-            change["status"] = {"recentMaintenance": [_to_wire(entry) for entry in merged]}
+            change["status"] = {"recentMaintenance": [entry.to_wire() for entry in merged]}
             ended = [entry.complete_timestamp for entry in entries if entry.result is MaintenanceOutcome.SUCCEEDED]
             if last := max(filter(None, (*ended, status.last_maintenance_time)), default=None):
                 change["status"]["lastMaintenanceTime"] = format_time(last)
@@ -220,20 +219,6 @@ def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:
     if message == entry.message and len(message) <= _MESSAGE_LIMIT:
         return entry
     return structs.replace(entry, message=message[:_MESSAGE_LIMIT])
-
-
-def _to_wire(entry: MaintenanceEntry) -> JsonDict:
-    """Return the entry as Velero writes it: absent fields are left out, times are in whole seconds."""
-    wire: JsonDict = {}
-    if entry.result is not None:
-        wire["result"] = str(entry.result)
-    if entry.start_timestamp is not None:
-        wire["startTimestamp"] = format_time(entry.start_timestamp)
-    if entry.complete_timestamp is not None:
-        wire["completeTimestamp"] = format_time(entry.complete_timestamp)
-    if entry.message:
-        wire["message"] = entry.message
-    return wire
 
 
 _log = logging.getLogger(__name__)
@@ -312,43 +297,13 @@ def look_again(decision: Decision, now: datetime, seconds: float = LOOK_AGAIN_SE
     return Requeue(seconds)
 
 
-async def create_job(
-    client: KubeClient, request: JobRequest, expose: ExposeSettings, check_leading: Callable[[], None]
-) -> MaintenanceJob:
-    """Create the Job and return it.
-
-    Raises:
-        AlreadyExistsError: a Job of that name exists: another leader created it in the same slot.
-        PodRejectedError: the API server rejects its pod.
-        KubeError: the API server rejected a request for another reason.
-    """
-    return await create_tried(client, _build(request, expose), check_leading)
-
-
-async def create_verification(
-    client: KubeClient,
-    request: JobRequest,
-    spec: VerifySnapshots,
-    expose: ExposeSettings,
-    check_leading: Callable[[], None],
-) -> MaintenanceJob:
-    """Create a Job that verifies the repository by `spec`, and return it; it gets no label of Velero's.
-
-    Raises:
-        KubeError: as of `create_job`.
-        PodRejectedError: the API server rejects its pod.
-    """
-    manifest = build_command_job(_plan_run(request), expose, spec)
-    manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
-    return await create_tried(client, manifest, check_leading)
-
-
 async def create_tried(client: KubeClient, manifest: Manifest, check_leading: Callable[[], None]) -> MaintenanceJob:
     """Create the Job of this manifest, whose pod is tried first, and return it.
 
     Raises:
+        AlreadyExistsError: a Job of that name exists: another leader created it.
         PodRejectedError: the API server rejects its pod.
-        KubeError: the API server rejected a request.
+        KubeError: the API server rejected a request for another reason.
     """
     manifest = await _try_pod(client, manifest)
     check_leading()
@@ -370,17 +325,24 @@ def _plan_run(request: JobRequest) -> MaintenanceRun:
     )
 
 
-def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
-    repository, settings = request.repository, request.settings
-    interval = full_interval_of(repository)
+def build_maintenance(request: JobRequest, expose: ExposeSettings) -> Manifest:
+    """Return a Job that maintains the repository."""
+    interval = full_interval_of(request.repository)
     spec = MaintainRepository(
         job=request.name,
         ignore_foreign=request.ignore_foreign,
-        verify_blobs=settings.verify_blob_limit,
+        verify_blobs=request.settings.verify_blob_limit,
         full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
         report_snapshots=request.report_snapshots,
     )
     return build_maintenance_job(_plan_run(request), expose, spec)
+
+
+def build_verification(request: JobRequest, expose: ExposeSettings, spec: VerifySnapshots) -> Manifest:
+    """Return a Job that verifies the repository by `spec`; it gets no label of Velero's."""
+    manifest = build_command_job(_plan_run(request), expose, spec)
+    manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
+    return manifest
 
 
 async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
@@ -447,7 +409,7 @@ class JobAttendant:
         running = record_of(repository).running
         if job.ours and (running is None or running.uid != job.uid) and job.created not in starts_of(repository):
             # An earlier leader created it, and could not store that.
-            await self._history.note_started(repository, RunningJob(name=job.name, uid=job.uid, created=job.created))
+            await self._history.note_running(repository, RunningJob(name=job.name, uid=job.uid, created=job.created))
             return Requeue(STEP_SECONDS)
         if job.labeled and job.ours:
             # It ends by itself: its pod has a deadline, and so has the Job.
@@ -486,7 +448,7 @@ class JobAttendant:
         """Store the loss of a Job that was deleted before it ended, once its pod is gone."""
         if running.created in starts_of(repository):
             # A Velero server has stored its end.
-            await self._history.note_ended(repository)
+            await self._history.note_running(repository, None)
             return Requeue(STEP_SECONDS)
         raw = await self._cluster.client.read(JOBS, self._namespace, running.name)
         if raw is not None and raw["metadata"]["uid"] == running.uid:

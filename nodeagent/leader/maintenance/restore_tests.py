@@ -4,11 +4,9 @@ Its pod runs a command of the client (`client.cli.run_restore_test`) with an acc
 schedules do: the agents need no permission for it.
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from core.kube.client import KubeClient
 from core.kube.resources import JOBS
 from core.kube.types import Manifest
 from core.models.names import (
@@ -23,11 +21,10 @@ from exposer.pods import AgentImage, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
 from exposer.template import Placement
 from nodeagent.config.windows import VerificationPlan
-from nodeagent.leader.maintenance.jobs import JobRequest, create_tried
-from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.leader.maintenance.jobs import JobRequest
 from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest
 
-__all__ = ["create_restore_test", "restorable"]
+__all__ = ["build_restore_test", "restorable"]
 
 _CLEANUP: Final = timedelta(minutes=15)
 """More than the removal of a scratch volume takes."""
@@ -44,24 +41,13 @@ def restorable(cr: Transfer) -> RestorableCopy:
     return RestorableCopy(cr.source_claim or "", created, cr.kind_name, cr.name, good)
 
 
-async def create_restore_test(
-    client: KubeClient,
-    request: JobRequest,
-    copy: RestorableCopy,
-    plan: VerificationPlan,
-    expose: ExposeSettings,
-    check_leading: Callable[[], None],
-) -> MaintenanceJob:
-    """Create a Job that tests the restore of a copy, and return it. Kubernetes deletes it an hour after its end.
+def build_restore_test(
+    request: JobRequest, expose: ExposeSettings, copy: RestorableCopy, plan: VerificationPlan
+) -> Manifest:
+    """Return a Job that tests the restore of a copy; Kubernetes deletes it an hour after its end.
 
-    Raises:
-        KubeError: as of `create_job`.
-        PodRejectedError: the API server rejects its pod, as where the account does not exist.
+    The API server rejects its pod where its account does not exist.
     """
-    return await create_tried(client, _build(request, copy, plan, expose), check_leading)
-
-
-def _build(request: JobRequest, copy: RestorableCopy, plan: VerificationPlan, expose: ExposeSettings) -> Manifest:
     meta, settings = request.repository.metadata, request.settings.job
     longest = settings.active_deadline
     test = RestoreTestRequest(copy.kind, copy.name, meta.namespace, longest, plan.restore_test_class)

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from core.errors import ContractError
 from core.kube.velero_server import ServerAbsence
 from core.models.names import REPOSITORY_ID_ANNOTATION
-from core.models.storage import (
-    BackupRepository,
-    RepositoryKey,
-)
+from core.models.storage import BackupRepository, RepositoryKey
 from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -29,7 +27,8 @@ from nodeagent.leader.maintenance.jobs import (
     JobAttendant,
     JobRequest,
     PodRejectedError,
-    create_job,
+    build_maintenance,
+    create_tried,
     look_again,
     read_before_start,
     starts_of,
@@ -88,32 +87,21 @@ class MaintenanceSources:
     verification: Callable[[], VerificationPlan | None] = lambda: None
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A decision that a maintenance which is due does not start."""
-
-    at_seconds: float
-    decision: Decision
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Known:
     """What this term of the leader remembers about a repository.
 
     Attributes:
-        held: what held its maintenance last.
+        held: when it was last decided, in seconds, that its maintenance is due and does not start, and why.
         reported: the last Warning about it, unless a Job has started since.
         kept: number of ended Jobs that are kept, or None before the surplus was deleted.
         skip: slot and reason of the skip that was counted last.
     """
 
-    held: _Held | None = None
+    held: tuple[float, Decision] | None = None
     reported: str | None = None
     kept: int | None = None
     skip: tuple[int, Hold] | None = None
-
-
-_NOTHING: Final = _Known()
 
 
 class MaintenanceSteps:
@@ -148,7 +136,7 @@ class MaintenanceSteps:
         self._known.pop(name, None)
 
     def _of(self, repository: BackupRepository) -> _Known:
-        return self._known.get(repository.name, _NOTHING)
+        return self._known.setdefault(repository.name, _Known())
 
     async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Take one step for the repository; return when to look again, and what was decided.
@@ -156,9 +144,16 @@ class MaintenanceSteps:
         Args:
             repository: as last observed; each write fails if it has changed since.
             jobs: all Jobs of the namespace, as last observed.
+
+        Raises:
+            ContractError: a time or duration of the repository or of its Jobs is out of range.
         """
-        requeue, decision = await self._take_step(repository, jobs)
-        self._count_skip(repository, decision.hold)
+        try:
+            requeue, decision = await self._take_step(repository, jobs)
+            self._count_skip(repository, decision.hold)
+        except OverflowError as e:
+            shown = f"BackupRepository {self._namespace}/{repository.name}"
+            raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
         return requeue, decision
 
     async def _take_step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
@@ -195,7 +190,7 @@ class MaintenanceSteps:
             return
         skip = (slot_of(self._cluster.now(), frequency_of(repository), repository.uid), hold)
         if self._of(repository).skip != skip:
-            self._known[repository.name] = replace(self._of(repository), skip=skip)
+            self._of(repository).skip = skip
             self._cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
@@ -205,7 +200,7 @@ class MaintenanceSteps:
                 running = record_of(repository).running
                 if running is not None and running.uid == job.uid:
                     # It ran nothing, so its end is no failure.
-                    await self._history.note_ended(repository)
+                    await self._history.note_running(repository, None)
                     return Requeue(STEP_SECONDS)
                 await self._attendant.delete(job)
         if self._switch is MaintenanceSwitch.ON:
@@ -223,7 +218,7 @@ class MaintenanceSteps:
                 (job, describe_end(job, await read_pod(self._cluster.client, self._namespace, job.name))) for job in new
             ]
             await self._history.write(repository, ends)
-            self._known[repository.name] = replace(self._of(repository), kept=None)
+            self._of(repository).kept = None
             for job, end in ends:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
@@ -234,7 +229,7 @@ class MaintenanceSteps:
             settings = await self._sources.settings(key_of(repository))
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
-            self._known[repository.name] = replace(self._of(repository), kept=settings.keep_jobs)
+            self._of(repository).kept = settings.keep_jobs
         return None
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
@@ -264,18 +259,17 @@ class MaintenanceSteps:
 
     def _recall_hold(self, repository: BackupRepository, now: datetime) -> Decision | None:
         """Return what held the maintenance a few minutes ago, or None if that may be over."""
-        held = self._of(repository).held
-        if held is None or self._cluster.clock.monotonic() - held.at_seconds >= _HELD_SECONDS:
+        at_seconds, decision = self._of(repository).held or (0.0, None)
+        if decision is None or self._cluster.clock.monotonic() - at_seconds >= _HELD_SECONDS:
             return None
-        until = held.decision.wait_until
-        return held.decision if until is None or now < until else None
+        return decision if decision.wait_until is None or now < decision.wait_until else None
 
     async def _start_alone(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Start a Job while no other repository's is being started; remember what holds it."""
         async with self._launching:
             decision = await self._start(repository, view)
-        held = None if decision.hold in _WATCHED else _Held(self._cluster.clock.monotonic(), decision)
-        self._known[repository.name] = replace(self._of(repository), held=held)
+        held = None if decision.hold in _WATCHED else (self._cluster.clock.monotonic(), decision)
+        self._of(repository).held = held
         return decision
 
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
@@ -317,15 +311,16 @@ class MaintenanceSteps:
         )
         inputs = await self._read_inputs(repository)
         try:
-            job = await create_job(cluster.client, request, self._sources.expose_settings(), cluster.check_leading)
+            manifest = build_maintenance(request, self._sources.expose_settings())
+            job = await create_tried(cluster.client, manifest, cluster.check_leading)
         except PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
             return Decision(Hold.REJECTED, due_at=decision.due_at)
-        self._known[repository.name] = replace(self._of(repository), reported=None)
+        self._of(repository).reported = None
         running = RunningJob(
             name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint, inputs=inputs
         )
-        await self._history.note_started(repository, running)
+        await self._history.note_running(repository, running)
         if request.memory.too_small and settings.job.resources is None:
             text = (
                 f"the last maintenance was out of memory, and Job {job.name} may use no more than "
@@ -342,7 +337,7 @@ class MaintenanceSteps:
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
         if self._of(repository).reported != message:
-            self._known[repository.name] = replace(self._of(repository), reported=message)
+            self._of(repository).reported = message
             await self._cluster.events.record(repository, reason, redact(message), warning=True)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:

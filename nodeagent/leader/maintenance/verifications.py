@@ -58,12 +58,13 @@ from nodeagent.leader.maintenance.jobs import (
     STEP_SECONDS,
     JobRequest,
     PodRejectedError,
-    create_verification,
+    build_verification,
+    create_tried,
     explain_start,
     look_again,
     read_before_start,
 )
-from nodeagent.leader.maintenance.restore_tests import create_restore_test, restorable
+from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
@@ -204,8 +205,8 @@ class VerificationSteps:
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
     ) -> Decision:
         """Start a Job of one kind if it is due and nothing holds it."""
-        decision = _decide_by(view, restores=restores)
-        if decision.hold is None and not self._is_held(repository.name, restores=restores):
+        decision, now = _decide_by(view, restores=restores), self._cluster.clock.monotonic()
+        if decision.hold is None and now >= self._held.get((repository.name, restores), 0.0):
             async with self._launching:
                 decision = await self._start(repository, view, waiting, restores=restores)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
@@ -220,9 +221,6 @@ class VerificationSteps:
 
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
         return before(verification_of(repository), self._latest())
-
-    def _is_held(self, name: str, *, restores: bool) -> bool:
-        return self._cluster.clock.monotonic() < self._held.get((name, restores), 0.0)
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""
@@ -274,23 +272,18 @@ class VerificationSteps:
         return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
 
     async def _create(self, request: JobRequest, view: VerificationView, *, restores: bool) -> bool:
-        """Create the Job; return whether there is anything to do for it.
-
-        Raises:
-            PodRejectedError: the API server rejects its pod.
-            KubeError: the API server rejected a request.
-        """
-        client, expose, check = self._cluster.client, self._sources.expose_settings(), self._cluster.check_leading
-        if not restores:
+        """Create the Job; return whether there is anything to do for it."""
+        expose, key = self._sources.expose_settings(), key_of(request.repository)
+        if restores:
+            copies = [restorable(cr) async for cr in self._completed() if cr.source_claim and _is_in(cr, key)]
+            copy = choose_copy(view.record.tests, copies)
+            if copy is None or view.plan is None:
+                return False
+            manifest = build_restore_test(request, expose, copy, view.plan)
+        else:
             spec = VerifySnapshots(shares=choose_shares(view), least=least_shares(view))
-            await create_verification(client, request, spec, expose, check)
-            return True
-        key = key_of(request.repository)
-        copies = [restorable(cr) async for cr in self._completed() if cr.source_claim and _is_in(cr, key)]
-        copy = choose_copy(view.record.tests, copies)
-        if copy is None or view.plan is None:
-            return False
-        await create_restore_test(client, request, copy, view.plan, expose, check)
+            manifest = build_verification(request, expose, spec)
+        await create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
 
     async def _store(self, repository: BackupRepository, job: MaintenanceJob) -> None:

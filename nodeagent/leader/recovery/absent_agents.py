@@ -287,18 +287,52 @@ class AbsentAgents:
             mover: the pod that ran the attempt, if it is known.
             why: why its own agent does not act.
         """
-        interruptions = Interruptions(self.cluster, self.rules, self.choose)
-        if refused := await interruptions.refuse(kind, cr, ending.cause if ending is not None else None):
+        if refused := await self._refuse(kind, cr, ending.cause if ending is not None else None):
             return f"not retried: {refused}"
         bound = kind.spec.bound_to_node
         given_up = None if bound and _may_run(cr) else ending
         if given_up is not None and kind.spec.restores and (unfenced := fence_refusal(given_up, mover)):
             return f"not retried: {unfenced}"
-        if given_up is not None and await interruptions.announce(kind, cr, given_up, node=await node_of(kind, cr)):
+        if given_up is not None and await self._announce(kind, cr, given_up):
             return None
         condition = "the agent is back" if given_up is None else "an agent is ready"
         await self._report(kind, cr, f"{why}: continues when {condition}")
         return None
+
+    async def _refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
+        """Return why the transfer cannot continue; without a `cause` its attempt has not begun: only its age counts."""
+        rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.cluster.now())
+        if cause is None:
+            why = explain_deadline(rules, age_seconds=age_seconds)
+        else:
+            why = refusal(rules, cr.attempts, cause, age_seconds=age_seconds)
+        if why:
+            return why
+        try:
+            await kind.confirm_volume(cr)
+        except ExposeError as e:
+            return str(e)
+        return await read_owner_refusal(self.cluster.client, cr)
+
+    async def _announce(self, kind: Admits[Any], cr: Transfer, ending: Ending) -> bool:
+        """Write that the attempt is interrupted; return False if there is no agent for the next one.
+
+        That is one patch, which also gives the transfer to another agent where that is possible. What follows is the
+        owning agent's.
+        """
+        node = await node_of(kind, cr)
+        chosen = (cr.metadata.labels[NODE_LABEL], node) if kind.spec.bound_to_node else self.choose(cr)
+        if chosen is None:
+            return False
+        label, _ = chosen
+        interruption = build_interruption(ending, node=node, at=self.cluster.now())
+        rules, restores = self.rules.retry_rules(cr), kind.spec.restores
+        announced = announce_next(cr, interruption, rules, restores=restores, label=label)
+        self.cluster.check_leading()
+        stored = await self.cluster.status.annotate(kind, cr, announced.change)
+        self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
+        await self.cluster.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
+        return True
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
@@ -394,70 +428,3 @@ def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> s
         return None
     why = explain_loss(mover)
     return f"{lost}: {why}" if why else lost
-
-
-# Interruptions that the leader announces, because no agent can: the mover of a transfer is lost, and its agent too.
-# The announcement is one patch, which also gives the transfer to another agent where that is possible. What follows
-# is the owning agent's.
-
-
-@dataclass(frozen=True)
-class Interruptions:
-    """Announces interruptions.
-
-    Attributes:
-        choose: returns node label and node name of a live agent for a transfer, or None if there is none.
-    """
-
-    cluster: Cluster
-    rules: DispatchRules
-    choose: Callable[[Transfer], tuple[str, str] | None]
-
-    async def refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
-        """Return why the transfer cannot continue; None: it can.
-
-        Args:
-            kind: the transfer's kind.
-            cr: the transfer, InProgress.
-            cause: why its attempt ended; None: it has not begun, so only its age counts.
-
-        Raises:
-            KubeError: what it depends on could not be read.
-        """
-        rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.cluster.now())
-        if cause is None:
-            why = explain_deadline(rules, age_seconds=age_seconds)
-        else:
-            why = refusal(rules, cr.attempts, cause, age_seconds=age_seconds)
-        if why:
-            return why
-        try:
-            await kind.confirm_volume(cr)
-        except ExposeError as e:
-            return str(e)
-        return await read_owner_refusal(self.cluster.client, cr)
-
-    async def announce(self, kind: Admits[Any], cr: Transfer, ending: Ending, *, node: str) -> bool:
-        """Write that the attempt is interrupted; return False if there is no agent for the next one.
-
-        Args:
-            kind: the transfer's kind.
-            cr: the transfer, InProgress.
-            ending: how the attempt ended.
-            node: the node that it ran on, which also gets the next one if the kind is bound to it.
-
-        Raises:
-            AgentError: it could not be written.
-        """
-        chosen = (cr.metadata.labels[NODE_LABEL], node) if kind.spec.bound_to_node else self.choose(cr)
-        if chosen is None:
-            return False
-        label, _ = chosen
-        interruption = build_interruption(ending, node=node, at=self.cluster.now())
-        rules, restores = self.rules.retry_rules(cr), kind.spec.restores
-        announced = announce_next(cr, interruption, rules, restores=restores, label=label)
-        self.cluster.check_leading()
-        stored = await self.cluster.status.annotate(kind, cr, announced.change)
-        self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
-        await self.cluster.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
-        return True

@@ -11,7 +11,6 @@ from typing import Final
 
 from core.errors import AgentError
 from core.kube.resources import PODS
-from core.kube.types import Pod
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
@@ -142,9 +141,5 @@ def may_have_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
 
 def _of_repository(left: LeakedObjects) -> bool:
     """Return whether the owner is a BackupRepository or a location; Kubernetes deletes its pod by owner reference."""
-    return any(_is_of_leader(pod) for pod in left.of(PODS))
-
-
-def _is_of_leader(pod: Pod) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return REPOSITORY_TYPE_LABEL in labels or STORAGE_LOCATION_LABEL in labels
+    labels = [pod["metadata"].get("labels") or {} for pod in left.of(PODS)]
+    return any(REPOSITORY_TYPE_LABEL in each or STORAGE_LOCATION_LABEL in each for each in labels)

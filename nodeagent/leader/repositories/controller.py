@@ -16,12 +16,7 @@ from core.clock import Deadline
 from core.contract import InitResult, parse_result
 from core.errors import AgentError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.errors import (
-    AlreadyExistsError,
-    ForbiddenError,
-    InvalidError,
-    KubeError,
-)
+from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from core.kube.types import Manifest, Object, Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
@@ -153,7 +148,11 @@ class RepositoryController:
         self._repositories: Informer[RepositoryObject] | None = None
         self._absent: dict[str, RepositoryKey] = {}
         self._early: dict[str, Deadline] = {}
-        self._inputs = LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
+        self._inputs = self._new_inputs()
+
+    def _new_inputs(self) -> LocationInputs:
+        cluster = self._cluster
+        return LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
         """Control the repositories until canceled, unless the mode is OFF."""
@@ -162,14 +161,10 @@ class RepositoryController:
         await run_restarting(self._run_once, self._cluster.clock, name="repository controller")
 
     async def _run_once(self) -> None:
-        """Control the repositories until canceled.
-
-        Raises:
-            ExceptionGroup: with a KubeError if a first list was rejected.
-        """
+        """Control the repositories until canceled, or until a first list is rejected."""
         cluster = self._cluster
         # Nothing of an earlier term counts: another leader may have checked since.
-        self._inputs = LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
+        self._inputs = self._new_inputs()
         self._absent.clear()
         self._early.clear()
         queue: WorkQueue[str] = WorkQueue(cluster.clock, name="repositories", workers=_WORKERS)
@@ -198,7 +193,7 @@ class RepositoryController:
                     await ensure_repository_password(cluster.client, self._namespace)
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
-            await queue.run(self._handle)
+            await queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
 
     def _observe(self, queue: WorkQueue[str], raw: RepositoryObject) -> None:
         """Enqueue a changed repository; forget the attempts of one that was deleted."""
@@ -242,9 +237,6 @@ class RepositoryController:
         """Retry soon what failed: the API server answers again."""
         if self._queue is not None:
             self._queue.bring_forward()
-
-    async def _handle(self, name: str) -> Requeue | None:
-        return await self._steps.take(name, self._read_and_reconcile(name))
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
         raw = await self._cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)

@@ -36,7 +36,6 @@ __all__ = [
     "InitState",
     "PodReport",
     "init_resources",
-    "inspect_init_pod",
     "read_init_pod",
     "start_init_pod",
     "tolerate_any_node",
@@ -92,13 +91,8 @@ class PodReport:
     age: timedelta = timedelta()
 
 
-def inspect_init_pod(
-    uid: str,
-    pod: Pod,
-    age: timedelta,
-    *,
-    pending: Pending | None = None,
-    parse: Callable[[str], object] = _parse_init_result,
+def _inspect_pod(
+    uid: str, pod: Pod, age: timedelta, *, pending: Pending | None, parse: Callable[[str], object]
 ) -> PodReport:
     """Return the state of an init pod, or of the pod that validates a location.
 
@@ -174,10 +168,15 @@ class InitPods:
 
     def __init__(self, cluster: Cluster, settings: Callable[[], ExposeSettings], causes: CauseFinder) -> None:
         """Build pods by the active `settings`, and ask `causes` why one is pending."""
-        self.settings = settings
+        self._settings = settings
         self._cluster = cluster
         self._causes = causes
         self._ages = Timers(cluster.clock)
+
+    def settings(self) -> ExposeSettings:
+        """Return the active settings, with the resources of an init pod."""
+        active = self._settings()
+        return replace(active, pod=replace(active.pod, resources=init_resources(active.pod.resources)))
 
     def forget(self, name: str) -> None:
         """Record that there is no pod for the object `name`."""
@@ -190,10 +189,10 @@ class InitPods:
         try:
             pending = await self._causes.explain(pod)
         except ExposeError:
-            # inspect_init_pod reports it.
+            # The state of the pod reports it.
             pending = None
         age = timedelta(seconds=self._ages.seconds(cr.name, pod["metadata"]["uid"]))
-        report = inspect_init_pod(cr.uid, pod, age, pending=pending, parse=parse)
+        report = _inspect_pod(cr.uid, pod, age, pending=pending, parse=parse)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(self._cluster.client, pod)
         return replace(report, pending=pending, age=age)
@@ -229,19 +228,20 @@ async def start_init_pod(
 ) -> None:
     """Create the repository's init pod, which creates a repository with `block_hash`; None: kopia's default.
 
+    `settings` have the resources of an init pod.
+
     Raises:
         RepositoryError: its location does not exist.
         AlreadyExistsError: the pod exists.
         KubeError: the API server rejected the request; InvalidError and ForbiddenError mean that
             it rejects this pod.
     """
-    pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
     owner, spec = Owner.of(repository), repository.spec
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, owner.namespace, spec.backup_storage_location)
     if raw is None:
         shown = f"{BACKUP_STORAGE_LOCATIONS.kind} {owner.namespace}/{spec.backup_storage_location}"
         raise RepositoryError(f"{shown} does not exist")
     storage = access_of(BackupStorageLocation.parse(raw))
-    manifest = build_init_pod(owner, replace(settings, pod=pod), storage=storage, block_hash=block_hash)
+    manifest = build_init_pod(owner, settings, storage=storage, block_hash=block_hash)
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -25,10 +25,10 @@ from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.contract import LocationResult, parse_result
 from core.errors import ContractError, ExposeError, RepositoryError, ResultError, StorageOutageError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import Selection
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.types import Manifest, Pod, UncheckedObject
+from core.kube.types import Pod, UncheckedObject
 from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models.base import JsonDict, format_time
@@ -40,10 +40,9 @@ from core.redact import redact
 from exposer.model import Owner
 from exposer.ownership import create_pod
 from exposer.pods import build_validation_pod, validation_pod_name
-from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of, is_in_directory
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.repositories.init_pod import InitPods, InitState, init_resources
+from nodeagent.leader.repositories.init_pod import InitPods, InitState
 from nodeagent.metrics import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -79,17 +78,13 @@ class ValidationProcess:
         self._clock = clock
         self._environment = environment
 
-    @property
-    def usable(self) -> bool:
-        """Whether this process is in a pod, with an account to read the location with."""
-        return "KUBERNETES_SERVICE_HOST" in self._environment
-
     async def validate(self, name: str) -> Verdict | None:
         """Return the verdict about the location `name`; None if a pod has to find out.
 
         Cancellation ends the process.
         """
-        if not self.usable:
+        if "KUBERNETES_SERVICE_HOST" not in self._environment:
+            # This process is not in a pod, with an account to read the location with.
             return None
         spec = ValidateLocation(
             backup_storage_location=name,
@@ -145,21 +140,6 @@ def _judge(name: str, exit_code: int | None, message: str) -> Verdict | None:
     ending = "did not end" if exit_code is None else f"exit code {exit_code}"
     _log.debug("BackupStorageLocation %s could not be validated by the agent: %s: %s", name, ending, message)
     return None
-
-
-async def start_validation_pod(client: KubeClient, location: BackupStorageLocation, settings: ExposeSettings) -> None:
-    """Create the pod that validates the location.
-
-    Raises:
-        AlreadyExistsError: the pod exists.
-        KubeError: the API server rejected the request; InvalidError and ForbiddenError mean that
-            it rejects this pod.
-    """
-    owner = Owner.of(location)
-    pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
-    manifest: Manifest = build_validation_pod(owner, replace(settings, pod=pod), storage=access_of(location))
-    manifest["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
-    await create_pod(client, manifest)
 
 
 _FRESH_SECONDS: Final = 30.0
@@ -309,11 +289,7 @@ class LocationController:
         await run_restarting(self._run_once, self._cluster.clock, name="location controller")
 
     async def _run_once(self) -> None:
-        """Control the locations until canceled.
-
-        Raises:
-            ExceptionGroup: with a KubeError if the first list was rejected.
-        """
+        """Control the locations until canceled, or until the first list is rejected."""
         cluster = self._cluster
         # Nothing of an earlier term counts: another leader may have validated since.
         self._known.clear()
@@ -329,10 +305,7 @@ class LocationController:
             if not self._off:
                 group.create_task(locations.run(), name="locations")
             self._probes.serve(queue.add)
-            await queue.run(self._handle)
-
-    async def _handle(self, name: str) -> Requeue | None:
-        return await self._steps.take(name, self._read_and_reconcile(name))
+            await queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
         raw = await self._cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
@@ -364,7 +337,8 @@ class LocationController:
             known = self._known[location.name] = _Known(location.uid)
         spec: JsonDict = raw["spec"]
         if known.pod_spec is None and not wanted:
-            self._show(location)
+            if location.status.phase:
+                self._cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
             seconds = self._seconds_until_due(location, spec, known)
             if seconds is None or seconds > 0:
                 return None if seconds is None else Requeue(seconds)
@@ -408,15 +382,17 @@ class LocationController:
             if verdict is not None:
                 known.pod_at_seconds = None
                 return verdict
-        pod = await self._read_pod(location)
-        if pod is not None:
-            return await self._follow(location, pod, known, spec)
+        found = await self._read_pod(location)
+        if found is not None:
+            return await self._follow(location, found, known, spec)
         self._pods.forget(location.name)
         settings = self._pods.settings()
         known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
         self._cluster.check_leading()
         try:
-            await start_validation_pod(self._cluster.client, location, settings)
+            pod = build_validation_pod(Owner.of(location), settings, storage=access_of(location))
+            pod["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
+            await create_pod(self._cluster.client, pod)
         except (ForbiddenError, InvalidError, ExposeError) as e:
             # Its movers would be rejected too.
             return Verdict(str(e), carried_out=False)
@@ -450,13 +426,9 @@ class LocationController:
         if verdict.cause is not None:
             phase = "Unavailable"
             message = f'BackupStorageLocation "{location.name}" is unavailable: {_shorten(verdict.cause)}'
-        status: JsonDict = {
-            "phase": phase,
-            "message": message,
-            "lastValidationTime": format_time(self._cluster.clock.now()),
-        }
+        validated = format_time(self._cluster.clock.now())
+        change = {"status": {"phase": phase, "message": message, "lastValidationTime": validated}}
         self._cluster.check_leading()
-        change = {"status": status}
         await self._cluster.client.patch_if_unchanged(BACKUP_STORAGE_LOCATIONS, location.metadata, change)
         self._cluster.metrics.set(LOCATION_AVAILABLE, message is None, location.name)
         if phase != location.status.phase:
@@ -464,10 +436,6 @@ class LocationController:
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
             text = message or f'BackupStorageLocation "{location.name}" is available'
             _log.log(level, "%s", text, extra=log_fields)
-
-    def _show(self, location: BackupStorageLocation) -> None:
-        if location.status.phase:
-            self._cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
 
     @property
     def _after_server(self) -> Requeue | None:

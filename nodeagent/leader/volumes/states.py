@@ -30,7 +30,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
-from core.models.units import parse_duration
 from core.models.verification import Verification
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage.history import (
@@ -43,6 +42,7 @@ from nodeagent.coverage.history import (
     merge_history,
     name_of_block,
 )
+from nodeagent.coverage.states import parse_annotated
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
@@ -266,7 +266,7 @@ class _Planned(WireModel):
     def annotated(self) -> Plan:
         """What its annotations ask for; an invalid interval counts as absent."""
         texts = (self.metadata.annotations.get(key, "") for key in _INTERVALS)
-        return Plan(*map(_parse_positive, texts))
+        return Plan(*map(parse_annotated, texts))
 
 
 class PlanReader:
@@ -355,14 +355,6 @@ def _parse_all(objects: Iterable[Mapping[str, Any]]) -> Iterator[_Planned]:
             yield _Planned.from_wire(raw)
         except ContractError as e:
             _log.debug("object left out of the metrics of volumes: %s", e)
-
-
-def _parse_positive(text: str) -> timedelta | None:
-    try:
-        duration = parse_duration(text)
-    except ValueError:
-        return None
-    return duration if duration > timedelta() else None
 
 
 _PAUSE_SECONDS: Final = 60.0

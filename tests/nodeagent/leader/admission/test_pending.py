@@ -8,7 +8,7 @@ import pytest
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.transfers import DataUpload
 from exposer.model import Pending
-from nodeagent.leader.admission.examiner import Checked, CheckState
+from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pending import PendingTransfer, PendingTransfers, PodWatch
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
@@ -40,7 +40,7 @@ class Bench:
             uid.removeprefix("uid-of-"), annotations=annotations, creationTimestamp="2026-11-21T12:00:00Z"
         )
         kind = ScriptedKind()
-        return Checked(entry(uid), kind, DataUpload.parse(raw), CheckState.PENDING, admission)
+        return Checked(entry(uid), kind, DataUpload.parse(raw), admission)
 
     def observe(self, admission: Admission, uid: str = "uid-of-du-1", reason: str = "") -> Checked:
         """Do what follows a check with a pending result."""
