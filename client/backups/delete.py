@@ -36,7 +36,7 @@ from client.collections.collection import Backups
 from client.mover_jobs import JobTools
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.transport import Deletion
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
@@ -67,7 +67,7 @@ _DATE: Final = "the Date of the API server's answer"
 _POD: Final = "the clock of this pod"
 _JOB_POD: Final = "the clock of the check Job's pod"
 
-_BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
+_BACKUPS: Final = {one.kind: one for one in Backups.models}
 
 _REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, RetentionRule.RESTORING})
 """What holds also a backup that a person names."""

@@ -21,6 +21,7 @@ from msgspec import structs
 
 from client.backups.copies import Copy, build_copy, build_unreadable_copy
 from client.backups.retention import WINDOW, DeletionError, GoneCopy
+from client.collections.collection import Backups, Restores
 from client.install.options import build_object
 from client.mover_jobs import (
     JobAnswer,
@@ -37,22 +38,11 @@ from core.contract import parse_result
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
-from core.kube.resources import (
-    BACKUP_STORAGE_LOCATIONS,
-    CONFIG_MAPS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    JOBS,
-    LEASES,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    Resource,
-)
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, CONFIG_MAPS, JOBS, LEASES, Resource
 from core.kube.types import Job, LeaseSpec, Manifest, Object
 from core.models.backups import REPORT_KEY, RetentionReport, read_report
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE, SNAPSHOT_DELETION_LABEL
 from core.models.storage import BackupStorageLocation, RepositoryKey
-from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.models.units import format_duration
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
@@ -360,7 +350,7 @@ async def read_copies(client: KubeClient, namespace: str) -> AsyncIterator[Copy]
         DeletionError: a transfer is no object at all: it may be of any backup.
         KubeError: the API server rejected a request.
     """
-    for resource, model in ((DATA_UPLOADS, DataUpload), (POD_VOLUME_BACKUPS, PodVolumeBackup)):
+    for resource, model in Backups.models.items():
         async for raw in _read_all(client, resource, namespace):
             try:
                 copy = build_copy(model.parse(raw))
@@ -378,14 +368,11 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
         ContractError: one is invalid: it may name any snapshot.
         KubeError: the API server rejected a request.
     """
-    async for raw in _read_all(client, DATA_DOWNLOADS, namespace):
-        download = DataDownload.parse(raw)
-        if not download.phase.final:
-            yield download.spec.snapshot_id, f"DataDownload {download.name}"
-    async for raw in _read_all(client, POD_VOLUME_RESTORES, namespace):
-        restore = PodVolumeRestore.parse(raw)
-        if not restore.phase.final:
-            yield restore.spec.snapshot_id, f"PodVolumeRestore {restore.name}"
+    for resource, model in Restores.models.items():
+        async for raw in _read_all(client, resource, namespace):
+            restore = model.parse(raw)
+            if not restore.phase.final:
+                yield restore.spec.snapshot_id, f"{restore.kind_name} {restore.name}"
 
 
 async def read_locations(client: KubeClient, namespace: str) -> dict[str, str | None]:
@@ -529,11 +516,7 @@ def _promised_seconds(spec: LeaseSpec) -> float:
 
 
 async def _end_jobs(jobs: JobTools) -> None:
-    """End the Jobs that delete snapshots: their commands do not hold the Lease any more.
-
-    Raises:
-        DeletionError: the pod of one does not end.
-    """
+    """End the Jobs that delete snapshots: their commands do not hold the Lease any more."""
     found = await jobs.client.list(Selection(JOBS, jobs.namespace, label_selector=SNAPSHOT_DELETION_LABEL))
     try:
         await end_jobs(jobs, [one for one in found if not _only_checks(one)], _ENDED_WITHIN)

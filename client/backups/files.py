@@ -46,7 +46,6 @@ from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess,
 from nodeagent.runtime.preflight import missing_permissions
 
 __all__ = [
-    "CopyEvents",
     "CopyResult",
     "FileCopy",
     "FileList",
@@ -132,11 +131,7 @@ def find_place(backup: Backup, text: str) -> FilePlace:
 
 
 def _check_text(text: str) -> None:
-    """Check that the bytes of an argument are UTF-8: Python has half of a surrogate pair for each that is not.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Check that the bytes of an argument are UTF-8: Python has half of a surrogate pair for each that is not."""
     shown = text.encode(errors="backslashreplace").decode()
     if shown != text:
         raise ConfigError(f'"{shown}" is not UTF-8: kopia keeps U+FFFD for each byte that is not, so name it with that')
@@ -204,14 +199,6 @@ class _PodExec(Protocol):
 
 
 @dataclass(frozen=True)
-class CopyEvents:
-    """What is reported during the copy: bytes and files so far, of how many bytes; and each entry that is refused."""
-
-    on_bytes: Callable[[int, int, int], None]
-    on_refused: Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
 class CopyResult:
     """What was copied, where to, and how many entries were refused; `note` is about the files, or None."""
 
@@ -224,13 +211,17 @@ class CopyResult:
 
 @dataclass(frozen=True)
 class FileCopy:
-    """A copy of `place` to `destination`; `overwrite`: existing files are replaced."""
+    """A copy of `place` to `destination`; `overwrite`: existing files are replaced.
+
+    `on_bytes` gets the bytes and files so far, and of how many bytes; `on_refused` each entry that is refused, and why.
+    """
 
     tools: JobTools
     pod_exec: _PodExec
     place: FilePlace
     destination: Path
-    events: CopyEvents
+    on_bytes: Callable[[int, int, int], None]
+    on_refused: Callable[[str, str], None]
     overwrite: bool = False
 
 
@@ -282,7 +273,12 @@ class _Stream:
             copy = self._copy
             otherwise = copy.place.volume.claim.replace(":", "_")
             target = choose_target(copy.destination, entry, otherwise, overwrite=copy.overwrite)
-            unpacker = Unpacker(target, self._refused, self._progress(entry), overwrite=copy.overwrite)
+            unpacker = Unpacker(
+                target,
+                copy.on_refused,
+                lambda done, files: copy.on_bytes(done, files, entry.size_bytes),
+                overwrite=copy.overwrite,
+            )
             try:
                 await _feed(unpacker, rest, pieces)
             except UnpackError:
@@ -317,11 +313,7 @@ class _Stream:
         raise _UnexplainedError("what the pod sent does not say what it is")
 
     def _check_result(self) -> str | None:
-        """Check that everything arrived, and return the note about it.
-
-        Raises:
-            FilesError: it did not; the message says why.
-        """
+        """Check that everything arrived, and return the note about it."""
         lines = self._result.decode(errors="replace").splitlines()
         try:
             result = SentFiles.from_json(lines[-1] if lines else "")
@@ -332,12 +324,6 @@ class _Stream:
         if result.bytes != self._bytes:
             raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
         return result.note
-
-    def _refused(self, name: str, why: str) -> None:
-        self._copy.events.on_refused(name, why)
-
-    def _progress(self, entry: FileEntry) -> Callable[[int, int], None]:
-        return lambda done, files: self._copy.events.on_bytes(done, files, entry.size_bytes)
 
 
 async def _feed(unpacker: Unpacker, begin: bytes, pieces: AsyncIterator[bytes]) -> None:

@@ -235,11 +235,7 @@ async def find_destination(tools: BackupTools, namespace: str, location: str, *,
 
 
 async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
-    """Return the PVCs in the order of their names.
-
-    Raises:
-        BackupError: one does not exist, or none is selected.
-    """
+    """Return the PVCs in the order of their names."""
     client = tools.client
     if not choice.claims:
         selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
@@ -293,11 +289,7 @@ def _check_existing(
     *,
     lenient: bool,
 ) -> set[ClaimName]:
-    """Return the PVCs that have their transfer already; a `lenient` backup may have others.
-
-    Raises:
-        BackupError: the backup of that name is another one.
-    """
+    """Return the PVCs that have their transfer already; a `lenient` backup may have others."""
     present: set[ClaimName] = set()
     for backup in existing:
         present |= {ClaimName(one.namespace, one.claim) for one in backup.volumes}
@@ -398,14 +390,11 @@ async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> l
 
 @contextmanager
 def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
-    """Note that the volume is missing in the backup if an object was rejected in the block.
-
-    Raises:
-        BackupError: the API server does not respond, so it is not asked about other volumes.
-    """
+    """Note that the volume is missing in the backup if an object was rejected in the block."""
     try:
         yield
     except (UnreachableError, UnauthorizedError) as e:
+        # It is not asked about other volumes.
         raise BackupError(f"not all volumes were started, repeat the command: PVC {_name(volume)}: {e}") from e
     except AgentError as e:
         missing.append(f"PVC {_name(volume)} is missing in the backup: {e}")
@@ -438,11 +427,7 @@ async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource,
 
 
 async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: Manifest) -> None:
-    """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
-
-    Raises:
-        BackupError: it is another one, is being deleted, or is a snapshot that is too old.
-    """
+    """Check that the stored object is the one that would be created: of the same backup, about the same PVC."""
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
     labels, spec = stored["metadata"].get("labels") or {}, cast("UncheckedObject", stored).get("spec") or {}

@@ -2,8 +2,6 @@
 
 docs/retention.md has them in the same words. A backup is kept or deleted as a whole. Does not know how anything is read
 or deleted (`client.backups.delete`): what the bucket holds is what the check Jobs of the run found.
-
-docs/retention.md has them in the same words.
 """
 
 from collections import Counter
@@ -449,21 +447,19 @@ def _explain_waiting(copies: Sequence[Copy]) -> str:
     schedule, keep = (ordered[-1].schedule, ordered[-1].keep) if ordered else (None, None)
     if keep and any(one.schedule == schedule and one.keep != keep for one in ordered):
         return f"what schedule {schedule} keeps was changed"
-    times = [one.ttl for one in ordered if one.ttl is not None]
-    if len(set(times)) > 1 and times[-1] < max(times):
-        return f"the time to live was shortened from {format_duration(max(times))} to {format_duration(times[-1])}"
-    pauses = sorted(
-        ((after.age_key[0] - before.age_key[0], before, after) for before, after in pairwise(ordered)), key=_pause
-    )
-    if pauses and pauses[-1][0] > _MISSED_RUNS * pauses[len(pauses) // 2][0]:
-        _, before, after = pauses[-1]
-        shown = " and ".join(format_time(one.created) for one in (before, after) if one.created is not None)
+    ttls = [one.ttl for one in ordered if one.ttl is not None]
+    if len(set(ttls)) > 1 and ttls[-1] < max(ttls):
+        return f"the time to live was shortened from {format_duration(max(ttls))} to {format_duration(ttls[-1])}"
+    times = [one.created for one in ordered if one.created is not None]
+    pauses = sorted(pairwise(times), key=_pause)
+    if pauses and _pause(pauses[-1]) > _MISSED_RUNS * _pause(pauses[len(pauses) // 2]):
+        shown = " and ".join(map(format_time, pauses[-1]))
         return f"there was no backup between {shown}: runs were missed, or a clock was wrong"
     return "fewer backups are completed than expire"
 
 
-def _pause(pause: tuple[float, Copy, Copy]) -> float:
-    return pause[0]
+def _pause(pause: tuple[datetime, datetime]) -> timedelta:
+    return pause[1] - pause[0]
 
 
 def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None) -> datetime:

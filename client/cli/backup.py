@@ -1,6 +1,5 @@
 """The command `nodeagent backup`: backups of volumes, ours and Velero's."""
 
-import asyncio
 from typing import Final
 
 import click
@@ -108,40 +107,41 @@ backup.add_command(copy)
 @click.option("--from-storage-location", "location", metavar="NAME", default="", help="list what this bucket holds")
 @output_option
 @workload_options
-def _get(names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(
+    names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, access: ClusterAccess
+) -> None:
     """List backups, or the snapshots in a bucket."""
     if location:
-        get_stored(location, names, namespace, form, access)
-        return
-    asyncio.run(get_groups(Backups, names, form=form, access=access, volume_namespace=namespace))
+        await get_stored(location, names, namespace, form, access)
+    else:
+        await get_groups(Backups, names, form=form, access=access, volume_namespace=namespace)
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @output_option
 @workload_options
-def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup."""
-    asyncio.run(show_group(Backups, name, form=form, access=access))
+    await show_group(Backups, name, form=form, access=access)
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @workload_options
-def _cancel(name: str, access: ClusterAccess) -> None:
+async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a backup: end its transfers that have not ended."""
-    asyncio.run(_run_cancel(name, access))
+    printer = Printer()
+    async with connect(access) as cluster:
+        _, canceled = await Backups(cluster.client, cluster.namespace).cancel(name)
+    print_canceled(printer, "backup", name, canceled=canceled, access=access)
 
 
 @backup.command("acknowledge", epilog=_ACKNOWLEDGE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @workload_options
-def _acknowledge(name: str, access: ClusterAccess) -> None:
+async def _acknowledge(name: str, access: ClusterAccess) -> None:
     """Acknowledge a backup that is Shrunk: that its volumes became so small is right."""
-    asyncio.run(_run_acknowledge(name, access))
-
-
-async def _run_acknowledge(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         now = cluster.time.now().replace(microsecond=0)
@@ -151,10 +151,3 @@ async def _run_acknowledge(name: str, access: ClusterAccess) -> None:
         printer.note(f"acknowledged: older copies of {'it' if len(volumes) == 1 else 'them'} expire as usual")
     else:
         printer.note(f"no volume of backup {name} is Shrunk: nothing to acknowledge")
-
-
-async def _run_cancel(name: str, access: ClusterAccess) -> None:
-    printer = Printer()
-    async with connect(access) as cluster:
-        _, canceled = await Backups(cluster.client, cluster.namespace).cancel(name)
-    print_canceled(printer, "backup", name, canceled=canceled, access=access)

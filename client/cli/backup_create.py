@@ -46,11 +46,11 @@ _OPTIONS: Final = (
 )
 
 
-def backup_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def backup_options(function: Callable[..., object]) -> Callable[..., object]:
     """Add these options; the command gets `choice`, a Choice, and `location`, `labels` and `annotations`."""
 
     @functools.wraps(function)
-    def run(*args: Any, **given: Any) -> int | None:  # noqa: ANN401 - click's
+    def run(*args: Any, **given: Any) -> object:  # noqa: ANN401 - click's
         chosen = ("claims", "namespace", "selector", "method", "data_mover", "ignore_velero_server")
         choice = Choice.parse(**{key: given.pop(key) for key in chosen})
         for key in ("labels", "annotations"):

@@ -1,6 +1,5 @@
 """The command `nodeagent backup delete`: shows what it deletes, asks, and deletes it."""
 
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.cli.collection_commands import complete_backups
 from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
-from client.cli.output import HEADING, WARN, OutputFormat, Printer, Styled
+from client.cli.output import WARN, OutputFormat, Printer, Styled
 from client.mover_jobs import build_job_tools
 from client.text import format_bytes
 from core.errors import ConfigError
@@ -71,7 +70,7 @@ _HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
 @dry_run_option
 @output_option
 @workload_options
-def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
+async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
     """Delete a backup: its transfers and its snapshots."""
     ask, dry_run = not given["yes"], given["dry_run"]
     if (name is None) is not given["expired"]:
@@ -82,7 +81,7 @@ def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given:
         raise ConfigError("backup delete asks a question, and there is no terminal: --yes skips it")
     if form.for_programs and ask and not dry_run:
         raise ConfigError(f"-o {form} shows no plan before the question: use --yes, or --dry-run first")
-    asyncio.run(_run(_Wish(name, given["most"]), form, access, ask=ask, dry_run=dry_run))
+    await _run(_Wish(name, given["most"]), form, access, ask=ask, dry_run=dry_run)
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,6 @@ def _tools(cluster: Connection, printer: Printer, show: Callable[[str], None]) -
 def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
     """Print what is deleted, what is lost with it, and what is kept."""
     for backup in deletion.backups:
-        printer.line(Styled(f"Backup {backup.name}:", HEADING))
         rows = [
             [
                 f"{one.namespace}/{one.claim}",
@@ -164,7 +162,7 @@ def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
             ]
             for one in backup.volumes
         ]
-        printer.table(_HEADERS, rows, indent=2)
+        printer.section(f"Backup {backup.name}:", _HEADERS, rows)
         for loss in backup.losses:
             printer.line(Styled(f"  {loss}", WARN))
     if deletion.unfinished:

@@ -1,28 +1,17 @@
 """The commands `nodeagent backup ls` and `nodeagent backup cp`: files of a backup, without restoring a volume."""
 
-import asyncio
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import click
 
-from client.backups.files import (
-    CopyEvents,
-    CopyResult,
-    FileCopy,
-    FileList,
-    FilesError,
-    copy_files,
-    find_place,
-    list_files,
-)
+from client.backups.files import CopyResult, FileCopy, FileList, FilesError, copy_files, find_place, list_files
 from client.backups.unpack import check_python
 from client.cli.collection_commands import complete_backups, print_volumes
 from client.cli.options import DURATION, UserCommand, output_option, workload_options
@@ -77,14 +66,13 @@ volume with owners and all: nodeagent restore create.
 """
 
 
-def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    return click.option(
-        "--timeout",
-        type=DURATION,
-        metavar="DURATION",
-        default=_TIMEOUT,
-        help="how long the Job may take to start, and to list (default: 15m)",
-    )(function)
+_timeout_option: Final = click.option(
+    "--timeout",
+    type=DURATION,
+    metavar="DURATION",
+    default=_TIMEOUT,
+    help="how long the Job may take to start, and to list (default: 15m)",
+)
 
 
 @click.command("ls", cls=UserCommand, epilog=_LS_EXAMPLES)
@@ -97,40 +85,27 @@ def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | 
 @_timeout_option
 @output_option
 @workload_options
-def ls(
-    *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
+async def ls(
+    *,
+    name: str,
+    place: str,
+    limit: int,
+    after: str,
+    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    form: OutputFormat,
+    access: ClusterAccess,
 ) -> None:
     """List the volumes of a backup, or the files in one."""
-    asyncio.run(_ls(_Listing(name, place, limit, after or None, timeout, form), access))
-
-
-@dataclass(frozen=True)
-class _Listing:
-    name: str
-    place: str
-    limit: int
-    after: str | None
-    timeout: timedelta
-    form: OutputFormat
-
-
-async def _ls(wanted: _Listing, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        backup = await _find(cluster, printer, wanted.name)
-        if not wanted.place:
-            if wanted.form.for_programs:
-                printer.document(backup.to_wire(), wanted.form)
-            else:
-                print_volumes(printer, backup.volumes)
+        backup = await _find(cluster, printer, name)
+        if not place:
+            printer.answer(backup, form, lambda: print_volumes(printer, backup.volumes))
             return
-        place = find_place(backup, wanted.place)
-        with _progress(cluster, printer, f"listing {place.shown}") as tools:
-            found = await list_files(tools, place, limit=wanted.limit, after=wanted.after, timeout=wanted.timeout)
-    if wanted.form.for_programs:
-        printer.document(found.to_wire(), wanted.form)
-        return
-    _print(printer, found, wide=wanted.form is OutputFormat.WIDE)
+        wanted = find_place(backup, place)
+        with _progress(cluster, printer, f"listing {wanted.shown}") as tools:
+            found = await list_files(tools, wanted, limit=limit, after=after or None, timeout=timeout)
+    printer.answer(found, form, lambda: _print(printer, found, wide=form is OutputFormat.WIDE), found.notes)
 
 
 async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
@@ -153,8 +128,6 @@ def _print(printer: Printer, found: FileList, *, wide: bool) -> None:
         printer.table(headers, [_row(one, wide=wide) for one in found.entries])
     else:
         printer.note(f"{found.place} is empty")
-    for note in found.notes:
-        printer.note(note)
 
 
 _TYPE_BITS: Final = {FileType.FILE: stat.S_IFREG, FileType.DIRECTORY: stat.S_IFDIR, FileType.LINK: stat.S_IFLNK}
@@ -180,25 +153,20 @@ def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
 @click.option("--device", is_flag=True, help="copy the device, also of a volume with a file system")
 @_timeout_option
 @workload_options
-def copy(
-    *, source: str, destination: Path, overwrite: bool, device: bool, timeout: timedelta, access: ClusterAccess
+async def copy(
+    *,
+    source: str,
+    destination: Path,
+    overwrite: bool,
+    device: bool,
+    timeout: timedelta,  # noqa: ASYNC109 - of the start
+    access: ClusterAccess,
 ) -> None:
     """Copy a file or a directory of a backup to this machine."""
     check_python()
-    name, _, place = source.partition(":")
-    if not name or not place.strip("/"):
+    name, _, text = source.partition(":")
+    if not name or not text.strip("/"):
         raise ConfigError(f'"{source}" names no file of a backup: expected NAME:PVC/PATH, such as night-1:data/etc')
-    asyncio.run(_cp(name, place, _Destination(destination, overwrite, timeout), access, device=device))
-
-
-@dataclass(frozen=True)
-class _Destination:
-    path: Path
-    overwrite: bool
-    timeout: timedelta
-
-
-async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess, *, device: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         place = find_place(await _find(cluster, printer, name), text)
@@ -208,12 +176,16 @@ async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess, *, 
             # The only file of a volume would pass for its device.
             raise FilesError(f"{place.shown} was backed up as files: the backup has no device of it")
         with _progress(cluster, printer, f"copying {place.shown}") as tools:
-            events = CopyEvents(
+            copied = FileCopy(
+                tools,
+                cluster.pod_exec,
+                place,
+                destination,
                 on_bytes=_Meter(tools.on_progress).show,
                 on_refused=lambda entry, why: printer.note(f"{entry} is not copied: {why}"),
+                overwrite=overwrite,
             )
-            copied = FileCopy(tools, cluster.pod_exec, place, to.path, events, overwrite=to.overwrite)
-            done = await copy_files(copied, timeout=to.timeout)
+            done = await copy_files(copied, timeout=timeout)
     _report(printer, done)
 
 

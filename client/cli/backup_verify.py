@@ -1,8 +1,5 @@
 """The command `nodeagent backup verify`: backups are read back from the bucket, or restored and compared."""
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,7 +25,7 @@ from client.verifications.verify import VerificationRequest, VerificationTools, 
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from core.text import format_age
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["verify"]
 
@@ -66,17 +63,6 @@ _WIDE_HEADERS: Final = (*_HEADERS, "TRANSFER", "SNAPSHOT", "LOCATION")
 _STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeOutcome.UNVERIFIED: WARN}
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One run of the command."""
-
-    name: str
-    claims: Sequence[ClaimName]
-    request: VerificationRequest
-    form: OutputFormat
-    printer: Printer = field(default_factory=Printer)
-
-
 @click.command("verify", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
@@ -98,7 +84,7 @@ class _Run:
 )
 @output_option
 @workload_options
-def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+async def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
     """Verify a backup: read it back from the bucket, or restore and compare it."""
     context = click.get_current_context()
     if given["restore"] and context.get_parameter_source("percent") is ParameterSource.COMMANDLINE:
@@ -109,30 +95,21 @@ def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     claims = [ClaimName.parse(word, given["namespace"]) for word in given["claims"]]
     if given["namespace"] and not claims:
         raise ConfigError("-n is the namespace of --pvc NAME, which is not set")
-    request = VerificationRequest(given["percent"], given["restore"], given["timeout"])
-    asyncio.run(_verify(_Run(name, claims, request, form), access))
-
-
-async def _verify(run: _Run, access: ClusterAccess) -> None:
-    printer = run.printer
+    request, printer = VerificationRequest(given["percent"], given["restore"], given["timeout"]), Printer()
     async with connect(access) as cluster:
-        report = await _make_report(run, cluster)
-    wide = run.form is OutputFormat.WIDE
-    printer.answer(report, run.form, lambda: _print_report(printer, report, wide=wide), report.notes)
+        backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
+        volumes, skipped = choose_volumes(backup, claims)
+        with printer.progress(f"preparing the verification of {name}") as show:
+            tools = VerificationTools(build_job_tools(cluster, show, printer.note), cluster.time.now)
+            verified = await verify_volumes(tools, volumes, request)
+    report = VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
+    printer.answer(report, form, lambda: _print_report(printer, report, form), report.notes)
     if failure := explain_report(report):
-        raise VerificationError(f"backup {run.name}: {failure}")
+        raise VerificationError(f"backup {name}: {failure}")
 
 
-async def _make_report(run: _Run, cluster: Connection) -> VerificationReport:
-    backup, notes = await Backups(cluster.client, cluster.namespace).find_one(run.name)
-    volumes, skipped = choose_volumes(backup, run.claims)
-    with run.printer.progress(f"preparing the verification of {run.name}") as show:
-        jobs = build_job_tools(cluster, show, run.printer.note)
-        verified = await verify_volumes(VerificationTools(jobs, cluster.time.now), volumes, run.request)
-    return VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
-
-
-def _print_report(printer: Printer, report: VerificationReport, *, wide: bool) -> None:
+def _print_report(printer: Printer, report: VerificationReport, form: OutputFormat) -> None:
+    wide = form is OutputFormat.WIDE
     printer.table(_WIDE_HEADERS if wide else _HEADERS, [_row(one, wide=wide) for one in report.volumes])
 
 

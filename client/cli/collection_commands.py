@@ -167,12 +167,8 @@ def _explain(one: Volume) -> str:
     return ": ".join(filter(None, (attempt, reason, one.message)))
 
 
-def live_rows(volumes: Sequence[VolumeProgress]) -> list[LiveRow]:
-    """Return one row for each volume: bytes, rate, time that remains, and what it waits for."""
-    return [_live_row(one) for one in volumes]
-
-
 def _live_row(progress: VolumeProgress) -> LiveRow:
+    """Return the row of a volume: bytes, rate, time that remains, and what it waits for."""
     one = progress.volume
     name, total = f"{one.namespace}/{one.claim}", one.total_bytes
     percent = min(100, one.bytes_done * 100 // total) if total else 0
@@ -292,7 +288,7 @@ class Creation(Generic[_Transfer, _Group]):
         if not self.wait:
             return await collection.get_own(self.name)
         with self.printer.live() as show:
-            return await collection.wait(self.name, SystemClock(), lambda volumes: show(live_rows(volumes)))
+            return await collection.wait(self.name, SystemClock(), lambda volumes: show([*map(_live_row, volumes)]))
 
     def print(self, group: _Group, *, created: bool) -> None:
         """Print the group; without `created`, all of it existed before."""
@@ -328,16 +324,14 @@ async def read_stored(cluster: Connection, printer: Printer, location: str, name
         return await list_stored(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
 
 
-def get_stored(location: str, names: Sequence[str], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def get_stored(
+    location: str, names: Sequence[str], namespace: str, form: OutputFormat, access: ClusterAccess
+) -> None:
     """Print what the location holds: of the backups of these names, or all; of one namespace, if it is not empty.
 
     Raises:
         NotFoundError: there is no backup of such a name.
     """
-    asyncio.run(_get(location, names, namespace, form, access))
-
-
-async def _get(location: str, names: Sequence[str], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         found = await read_stored(cluster, printer, location, (namespace,) if namespace else ())
@@ -368,9 +362,8 @@ def _print(printer: Printer, found: StoredList, now: datetime, *, wide: bool = F
         printer.table(_WIDE_HEADERS, [_row(one, now) + _wide_cells(one) for one in found.snapshots])
         return
     for cluster in dict.fromkeys(one.cluster for one in found.snapshots):
-        printer.line(Styled(f"Cluster {cluster}:" if cluster else "No cluster is named:", HEADING))
         rows = [_row(one, now) for one in found.snapshots if one.cluster == cluster]
-        printer.table(_HEADERS, rows, indent=2)
+        printer.section(f"Cluster {cluster}:" if cluster else "No cluster is named:", _HEADERS, rows)
 
 
 def _row(one: StoredSnapshot, now: datetime) -> list[Cell]:

@@ -1,6 +1,5 @@
 """The command `nodeagent describe`: everything about one transfer, and what to do next."""
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,7 +9,7 @@ import click
 from client.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader, TransferStage, find_stages, tell_story
-from client.status.records import TRANSFER_KINDS, Target, kind_named, parse_target
+from client.status.records import TRANSFER_KINDS, kind_named, parse_target
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from core.models.base import format_time
 from core.models.phases import AttemptStage, Phase
@@ -20,7 +19,6 @@ from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 __all__ = ["describe"]
 
 _STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN}
-_INDENT: Final = 2
 _BAR_COLUMNS: Final = 40
 
 _EXAMPLES: Final = """\
@@ -66,13 +64,9 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
 @click.argument("words", metavar="KIND/NAME", nargs=-1, required=True, shell_complete=_complete)
 @output_option
 @cluster_options
-def describe(words: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+async def describe(words: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one transfer, and what to do next."""
-    asyncio.run(_run(parse_target(words), form, access))
-
-
-async def _run(target: Target, form: OutputFormat, access: ClusterAccess) -> None:
-    printer = Printer()
+    target, printer = parse_target(words), Printer()
     async with connect(access) as cluster:
         found = await TransferReader(cluster.client, cluster.namespace).describe(target)
         now = cluster.time.now()
@@ -85,11 +79,11 @@ def _print(printer: Printer, one: TransferDetails, now: datetime, *, wide: bool)
         printer.line(Styled("What happened:", HEADING))
         for sentence in story:
             printer.line(f"  {sentence}")
-    _table(printer, "Phases", ("PHASE", "TOOK", "WHEN"), _bars(find_stages(one, now)))
+    printer.section("Phases:", ("PHASE", "TOOK", "WHEN"), _bars(find_stages(one, now)))
     if wide:
         _print_steps(printer, one, now)
     pods: list[list[Cell]] = [[pod.name, pod.phase, pod.node or "-", str(pod.attempt), pod.state] for pod in one.pods]
-    _table(printer, "Pods", ("NAME", "PHASE", "NODE", "ATTEMPT", "STATE"), pods)
+    printer.section("Pods:", ("NAME", "PHASE", "NODE", "ATTEMPT", "STATE"), pods)
     if one.log:
         printer.line(Styled("End of the log:", HEADING))
         for line in one.log:
@@ -117,12 +111,12 @@ def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
         [format_time(moment.at), f"{format_age(now - moment.at)} ago", moment.what, moment.message]
         for moment in one.history
     ]
-    _table(printer, "History", ("TIME", "AGE", "WHAT", "MESSAGE"), history)
+    printer.section("History:", ("TIME", "AGE", "WHAT", "MESSAGE"), history)
     ends: list[list[Cell]] = [
         [format_time(end.at), end.cause, end.node or "-", "yes" if end.terminated else "no", end.message or ""]
         for end in one.interruptions
     ]
-    _table(printer, "Interruptions", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)
+    printer.section("Interruptions:", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)
     events: list[list[Cell]] = [
         [
             f"{format_age(now - event.last_seen)} ago",
@@ -133,13 +127,7 @@ def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
         ]
         for event in one.events
     ]
-    _table(printer, "Events", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
-
-
-def _table(printer: Printer, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    if rows:
-        printer.line(Styled(f"{title}:", HEADING))
-        printer.table(headers, rows, indent=_INDENT)
+    printer.section("Events:", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
 
 
 def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:

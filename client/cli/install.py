@@ -63,13 +63,9 @@ exit codes:
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
 @cluster_options
-def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
+async def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
     """Remove the node agents; backups stay."""
-    asyncio.run(_run(access, ask=not (yes or force), force=force))
-
-
-async def _run(access: ClusterAccess, *, ask: bool, force: bool) -> None:
-    printer = Printer()
+    printer, ask = Printer(), not (yes or force)
     async with connect(access) as cluster:
         plan = await plan_removal(cluster.client, cluster.namespace)
         if not plan.removed:
@@ -293,11 +289,7 @@ def _read_credentials(given: _Given, location: LocationOptions | None) -> str | 
 
 
 def _check_credentials(file: TextFile, location: LocationOptions | None) -> None:
-    """Check that a program can read the credentials; they are not quoted.
-
-    Raises:
-        ConfigError: none can.
-    """
+    """Check that a program can read the credentials; they are not quoted."""
     path, content = file
     if re.search(TYPOGRAPHIC_QUOTES, content):
         raise ConfigError(f"--secret-file: {path} has typographic quotes: write it again with plain ones, or without")

@@ -259,13 +259,20 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     ),
 }
 
-SERVER_FLAGS: Final = (
-    "--concurrent-backups",
+_SERVER_SWITCHES: Final = (
     "--csi-snapshot-early-frequent-polling",
-    "--default-resource-modifier-configmap",
     "--default-snapshot-move-data",
     "--default-volumes-to-fs-backup",
     "--disable-informer-cache",
+    "--restore-only",
+    "--schedule-skip-immediately",
+    "--use-volume-snapshots",
+)
+
+SERVER_FLAGS: Final = (
+    *_SERVER_SWITCHES,
+    "--concurrent-backups",
+    "--default-resource-modifier-configmap",
     "--garbage-collection-frequency",
     "--item-block-worker-count",
     "--keep-latest-maintenance-jobs",
@@ -275,11 +282,8 @@ SERVER_FLAGS: Final = (
     "--maintenance-job-mem-request",
     "--plugins",
     "--pod-volume-operation-timeout",
-    "--restore-only",
-    "--schedule-skip-immediately",
     "--server-priority-class-name",
     "--snapshot-location-config",
-    "--use-volume-snapshots",
     "--velero-pod-cpu-limit",
     "--velero-pod-cpu-request",
     "--velero-pod-mem-limit",
@@ -289,18 +293,6 @@ SERVER_FLAGS: Final = (
 
 _OF_DEFINITIONS: Final = frozenset({"--apply", "--dry-run", "--output", "--crds-only", "--force-conflicts", "--wait"})
 """What also applies with `--crds-only`."""
-
-_SERVER_SWITCHES: Final = frozenset(
-    {
-        "--csi-snapshot-early-frequent-polling",
-        "--default-snapshot-move-data",
-        "--default-volumes-to-fs-backup",
-        "--disable-informer-cache",
-        "--restore-only",
-        "--schedule-skip-immediately",
-        "--use-volume-snapshots",
-    }
-)
 
 
 def _parameter(flag: str) -> str:
@@ -328,7 +320,7 @@ class _Option(click.Option):
         return None if ctx.params.get("crds_only") else super().type_cast_value(ctx, value)
 
 
-def install_flags(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def install_flags(function: Callable[..., object]) -> Callable[..., object]:
     """Add all flags; the command gets them by the names of their parameters."""
     flags = [flag for group in GROUPS.values() for flag in group]
     flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "", type=click.STRING) for name in SERVER_FLAGS]
@@ -353,4 +345,4 @@ def install_flags(function: Callable[..., int | None]) -> Callable[..., int | No
 
 def find_ignored(given: Mapping[str, Any]) -> list[str]:
     """Return the flags that were given and have no effect."""
-    return [flag for flag in SERVER_FLAGS if given[_parameter(flag)] is not None]
+    return sorted(flag for flag in SERVER_FLAGS if given[_parameter(flag)] is not None)

@@ -6,11 +6,12 @@ Source of the spelling of maps and booleans: Velero v1.18, pkg/cmd/util/flag/map
 import asyncio
 import csv
 import functools
+import inspect
 import os
 import re
 import shlex
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -62,7 +63,10 @@ __all__ = [
     "yes_option",
 ]
 
+_Function = Callable[..., object]
+
 _AGENTS: Final = "--agent-namespace"
+_ACCESS: Final = ("kubeconfig", "kubecontext", "of_agents")
 
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="only show what would be done")
 ignore_server_option: Final = click.option(
@@ -82,7 +86,12 @@ class _Help:
 
 
 class UserCommand(_Help, click.Command):
-    """One command."""
+    """One command, whose function may be a coroutine function."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Call the function, and return its result."""
+        result = super().invoke(ctx)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 class UserGroup(_Help, click.Group):
@@ -123,7 +132,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def yes_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def yes_option(function: _Function) -> _Function:
     """Add `--yes`, which each command has that asks, and the word that Velero's commands have for it."""
     for option in (
         click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's commands have it"),
@@ -133,28 +142,27 @@ def yes_option(function: Callable[..., int | None]) -> Callable[..., int | None]
     return function
 
 
-def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def cluster_options(function: _Function) -> _Function:
     """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess.
 
     The namespace is never the kubeconfig's, which is the one that the user works in, and not the agents'.
     Source: Velero v1.18, pkg/client/config.go.
     """
-    return _add_access(function, "namespace of the agents and of the custom resources", ("--namespace", "-n"))
+    return _add_access(function, ("--namespace", "-n"))
 
 
-def workload_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def workload_options(function: _Function) -> _Function:
     """Add the same options for a command about PVCs, whose own `-n` is the namespace of the PVCs."""
-    return _add_access(function, "namespace of the agents and of the custom resources", (_AGENTS,))
+    return _add_access(function, (_AGENTS,))
 
 
-def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str, ...]) -> Callable[..., int | None]:
-    text = f"{text} (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
+def _add_access(function: _Function, flags: tuple[str, ...]) -> _Function:
+    text = "namespace of the agents and of the custom resources"
+    text += f" (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
 
     @functools.wraps(function)
-    def run(*args: Any, of_agents: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
-        return function(
-            *args, access=ClusterAccess(kubeconfig or None, kubecontext or None, of_agents or DEFAULT_NAMESPACE), **more
-        )
+    def run(*args: Any, **given: Any) -> object:  # noqa: ANN401 - click's
+        return function(*args, access=_access({key: given.pop(key) for key in _ACCESS}), **given)
 
     for option in (
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
@@ -169,9 +177,12 @@ def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str
 
 def access_of(context: click.Context) -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
-    given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
-    namespace = given["of_agents"] or DEFAULT_NAMESPACE
-    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"] or None, namespace)
+    return _access(context.params)
+
+
+def _access(given: Mapping[str, str | None]) -> ClusterAccess:
+    kubeconfig, kubecontext, namespace = (given.get(key) or None for key in _ACCESS)
+    return ClusterAccess(kubeconfig, kubecontext, namespace or DEFAULT_NAMESPACE)
 
 
 def complete_names(
@@ -210,7 +221,7 @@ def command_for(access: ClusterAccess, command: str) -> str:
     return " ".join([command, *map(shlex.quote, words)])
 
 
-def output_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def output_option(function: _Function) -> _Function:
     """Add `--output`; the command gets it as `form`, an OutputFormat."""
     return click.option(
         "--output",

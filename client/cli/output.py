@@ -37,6 +37,7 @@ _UNLIMITED: Final = 100_000
 """Columns of what is no terminal: nothing is wrapped, so that programs find a row in one line."""
 
 _GAP: Final = 3
+_INDENT: Final = 2
 _FOLDED_ROWS: Final = 500
 
 
@@ -116,6 +117,12 @@ class Printer:
         for row in rows:
             table.add_row(*map(_text, row))
         self._write(Padding(table, (0, 0, 0, indent)))
+
+    def section(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Print a table below its title; nothing without rows."""
+        if rows:
+            self.line(Styled(title, HEADING))
+            self.table(headers, rows, indent=_INDENT)
 
     def _print_lines(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int) -> None:
         """Print a line for each row, without colors."""

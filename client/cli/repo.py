@@ -1,6 +1,5 @@
 """The command `nodeagent repo`: backup repositories, their maintenance, and snapshots that nothing refers to."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -66,7 +65,6 @@ _WORDS: Final[Mapping[str, str]] = {
 _ON_SCHEDULE: Final = frozenset({Hold.NOT_DUE, Hold.IDLE})
 
 _NONE: Final = "-"
-_INDENT: Final = 2
 
 
 def print_list(printer: Printer, found: RepositoryList, now: datetime, *, wide: bool = False) -> None:
@@ -81,11 +79,11 @@ def _row(one: RepositorySummary, now: datetime, *, wide: bool) -> list[Cell]:
         one.volume_namespace,
         one.location,
         _phase(one),
-        f"{_age(one.last_maintenance, now)} ago" if one.last_maintenance else "never",
+        f"{format_age(now - one.last_maintenance)} ago" if one.last_maintenance else "never",
         _next_cell(one.next, now),
         _NONE if one.contents is None else str(one.contents),
         _NONE if one.index_blobs is None else str(one.index_blobs),
-        _age(one.created, now),
+        format_age(now - one.created) if one.created is not None else _NONE,
     ]
     return [*cells, one.maintenance_frequency, one.repository_id or _NONE, one.message] if wide else cells
 
@@ -102,9 +100,9 @@ def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
     if following.hold == Hold.JOB_UNFINISHED and not following.overdue:
         return Styled("running", GOOD)
     if following.overdue and following.due is not None:
-        return Styled(f"overdue for {_age(following.due, now)}: {_why(following)}", BAD)
+        return Styled(f"overdue for {format_age(now - following.due)}: {_why(following)}", BAD)
     if following.due is not None and following.due > now:
-        text = f"{run} in {_until(following.due, now)}"
+        text = f"{run} in {format_age(following.due - now)}"
         return text if following.hold in _ON_SCHEDULE else Styled(f"{text}: {_why(following)}", WARN)
     return Styled(f"held: {_why(following)}", WARN)
 
@@ -117,23 +115,19 @@ def _why(following: NextMaintenance) -> str:
 def print_details(printer: Printer, one: RepositoryDetails, now: datetime) -> None:
     """Print everything about one repository."""
     printer.facts([(label, value) for label, value in _facts(one, now) if value])
-    if one.history:
-        printer.line(Styled("Maintenance history:", HEADING))
-        rows = [_history_row(entry, now) for entry in one.history]
-        printer.table(("RESULT", "STARTED", "TOOK", "MESSAGE"), rows, indent=_INDENT)
-    if one.events:
-        printer.line(Styled("Events:", HEADING))
-        lines: list[list[Cell]] = [
-            [
-                f"{_age(event.last_seen, now)} ago",
-                Styled(event.type, WARN) if event.type == "Warning" else event.type,
-                event.reason,
-                str(event.count),
-                event.message,
-            ]
-            for event in one.events
+    history = [_history_row(entry, now) for entry in one.history]
+    printer.section("Maintenance history:", ("RESULT", "STARTED", "TOOK", "MESSAGE"), history)
+    events: list[list[Cell]] = [
+        [
+            f"{format_age(now - event.last_seen)} ago",
+            Styled(event.type, WARN) if event.type == "Warning" else event.type,
+            event.reason,
+            str(event.count),
+            event.message,
         ]
-        printer.table(("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), lines, indent=_INDENT)
+        for event in one.events
+    ]
+    printer.section("Events:", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
 
 
 def _facts(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
@@ -152,7 +146,7 @@ def _facts(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Size", _size(one)),
         ("Unreferenced", _unreferenced(one, now)),
         *_verification(one, now),
-        ("Last maintenance", f"{_moment(one.last_maintenance, now)}" or "never"),
+        ("Last maintenance", _moment(one.last_maintenance, now) or "never"),
         ("Last result", _result(one)),
         ("Last full run", Styled("it did not finish", WARN) if one.incomplete_full else ""),
         ("Next maintenance", _next_sentence(one.next, now)),
@@ -300,16 +294,8 @@ def _moment(moment: datetime | None, now: datetime) -> str:
     """Return a cell with the time and how far away it is."""
     if moment is None:
         return ""
-    distance = f"in {_until(moment, now)}" if moment > now else f"{_age(moment, now)} ago"
+    distance = f"in {format_age(moment - now)}" if moment > now else f"{format_age(now - moment)} ago"
     return f"{format_time(moment)} ({distance})"
-
-
-def _until(moment: datetime, now: datetime) -> str:
-    return format_age(moment - now)
-
-
-def _age(moment: datetime | None, now: datetime) -> str:
-    return format_age(now - moment) if moment is not None else _NONE
 
 
 _REPORT_TIMEOUT: Final = timedelta(minutes=15)
@@ -393,12 +379,8 @@ def _complete_names(context: click.Context, _: click.Parameter, incomplete: str)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
 @output_option
 @cluster_options
-def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
     """List backup repositories, with their last and next maintenance."""
-    asyncio.run(_run_get(names, form, access))
-
-
-async def _run_get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
     clock, printer = SystemClock(), Printer()
     async with connect(access) as cluster:
         found = await _reader(cluster, clock).summarize(names)
@@ -416,12 +398,8 @@ async def _run_get(names: Sequence[str], form: OutputFormat, access: ClusterAcce
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @output_option
 @cluster_options
-def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup repository."""
-    asyncio.run(_run_describe(name, form, access))
-
-
-async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     clock, printer = SystemClock(), Printer()
     async with connect(access) as cluster:
         found = await _reader(cluster, clock).describe(name)
@@ -435,12 +413,8 @@ def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
 @repo.command("connect-command", epilog=_CONNECT_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @cluster_options
-def _connect_command(name: str, access: ClusterAccess) -> None:
+async def _connect_command(name: str, access: ClusterAccess) -> None:
     """Print the shell lines that connect kopia to one backup repository, read-only."""
-    asyncio.run(_run_connect_command(name, access))
-
-
-async def _run_connect_command(name: str, access: ClusterAccess) -> None:
     async with connect(access) as cluster:
         repository = await read_repository(cluster.client, cluster.namespace, name)
         location_name = repository.spec.backup_storage_location
@@ -462,12 +436,8 @@ async def _run_connect_command(name: str, access: ClusterAccess) -> None:
 )
 @output_option
 @cluster_options
-def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:
+async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:  # noqa: ASYNC109 - of the Job
     """List kopia snapshots of one backup repository that no backup refers to."""
-    asyncio.run(_run_report(name, timeout, form, access))
-
-
-async def _run_report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:  # noqa: ASYNC109 - of the Job
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"preparing the report of {name}") as show:

@@ -1,6 +1,5 @@
 """The command `nodeagent restore`: volumes of a backup or from a bucket into new PVCs, or into those that exist."""
 
-import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -347,29 +346,25 @@ restore.add_command(create)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_restores)
 @output_option
 @workload_options
-def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     """List restores."""
-    asyncio.run(get_groups(Restores, names, form=form, access=access))
+    await get_groups(Restores, names, form=form, access=access)
 
 
 @restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_restores)
 @output_option
 @workload_options
-def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one restore."""
-    asyncio.run(show_group(Restores, name, form=form, access=access))
+    await show_group(Restores, name, form=form, access=access)
 
 
 @restore.command("cancel", epilog=_CANCEL_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=complete_restores)
 @workload_options
-def _cancel(name: str, access: ClusterAccess) -> None:
+async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a restore: end its transfers that have not ended."""
-    asyncio.run(_run_cancel(name, access))
-
-
-async def _run_cancel(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         tools = RestoreTools(cluster.client, SystemClock(), printer.note)

@@ -1,6 +1,5 @@
 """The command `nodeagent schedule`: CronJobs that back up volumes and delete expired backups."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -40,7 +39,6 @@ from client.schedules.store import (
     renew_schedules,
 )
 from core.clock import SystemClock
-from core.kube.types import Manifest
 from core.models.base import format_time
 from core.text import format_age
 from nodeagent.config.windows import parse_time_zone
@@ -162,7 +160,7 @@ async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
     return await find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
 
 
-def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+def _keep_options(function: Callable[..., object]) -> Callable[..., object]:
     for rule in reversed(KeepRule):
         function = click.option(rule.flag, type=click.IntRange(min=1), metavar="NUMBER", help=rule.help)(function)
     return function
@@ -181,26 +179,20 @@ def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | No
 @_keep_options
 @output_option
 @workload_options
-def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
+async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Create or change a schedule; -o yaml only prints its objects."""
     times = ScheduleTimes(given.pop("cron"), given.pop("time_zone") or None, given.pop("suspend"))
     keep = KeepPolicy.of({rule: given.pop(f"keep_{rule}") for rule in KeepRule}, times.time_zone)
     request = ScheduleRequest(name, access.namespace, choice, keep=keep, **given)
     request.check()
     times.check()
-    asyncio.run(_run_create(request, times, form, access))
-
-
-async def _run_create(
-    request: ScheduleRequest, times: ScheduleTimes, form: OutputFormat, access: ClusterAccess
-) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         agent = await read_image(cluster.client, cluster.namespace)
         await check_schedule(_tools(cluster, printer), request)
         objects = build_schedule(request, times, agent, cluster.time.now())
         if form.for_programs:
-            _print_objects(printer, objects, form)
+            printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
             return
         result = await apply_schedule(_owned(cluster, request, printer), objects)
         next_run = times.next_after(cluster.time.now())
@@ -219,20 +211,12 @@ def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> O
     return OwnedObjects(cluster.client, request, lambda place: printer.line(f"{place}: deleted"), printer.note)
 
 
-def _print_objects(printer: Printer, objects: list[Manifest], form: OutputFormat) -> None:
-    printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
-
-
 @schedule.command("get", epilog=_GET_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @output_option
 @workload_options
-def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     """List schedules, with their last and next run."""
-    asyncio.run(_run_get(names, form, access))
-
-
-async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         found = await _find(cluster, names)
@@ -282,12 +266,8 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @dry_run_option
 @workload_options
-def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
+async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
     """Run a schedule now, with your own permissions."""
-    asyncio.run(_run_now(name, access, dry_run=dry_run))
-
-
-async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         request = await read_request(cluster.client, cluster.namespace, name)
@@ -311,12 +291,8 @@ async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @output_option
 @workload_options
-def _retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+async def _retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Say of each copy that a schedule has made why it stays or goes."""
-    asyncio.run(_run_retention(name, form, access))
-
-
-async def _run_retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         request = await read_request(cluster.client, cluster.namespace, name)
@@ -349,12 +325,8 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 @schedule.command("renew", epilog=_RENEW_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @workload_options
-def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
     """Give schedules the image of the agents, today's rules and permissions."""
-    asyncio.run(_run_renew(names, access))
-
-
-async def _run_renew(names: tuple[str, ...], access: ClusterAccess) -> None:
     async with connect(access) as cluster:
         failures = await renew(cluster, names, Printer())
     if failures:
@@ -369,12 +341,8 @@ async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
 @workload_options
-def _delete(name: str, access: ClusterAccess) -> None:
+async def _delete(name: str, access: ClusterAccess) -> None:
     """Delete a schedule; its backups stay."""
-    asyncio.run(_run_delete(name, access))
-
-
-async def _run_delete(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         request = await read_request(cluster.client, cluster.namespace, name)

@@ -1,6 +1,5 @@
 """The command `nodeagent status`: the health of agents, queue, transfers, repositories and configuration."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,9 @@ __all__ = ["print_status", "summarize"]
 
 _STYLES: Final = {Health.HEALTHY: GOOD, Health.UNKNOWN: WARN, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD}
 _SHORT: Final = {kind.name: kind.short for kind in TRANSFER_KINDS}
+_TRANSFER_HEADERS: Final = ("TRANSFER", "PHASE", "NODE", "VOLUME", "PROGRESS", "RATE", "ETA", "WAITING FOR")
+_PENDING_HEADERS: Final = ("POSITION", "TRANSFER", "VOLUME", "AGE", "REASON", "MESSAGE")
+_NODE_HEADERS: Final = ("NODE", "AGENT", "SLOTS", "PREPARING", "CONFIGURATION", "RESTARTS", "POD")
 _ROWS: Final = 15
 """Rows of a section; a wide answer has all of them."""
 
@@ -85,13 +87,15 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
         see = f" (see {finding.see})" if finding.see else ""
         printer.line(Styled(f"  {finding.health}: {finding.message}{see}", _STYLES[finding.health]))
     _print_leader(printer, view)
-    _print_transfers(section, view)
-    _print_pending(section, view)
+    transfers = [_active_row(section, row) for row in view.transfers]
+    section.table(f"Transfers ({len(transfers)} with a node)", _TRANSFER_HEADERS, transfers)
+    pending = [_pending_row(section, row, view.at) for row in view.pending]
+    section.table(f"Pending ({len(pending)})", _PENDING_HEADERS, pending)
     failed = [
         [_shown(row.kind, row.name), _ago(row.completed, view.at), section.message(row.message)] for row in view.failed
     ]
     section.table("Failed within a day", ("TRANSFER", "ENDED", "MESSAGE"), failed)
-    _print_nodes(section, view)
+    section.table(f"Nodes ({len(view.nodes)})", _NODE_HEADERS, [_node_row(row, view) for row in view.nodes])
     _print_storage(section, view)
     if view.retention is not None:
         _print_retention(section, view.retention, view.at)
@@ -137,12 +141,6 @@ def _config_state(view: StatusView) -> str:
     return f"{named}, active on {agreeing} of {len(view.nodes)} agents"
 
 
-def _print_transfers(section: _Section, view: StatusView) -> None:
-    headers = ["TRANSFER", "PHASE", "NODE", "VOLUME", "PROGRESS", "RATE", "ETA", "WAITING FOR"]
-    rows = [_active_row(section, row) for row in view.transfers]
-    section.table(f"Transfers ({len(rows)} with a node)", headers, rows)
-
-
 def _active_row(section: _Section, row: ActiveRow) -> list[Cell]:
     phase = f"{row.phase} ({row.attempt})" if row.attempt > 1 else str(row.phase)
     moved = format_bytes(row.bytes_done)
@@ -162,12 +160,6 @@ def _active_row(section: _Section, row: ActiveRow) -> list[Cell]:
     ]
 
 
-def _print_pending(section: _Section, view: StatusView) -> None:
-    rows = [_pending_row(section, row, view.at) for row in view.pending]
-    headers = ("POSITION", "TRANSFER", "VOLUME", "AGE", "REASON", "MESSAGE")
-    section.table(f"Pending ({len(rows)})", headers, rows)
-
-
 def _pending_row(section: _Section, row: PendingRow, now: datetime) -> list[Cell]:
     reason = row.reason or ("Queued" if row.position else _NONE)
     return [
@@ -178,12 +170,6 @@ def _pending_row(section: _Section, row: PendingRow, now: datetime) -> list[Cell
         Styled(f"{reason}, canceling", WARN) if row.canceling else reason,
         section.message(row.message),
     ]
-
-
-def _print_nodes(section: _Section, view: StatusView) -> None:
-    rows = [_node_row(row, view) for row in view.nodes]
-    headers = ("NODE", "AGENT", "SLOTS", "PREPARING", "CONFIGURATION", "RESTARTS", "POD")
-    section.table(f"Nodes ({len(rows)})", headers, rows)
 
 
 def _node_row(row: NodeRow, view: StatusView) -> list[Cell]:
@@ -318,16 +304,17 @@ class _Options:
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="how long --wait-idle may take (default: no limit)")
 @output_option
 @cluster_options
-def status(
-    access: ClusterAccess, form: OutputFormat, *, watch: bool, wait_idle: bool, timeout: timedelta | None
+async def status(
+    access: ClusterAccess,
+    form: OutputFormat,
+    *,
+    watch: bool,
+    wait_idle: bool,
+    timeout: timedelta | None,  # noqa: ASYNC109 - of the wait
 ) -> None:
     """Show the health of the agents and what they do: queue, transfers, nodes, repositories."""
     options = _Options(form, watch, wait_idle, timeout)
     options.check()
-    asyncio.run(_run(access, options))
-
-
-async def _run(access: ClusterAccess, options: _Options) -> None:
     printer, clock = Printer(), SystemClock()
     async with connect(access) as cluster:
         reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
@@ -379,11 +366,7 @@ def _left(deadline: Deadline | None) -> float:
 
 
 def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | None) -> bool:
-    """Return whether there is nothing left to wait for.
-
-    Raises:
-        NotIdleError: the timeout passed, or transfers cannot be read.
-    """
+    """Return whether there is nothing left to wait for."""
     if not options.wait_idle:
         return False
     expired = deadline is not None and deadline.expired

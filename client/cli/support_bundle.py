@@ -1,6 +1,5 @@
 """The command `nodeagent support-bundle`: an archive that helps others to help, without secrets."""
 
-import asyncio
 import os
 import tempfile
 from contextlib import suppress
@@ -57,7 +56,7 @@ exit codes:
     help="format of the answer, not of the archive: table, wide, json or yaml (default: table)",
 )
 @cluster_options
-def support_bundle(access: ClusterAccess, form: str, path: Path | None, *, only_list: bool) -> None:
+async def support_bundle(access: ClusterAccess, form: str, path: Path | None, *, only_list: bool) -> None:
     """Collect what helps to find a fault into an archive, without secrets."""
     if form not in set(OutputFormat):
         if path is not None:
@@ -69,11 +68,7 @@ def support_bundle(access: ClusterAccess, form: str, path: Path | None, *, only_
         form, path = OutputFormat.TABLE, Path(form)
     if path is not None and path.exists():
         raise ConfigError(f"{path} exists already: name another file")
-    asyncio.run(_run(access, OutputFormat(form), path, only_list=only_list))
-
-
-async def _run(access: ClusterAccess, form: OutputFormat, path: Path | None, *, only_list: bool) -> None:
-    printer = Printer()
+    printer, answer_form = Printer(), OutputFormat(form)
     async with connect(access) as cluster:
         with printer.progress("reading the cluster") as show:
             reader = BundleReader(cluster.client, cluster.namespace, now=cluster.time.now, on_progress=show)
@@ -82,10 +77,10 @@ async def _run(access: ClusterAccess, form: OutputFormat, path: Path | None, *, 
     target = path or Path(f"node-agent-support-{cluster.namespace}-{at:%Y%m%d-%H%M%S}.tar.gz")
     if not only_list:
         _write(target, bundle, at)
-    if form.for_programs:
+    if answer_form.for_programs:
         files = [{"name": one.name, "about": one.about, "bytes": len(one.content)} for one in bundle.files]
         written = "" if only_list else str(target)
-        printer.document({"file": written, "files": files, "missing": bundle.missing}, form)
+        printer.document({"file": written, "files": files, "missing": bundle.missing}, answer_form)
         return
     if only_list:
         rows = [[one.name, format_bytes(len(one.content)), one.about] for one in bundle.files]
@@ -97,11 +92,7 @@ async def _run(access: ClusterAccess, form: OutputFormat, path: Path | None, *, 
 
 
 def _write(target: Path, bundle: Bundle, at: datetime) -> None:
-    """Write the archive as a whole, readable by its owner alone; an interrupted run leaves nothing.
-
-    Raises:
-        ConfigError: it cannot be written, or exists.
-    """
+    """Write the archive as a whole, readable by its owner alone; an interrupted run leaves nothing."""
     content = pack(bundle, target.name.removesuffix(".tar.gz"), at)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

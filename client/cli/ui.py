@@ -39,12 +39,8 @@ exit codes:
 @click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", default=0, help="port (default: a free one)")
 @click.option("--no-browser", is_flag=True, help="open no browser")
 @cluster_options
-def ui(access: ClusterAccess, *, port: int, no_browser: bool) -> None:
+async def ui(access: ClusterAccess, *, port: int, no_browser: bool) -> None:
     """Show what is going on, in a browser: volumes, transfers, queue, repositories."""
-    asyncio.run(_run(access, port, browser=not no_browser))
-
-
-async def _run(access: ClusterAccess, port: int, *, browser: bool) -> None:
     printer, clock = Printer(), SystemClock()
     async with connect(access) as cluster:
         reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
@@ -56,7 +52,7 @@ async def _run(access: ClusterAccess, port: int, *, browser: bool) -> None:
             async with serve(Pages(live, details), port) as url:
                 printer.line(url)
                 printer.note("the address works once, in one browser; Ctrl-C ends the server")
-                if browser:
+                if not no_browser:
                     with suppress(webbrowser.Error):
                         await asyncio.to_thread(webbrowser.open, url)
                 await live.run()

@@ -1,6 +1,5 @@
 """The command `nodeagent version`: the versions of this command and of the installed agents."""
 
-import asyncio
 from typing import Final
 
 import click
@@ -34,12 +33,8 @@ pods/proxy. Without it, a note says so.
 @click.option("--client-only", is_flag=True, help="do not ask the agents")
 @output_option
 @cluster_options
-def version(access: ClusterAccess, form: OutputFormat, *, client_only: bool) -> None:
+async def version(access: ClusterAccess, form: OutputFormat, *, client_only: bool) -> None:
     """Show the version of this command and of the agents."""
-    asyncio.run(_run(access, form, client_only=client_only))
-
-
-async def _run(access: ClusterAccess, form: OutputFormat, *, client_only: bool) -> None:
     printer = Printer()
     if not form.for_programs:
         printer.line(f"client: {VERSION}")

@@ -1,6 +1,5 @@
 """The command `nodeagent volumes`: which volumes are protected, and why others are not."""
 
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -72,12 +71,8 @@ exit codes:
 @click.option("--state", "states", type=click.Choice(_STATES), multiple=True, help="only this state; may be repeated")
 @output_option
 @workload_options
-def volumes(access: ClusterAccess, form: OutputFormat, *, namespace: str, states: Sequence[str]) -> None:
+async def volumes(access: ClusterAccess, form: OutputFormat, *, namespace: str, states: Sequence[str]) -> None:
     """Show which volumes are protected, and why the others are not."""
-    asyncio.run(_run(access, form, namespace, states))
-
-
-async def _run(access: ClusterAccess, form: OutputFormat, namespace: str, states: Sequence[str]) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)

@@ -69,9 +69,6 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObj
     """Return the transfer if an earlier run made it; check that nothing else is written to.
 
     A PVC that has a volume, and whose transfer is gone, may be in use: it was restored already, or bound by another.
-
-    Raises:
-        RestoreError: the PVC exists and is not one that this restore may still fill, or the restore has ended.
     """
     transfer = await read_transfer(client, one)
     existing = await client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
@@ -130,11 +127,7 @@ def _has(stored: Mapping[str, Any], wanted: Manifest) -> bool:
 
 
 async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
-    """Check that the storage classes exist, and say which ones wait for a pod.
-
-    Raises:
-        RestoreError: one does not exist.
-    """
+    """Check that the storage classes exist, and say which ones wait for a pod."""
     try:
         listed = await tools.client.list(Selection(STORAGE_CLASSES))
     except ForbiddenError as e:
@@ -248,11 +241,7 @@ async def _ensure_claim(client: KubeClient, one: PlannedRestore) -> None:
 
 
 async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str | None:
-    """Return the UID of the pod that waits for the data; None: there is none.
-
-    Raises:
-        RestoreError: another pod has its name, or waits for another snapshot.
-    """
+    """Return the UID of the pod that waits for the data; None: there is none."""
     manifest = one.build_pod()
     if manifest is None:
         return None

@@ -272,11 +272,7 @@ async def _check_agents(tools: RestoreTools, namespace: str) -> None:
 async def _find_volume(
     tools: RestoreTools, one: PlannedRestore
 ) -> tuple[PersistentVolumeClaim | None, PersistentVolume]:
-    """Return the PVC and its volume; of an earlier run, the volume that it has released.
-
-    Raises:
-        RestoreError: there is none.
-    """
+    """Return the PVC and its volume; of an earlier run, the volume that it has released."""
     target = one.target
     claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
     if claim is not None and claim["metadata"].get("deletionTimestamp"):
@@ -329,11 +325,7 @@ def _refuse_released(one: PlannedRestore, volume: PersistentVolume) -> None:
 
 
 def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
-    """Check that the data can be written to the volume, as far as is known.
-
-    Raises:
-        RestoreError: it cannot.
-    """
+    """Check that the data can be written to the volume, as far as is known."""
     place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
     mode, wanted = volume_mode(volume), one.volume.claim.volume_mode
     if one.volume.by_block and mode is not VolumeMode.BLOCK:
@@ -349,11 +341,7 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
 
 
 async def _check_unused(tools: RestoreTools, target: ClaimName, volume: PersistentVolume) -> None:
-    """Check that no pod uses the volume.
-
-    Raises:
-        RestoreError: one does; the message names it and what controls it.
-    """
+    """Check that no pod uses the volume."""
     name = volume["metadata"]["name"]
     if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
@@ -478,11 +466,7 @@ def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
 
 
 async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: PersistentVolume) -> None:
-    """Create the PVC as it was recorded; one that was made meanwhile is not overwritten.
-
-    Raises:
-        RestoreError: there is another one.
-    """
+    """Create the PVC as it was recorded; one that was made meanwhile is not overwritten."""
     manifest = _recorded(one, volume)
     if manifest is None:
         raise RestoreError(f"PersistentVolume {one.existing} does not say any more which PVC it had")

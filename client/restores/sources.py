@@ -276,11 +276,7 @@ def _matches(one: StoredSnapshot, source: Source) -> bool:
 
 
 def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
-    """Return the PVCs that the source is about, in the order of their names.
-
-    Raises:
-        RestoreError: one that it names is not among them, or there are none.
-    """
+    """Return the PVCs that the source is about, in the order of their names."""
     for name in source.claims:
         if name not in known:
             raise RestoreError(hinted(f"{source} has no PVC {name}", str(name), map(str, known)))
