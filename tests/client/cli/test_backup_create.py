@@ -103,32 +103,6 @@ def test_nothing_goes_on_after_an_interrupted_check(backup_shell: BackupShell, m
     assert "goes on" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        ([], 2, r"no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS \(-l \"\": all of them\)"),
-        (["--pvc", "data"], 2, '--pvc: "data" is not allowed: expected NAMESPACE/NAME, or NAME beside -n NAMESPACE'),
-        (["--pvc", "a/b/c"], 2, '--pvc: "a/b/c" is not allowed'),
-        (["--pvc", "a/b", "-l", ""], 2, "-l selects PVCs of the namespace that -n names, and excludes --pvc"),
-        (["-l", "a=b"], 2, "-l selects PVCs of the namespace that -n names"),
-        (["--pvc", "app/data", "--labels", "a"], 2, '--labels: "a" is not allowed: expected KEY=VALUE'),
-        (["--pvc", "app/data", "--labels", "velero.io/a=b"], 2, "--labels: velero.io/a is reserved"),
-        (["--pvc", "app/data", "--ttl", "soon"], 2, '--ttl: "soon" is not allowed: expected a duration such as 30s'),
-        (["--pvc", "app/data", "--method", "best"], 2, "--method: .*"),
-        (["--pvc", "app/dat"], 1, r"PVC app/dat does not exist \(did you mean data\?\)"),
-        (["--pvc", "app/loose"], 1, "PVC app/loose: no CSI snapshot: .*; no backup of files: no Running pod mounts it"),
-    ],
-    ids=lambda value: " ".join(value) or "none" if isinstance(value, list) else "",
-)
-def test_an_error_is_one_line_and_nothing_was_created(
-    backup_shell: BackupShell, words: list[str], code: int, error: str
-) -> None:
-    done = backup_shell.run("create", "night", *words)
-    assert (done.code, done.out) == (code, "")
-    assert re.search(rf"(?m)^error: {error}.*$", done.err)
-    assert backup_shell.scene.made == []
-
-
 @pytest.mark.parametrize("words", [["--pvc", "data", "-n", "app"], ["-n", "app", "-l", "!tier"]], ids=" ".join)
 def test_claims_are_named_within_the_namespace_or_selected(backup_shell: BackupShell, words: list[str]) -> None:
     backup_shell.scene.put_claim("loose", "fast")

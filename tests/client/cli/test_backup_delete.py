@@ -3,36 +3,30 @@
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from click.shell_completion import ShellComplete
 
 from client import mover_jobs
 from client.backups.deletion_report import BackupDeletion
-from client.cli.user_commands import _root
 from core.kube.resources import JOBS
-from nodeagent.__main__ import main
-from tests.client.support.commands import reach
+from tests.client.support import commands
 from tests.client.support.deletion_scene import DeletionScene
 from tests.support.golden import assert_golden, assert_golden_text
 
 
 @dataclass
-class Shell:
+class Shell(commands.Shell):
     """Runs the command; without an `answer` there is no terminal, else it is what the user types."""
 
-    scene: DeletionScene
-    capsys: pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
+    scene: DeletionScene = field(default_factory=DeletionScene)
 
-    def run(self, *words: str, answer: str | None = None) -> tuple[int, str, str]:
+    def run(self, *words: str, answer: str | None = None) -> commands.Done:
         self.monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
         self.monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: _answer(answer))
-        code = main(["backup", "delete", *words])
-        captured = self.capsys.readouterr()
-        return code, captured.out, re.sub(r"default-delete-[0-9a-f]{8}", "default-delete-HASH", captured.err)
+        return super().run("backup", "delete", *words)
 
 
 def _answer(answer: str | None) -> str:
@@ -43,8 +37,8 @@ def _answer(answer: str | None) -> str:
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    shell = Shell(DeletionScene(), capsys, monkeypatch)
-    reach(lambda: shell.scene.kube, monkeypatch)
+    shell = Shell(capsys, monkeypatch)
+    commands.reach(lambda: shell.scene.kube, monkeypatch)
     monkeypatch.setattr(mover_jobs, "SystemClock", lambda: shell.scene.clock)
     shell.scene.put_backup("night", 9, "data", "gone")
     shell.scene.put_backup("day", 1)
@@ -124,24 +118,6 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -
     assert shell.scene.kube.bucket.keys() == {"s-day-data"}
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["nigth"], 1, r"there is no backup nigth in namespace velero \(did you mean night\?\)"),
-        (["\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
-        ([], 2, "backup delete takes the name of a backup, or --expired"),
-        (["night", "--expired"], 2, "backup delete takes the name of a backup, or --expired"),
-        (["night", "--at-most", "3"], 2, "--at-most goes with --expired"),
-        (["night", "-o", "xml"], 2, "--output: .*"),
-    ],
-    ids=["unknown", "control characters", "no name", "both", "at most", "format"],
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
-    found, out, err = shell.run(*words, "--confirm")
-    assert (found, out) == (code, "")
-    assert re.fullmatch(rf"error: .*{error}.*", err.splitlines()[-1])
-
-
 def test_a_location_with_velero_s_backups_is_refused_before_anything_is_deleted(shell: Shell) -> None:
     shell.scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
     code, out, err = shell.run("night", "--confirm")
@@ -158,9 +134,3 @@ def test_a_missing_permission_is_one_line(shell: Shell) -> None:
         r"error: backup night cannot be deleted: create Job .*eve cannot create jobs.*", err.splitlines()[-1]
     )
     assert len(shell.scene.names()) == 3
-
-
-def test_a_shell_completes_the_names_of_backups(shell: Shell) -> None:
-    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
-    assert [one.value for one in complete.get_completions(["backup", "delete"], "n")] == ["night"]
-    assert shell.scene.names()

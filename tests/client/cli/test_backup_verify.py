@@ -1,19 +1,15 @@
 """`nodeagent backup verify`: output, errors, exit codes and completion; the Jobs are those of a fake cluster."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import msgspec
 import pytest
-import yaml
-from click.shell_completion import ShellComplete
 
 from client import mover_jobs
 from client.cli import backup_verify
-from client.cli.user_commands import _root
 from client.collections.models import BackupVolume
 from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
 from client.verifications.verify import VerificationRequest, VerificationTools
@@ -85,7 +81,6 @@ def test_programs_get_a_document_of_the_schema(shell: _Shell) -> None:
     assert_golden("cli/backup-verify-schema", json.loads(json.dumps(msgspec.json.schema(VerificationReport))))
     assert_golden("cli/backup-verify", json.loads(done.out))
     assert json.loads(VerificationReport.from_json(done.out).to_json()) == json.loads(done.out)
-    assert yaml.safe_load(shell.run("night", "-o", "yaml").out) == json.loads(done.out)
 
 
 def test_options_choose_volumes_share_and_way(shell: _Shell) -> None:
@@ -104,39 +99,3 @@ def test_volumes_that_are_not_completed_are_notes(shell: _Shell) -> None:
     done = shell.run("night")
     assert done.code == 0
     assert "note: not verified: DataUpload night-files of PVC db/files is Failed: no\\x1b[2J room\n" in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["nihgt"], 1, r"there is no backup nihgt in namespace velero \(did you mean night\?\)"),
-        (["night", "--pvc", "app/dat"], 1, r"backup night has no PVC app/dat \(did you mean app/data\?\)"),
-        (["night", "--pvc", "data"], 2, '--pvc: "data" is not allowed'),
-        (["night", "-n", "app"], 2, "-n is the namespace of --pvc NAME, which is not set"),
-        (["night", "--percent", "x"], 2, r"--percent: .*\(see nodeagent backup verify --help\)"),
-        (["night", "--percent", "0"], 2, "--percent: 0 is not allowed: more than 0, and at most 100"),
-        (["night", "--percent", "101"], 2, "--percent: 101 is not allowed"),
-        (["night", "--percent", "nan"], 2, "--percent: nan is not allowed"),
-        (["night", "--restore", "--percent", "10"], 2, "--percent is for reading back: --restore compares all files"),
-        (["night", "--timeout", "0"], 2, '--timeout: "0" is not allowed: expected a duration'),
-        ([], 2, r"missing argument NAME \(see nodeagent backup verify --help\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: _Shell, words: list[str], code: int, error: str) -> None:
-    done = shell.run(*words)
-    assert (done.code, done.out, shell.asked) == (code, "", [])
-    assert re.fullmatch(rf"error: .*{error}.*\n", done.err)
-
-
-def test_a_missing_permission_is_one_line(shell: _Shell) -> None:
-    shell.scene.kube.fail_next("GET", "/datauploads", 403, times=9, message="eve cannot list datauploads in velero")
-    done = shell.run("night")
-    assert (done.code, done.out) == (1, "")
-    assert re.fullmatch(r"error: list DataUpload velero: .*eve cannot list datauploads in velero\n", done.err)
-
-
-def test_a_shell_completes_the_names_of_backups(shell: _Shell) -> None:
-    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
-    assert [one.value for one in complete.get_completions(["backup", "verify"], "n")] == ["night"]
-    assert shell.asked == []

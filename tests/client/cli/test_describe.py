@@ -111,21 +111,10 @@ def test_a_transfer_that_ended_has_no_pods_and_advice(shell: Shell, word: str) -
     assert done.out.endswith("What to do next: nothing: it is complete\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["du/lang"], 1, r"DataUpload velero/lang does not exist \(did you mean long\?\)"),
-        (["du/zzz\x1b[2J"], 1, r"DataUpload velero/zzz\\x1b\[2J does not exist"),
-        (["dux/long"], 2, r'"dux" is no kind of transfer: did you mean'),
-        (["long"], 2, "not KIND/NAME, such as du/backup-1"),
-        ([], 2, r"missing argument KIND/NAME \(see nodeagent describe --help\)"),
-    ],
-    ids=["name", "control", "kind", "no kind", "nothing"],
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
-    done = shell.run("describe", *words)
-    assert (done.code, done.out) == (code, "")
-    assert re.fullmatch(rf"error: .*{error}.*\n", done.err)
+def test_an_error_is_one_line_with_an_exit_code(shell: Shell) -> None:
+    done = shell.run("describe", "du/zzz\x1b[2J")
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(r"error: .*DataUpload velero/zzz\\x1b\[2J does not exist.*\n", done.err)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +130,6 @@ def test_a_missing_permission_is_a_note_and_the_rest_is_shown(
     assert done.code == 0
     assert "It was interrupted 20m ago on node a: OOMKilled." in done.out
     assert re.fullmatch(rf"note: {missing} could not be read: .*403.*\n", done.err)
-
-
-def test_without_permission_for_the_transfer_one_line_says_so(scene: StatusScene, shell: Shell) -> None:
-    scene.kube.fail_next("GET", "/datauploads/long", 403, message="cannot get datauploads")
-    done = shell.run("describe", "du/long")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "error: get DataUpload velero/long: 403 Injected: cannot get datauploads\n"
 
 
 def test_an_invalid_transfer_is_shown_with_its_fault(scene: StatusScene, shell: Shell) -> None:

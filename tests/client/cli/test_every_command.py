@@ -2,14 +2,16 @@
 
 import json
 import re
+import shlex
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from client import mover_jobs
 from client.cli.user_commands import _root
@@ -17,45 +19,26 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime import connection
-from tests.client.support.commands import Shell, open_shell
+from tests.client.support.commands import Shell, open_shell, reach
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.support.golden import assert_golden_text
 from tests.support.sockets import free_port
 from tests.support.terminal import open_terminal
 
-_WORDS: Final = {
-    "backup acknowledge": ("night",),
-    "backup cancel": ("night",),
+_WORDS: Final[Mapping[str, Sequence[str]]] = {
+    **{f"backup {verb}": ("night",) for verb in ("acknowledge", "cancel", "describe", "get", "ls", "verify")},
     "backup cp": ("night:data/file", "."),
     "backup create": ("other", "--pvc=app/data"),
     "backup delete": ("night", "--confirm"),
-    "backup describe": ("night",),
-    "backup get": ("night",),
-    "backup ls": ("night",),
-    "backup verify": ("night",),
     "describe": ("du/night-data",),
     "install": ("--no-default-backup-location", "--no-secret"),
-    "preflight": (),
-    "repo connect-command": ("app-default-kopia",),
-    "repo describe": ("app-default-kopia",),
-    "repo get": ("app-default-kopia",),
-    "repo report": ("app-default-kopia",),
-    "restore cancel": ("back",),
+    **{f"repo {verb}": ("app-default-kopia",) for verb in ("connect-command", "describe", "get", "report")},
+    **{f"restore {verb}": ("back",) for verb in ("cancel", "describe", "get")},
     "restore create": ("new", "--from-backup=night"),
-    "restore describe": ("back",),
-    "restore get": ("back",),
+    **{f"schedule {verb}": ("daily",) for verb in ("delete", "get", "renew", "retention", "run")},
     "schedule create": ("weekly", "--schedule=@weekly", "--pvc=app/data"),
-    "schedule delete": ("daily",),
-    "schedule get": ("daily",),
-    "schedule renew": ("daily",),
-    "schedule retention": ("daily",),
-    "schedule run": ("daily",),
-    "status": (),
-    "support-bundle": (),
     "ui": ("--no-browser",),
-    "uninstall": (),
-    "version": (),
-    "volumes": (),
+    **dict.fromkeys(("preflight", "status", "support-bundle", "uninstall", "version", "volumes"), ()),
 }
 """Of each command, words that it accepts."""
 
@@ -63,34 +46,86 @@ _SERVES: Final = "ui"
 """It shows what it may for as long as it runs (`tests/client/ui`)."""
 
 _MISSPELLED: Final = {
-    "backup acknowledge": "nigth",
-    "backup cancel": "nigth",
+    **{f"backup {verb}": "nigth" for verb in ("acknowledge", "cancel", "describe", "get", "ls", "verify")},
     "backup cp": "nigth:data/file .",
     "backup create": "other --pvc=app/dta",
     "backup delete": "nigth --confirm",
-    "backup describe": "nigth",
-    "backup get": "nigth",
-    "backup ls": "nigth",
-    "backup verify": "nigth",
     "describe": "du/night-dta",
-    "repo connect-command": "app-defalt-kopia",
-    "repo describe": "app-defalt-kopia",
-    "repo get": "app-defalt-kopia",
-    "repo report": "app-defalt-kopia",
-    "restore cancel": "bakc",
+    **{f"repo {verb}": "app-defalt-kopia" for verb in ("connect-command", "describe", "get", "report")},
+    **{f"restore {verb}": "bakc" for verb in ("cancel", "describe", "get")},
     "restore create": "new --from-backup=nigth",
-    "restore describe": "bakc",
-    "restore get": "bakc",
+    **{f"schedule {verb}": "dialy" for verb in ("delete", "get", "renew", "retention", "run")},
     "schedule create": "weekly --schedule=@weekly --pvc=app/data --storage-location=defalt",
-    "schedule delete": "dialy",
-    "schedule get": "dialy",
-    "schedule renew": "dialy",
-    "schedule retention": "dialy",
-    "schedule run": "dialy",
 }
 """Words with a wrong name."""
 
-_every_command = pytest.mark.parametrize("command", _WORDS)
+_WRONG: Final = """
+backup acknowledge
+backup cp night x
+backup cp night: x
+backup cp night:data/etc x --device
+backup create new
+backup create new --pvc data
+backup create new --pvc a/b/c
+backup create new --pvc a/b -l ''
+backup create new -l a=b
+backup create new --pvc app/data --labels a
+backup create new --pvc app/data --ttl soon
+backup create new --pvc app/data --method best
+backup delete --confirm
+backup delete night --expired --confirm
+backup delete night --at-most 3 --confirm
+backup get --agent-namespace a/../b
+backup ls night dat/etc
+backup ls night app/dta
+backup ls night zzz
+backup ls night data --limit=0
+backup verify night --pvc app/dat
+backup verify night --pvc data
+backup verify night -n app
+backup verify night --percent x
+backup verify night --percent 0
+backup verify night --percent 101
+backup verify night --percent nan
+backup verify night --restore --percent 10
+backup verify night --timeout 0
+describe dux/long
+describe long
+restore create
+restore create --from-backup a --from-snapshot b
+restore create --from-backup night --cluster u
+restore create --from-backup night --namespace-mappings app
+restore create --from-backup night --namespace-mappings app:a,app:b
+restore create --from-backup night --size -1
+restore create --from-backup night --pvc data
+restore create A --from-backup night
+restore create --from-backup night --incremental
+restore create --from-backup night --delete-extra-files
+restore create --from-backup night --no-snapshot
+restore create --from-backup night --dry-run
+restore create --from-backup night --in-place --yes --size 1Gi
+restore create --from-backup night --in-place --yes --namespace-mappings a:b
+restore create --from-backup night --in-place --yes --method restore-wait
+restore create --from-backup night --in-place
+restore create --from-backup night --in-place -o json
+schedule create new --schedule @daily
+schedule create New --schedule @daily --pvc app/data
+schedule create new --schedule soon --pvc app/data
+schedule create new --schedule @daily --pvc app/data --time-zone Mars
+schedule create new --schedule @daily --pvc data
+schedule create new --schedule @daily --pvc app/data --keep-daily 0
+status -w -o json
+status --timeout 5m
+status --wait-idle --timeout soon
+support-bundle -o jsn
+support-bundle -o a.gz --output b.gz
+run-schedule
+run-schedule new
+run-schedule new --pvc app/data --ttl 0s
+run-schedule new --pvc app/data --keep-daily 1 --time-zone Mars
+"""
+
+_every_command = pytest.mark.parametrize("command", sorted(_WORDS))
 
 
 def _walk(command: click.Command, path: str = "") -> Iterator[str]:
@@ -159,7 +194,7 @@ def test_without_permissions_the_missing_one_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shell = open_shell(_Refusing(), capsys, monkeypatch)
-    shown = [shell.tell(*command.split(), *words) for command, words in _WORDS.items() if command != _SERVES]
+    shown = [shell.tell(*command.split(), *words) for command, words in sorted(_WORDS.items()) if command != _SERVES]
     assert_golden_text("commands/forbidden", "\n".join(shown))
 
 
@@ -167,14 +202,9 @@ def test_without_permissions_the_missing_one_is_named(
 def scene(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> ScheduleScene:
     """A cluster with a backup, a repository, a restore and a schedule."""
     scene = ScheduleScene()
-
-    async def load(*_: object) -> tuple[object, str]:
-        return scene.kube, "velero"
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: scene.kube, monkeypatch)
     for module in (mover_jobs, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: scene.clock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     scene.old.put_backup("night", 1)
     spec = {"volumeNamespace": "app", "backupStorageLocation": "default", "repositoryType": "kopia"}
@@ -195,10 +225,31 @@ def scene(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 def test_a_wrong_name_has_a_hint(scene: ScheduleScene, capsys: pytest.CaptureFixture[str]) -> None:
     before = [one.path for one in scene.kube.requests if one.method != "GET"]
     shell = Shell(capsys)
-    shown = [shell.tell(*command.split(), *words.split()) for command, words in _MISSPELLED.items()]
+    shown = [shell.tell(*command.split(), *words.split()) for command, words in sorted(_MISSPELLED.items())]
     assert_golden_text("commands/misspelled", "\n".join(shown))
     assert [one for one in shown if "(did you mean " not in one] == []
     assert [one.path for one in scene.kube.requests if one.method != "GET"] == before
+
+
+def test_a_wrong_command_line_is_an_error_in_one_line_that_says_what_is_right(
+    scene: ScheduleScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [one.path for one in scene.kube.requests if one.method != "GET"]
+    shell = Shell(capsys)
+    shown = [shell.tell(*shlex.split(line)) for line in _WRONG.strip().splitlines()]
+    assert [one for one in shown if len(re.findall("(?m)^error: ", one)) != 1 or "exit code: 0" in one] == []
+    assert_golden_text("commands/wrong", "\n".join(shown))
+    assert [one.path for one in scene.kube.requests if one.method != "GET"] == before
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_shell_completes_each_name_of_what_exists() -> None:
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    for command in _MISSPELLED.keys() - {"backup cp", "backup create", "restore create", "schedule create"}:
+        (name, *_) = _WORDS[command]
+        found = complete.get_completions(command.split(), name[:4])
+        assert [one.value for one in found] == [name], command
+    assert complete.get_completions(["backup", "get", "--agent-namespace", "other"], "") == []
 
 
 @pytest.mark.sample("restore create", "repo report", "install")

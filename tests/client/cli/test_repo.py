@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass, field
 
 import pytest
-import yaml
 
 from client import mover_jobs
 from client.cli import repo
@@ -14,48 +13,30 @@ from client.cli.repo import print_report
 from client.repositories import SnapshotList
 from core.models.base import JsonDict
 from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
-from nodeagent.__main__ import main
 from nodeagent.runtime import connection
+from tests.client.support.commands import Done, Shell, reach
 from tests.client.support.user_scene import NAME, RECORD, UserScene
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.golden import assert_golden, assert_golden_text
 
 
-@dataclass(frozen=True)
-class _Done:
-    code: int
-    out: str
-    err: str
-
-
 @dataclass
-class _Shell:
+class _Shell(Shell):
     """Runs commands against the scene; it is always twelve o'clock."""
 
-    scene: UserScene
-    capsys: pytest.CaptureFixture[str]
-    context_namespace: str = ""
-    asked: list[object] = field(default_factory=list)
+    scene: UserScene = field(default_factory=UserScene)
 
-    def run(self, *words: str) -> _Done:
-        code = main(["repo", *words])
-        captured = self.capsys.readouterr()
-        return _Done(code, captured.out, captured.err)
+    def run(self, *words: str) -> Done:
+        return super().run("repo", *words)
 
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
-    shell = _Shell(UserScene(), capsys)
-
-    async def load(*asked: object) -> tuple[FakeKube, str]:
-        shell.asked.append(asked)
-        return shell.scene.kube, shell.context_namespace
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    shell = _Shell(capsys)
+    reach(lambda: shell.scene.kube, monkeypatch)
     for module in (mover_jobs, repo):
         monkeypatch.setattr(module, "SystemClock", HandClock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell
 
 
@@ -135,7 +116,6 @@ def test_programs_get_documents(shell: _Shell) -> None:
     _fill(shell.scene)
     found = json.loads(shell.run("get", "-o", "json").out)
     assert_golden("cli/repo-get", found)
-    assert yaml.safe_load(shell.run("get", "--output=yaml").out) == found
     details = shell.run("describe", NAME, "-o", "json").out
     assert_golden("cli/repo-describe", json.loads(details))
     assert details.isascii()
@@ -174,32 +154,16 @@ def test_without_the_leader_a_note_says_why_and_the_time_is_the_earliest(shell: 
 def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
     shell: _Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: str
 ) -> None:
+    asked = []
+
+    async def load(*names: object) -> tuple[FakeKube, str]:
+        asked.append(names)
+        return shell.scene.kube, "app"
+
+    monkeypatch.setattr(connection, "load_transport", load)
     monkeypatch.setenv("VELERO_NAMESPACE", environment)
-    shell.context_namespace = "app"
-    done = shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words)
-    assert NAME in done.out
-    assert shell.asked == [("k", "c")]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["get", "app-defalt-kopia"], 1, rf"velero/app-defalt-kopia does not exist \(did you mean {NAME}\?\)"),
-        (["describe", "\x1b[2J"], 1, r"velero/\\x1b\[2J does not exist"),
-        (["report", "zzz"], 1, "BackupRepository velero/zzz does not exist"),
-        (["get", "-o", "xml"], 2, r"--output: .*\(see nodeagent repo get --help\)"),
-        (["describe"], 2, r"missing argument NAME \(see nodeagent repo describe --help\)"),
-        (["delete"], 2, r'no such command "delete".*\(see nodeagent repo --help\)'),
-        ([], 2, r"missing command \(see nodeagent repo --help\)"),
-        (["report", "a", "--timeout=soon"], 2, '--timeout: "soon" is not allowed: expected a duration such as 30s'),
-        (["report", "a", "--timeout=0"], 2, '--timeout: "0" is not allowed: expected a duration such as'),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: _Shell, words: list[str], code: int, error: str) -> None:
-    done = shell.run(*words)
-    assert (done.code, done.out) == (code, "")
-    assert re.search(rf"(?m)^error: .*{error}.*$", done.err)
+    assert NAME in shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words).out
+    assert asked == [("k", "c")]
 
 
 def test_a_malformed_object_is_a_note(shell: _Shell) -> None:
@@ -209,27 +173,6 @@ def test_a_malformed_object_is_a_note(shell: _Shell) -> None:
     done = shell.run("get")
     assert (done.code, done.out) == (0, "")
     assert r"note: object skipped: malformed BackupRepository velero/odd\x1b[2J" in done.err
-
-
-def test_a_missing_permission_is_an_error_of_the_cluster(shell: _Shell) -> None:
-    shell.scene.kube.fail_next("GET", "/backuprepositories", 403, message="not you")
-    done = shell.run("get")
-    assert (done.code, done.err) == (1, "error: list BackupRepository velero: 403 Injected: not you\n")
-
-
-def test_a_cluster_that_is_not_reachable_is_exit_code_2(shell: _Shell) -> None:
-    shell.scene.kube.fail_next("GET", "/backuprepositories", "lost", times=9)
-    done = shell.run("get")
-    assert done.code == 2
-    assert done.err.startswith("error: the cluster cannot be reached: GET /apis/velero.io/v1/")
-
-
-def test_an_interrupted_command_has_the_exit_code_of_shells(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(repo, "connect", interrupt)
-    assert shell.run("get").code == 130
 
 
 def test_report_prints_snapshots_totals_and_commands(capsys: pytest.CaptureFixture[str]) -> None:

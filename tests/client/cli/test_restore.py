@@ -41,6 +41,8 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
+    (agents,) = shell.scene.kube.objects(DAEMON_SETS)
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
 
     async def read(_: object, location: str, *, volume_namespaces: Sequence[str], timeout: object) -> StoredList:
         assert timeout
@@ -131,14 +133,6 @@ def test_a_repetition_says_that_nothing_was_created(shell: _Shell) -> None:
     assert "note: nodeagent restore describe back shows it\n" in again.err
 
 
-def test_shown_commands_lead_to_the_same_cluster(shell: _Shell) -> None:
-    flags = ("--kubecontext", "blue")
-    created = shell.run("restore", "create", "back", "--from-backup", "night", *flags)
-    canceled = shell.run("restore", "cancel", "back", *flags)
-    for done in (created, canceled):
-        assert "nodeagent restore describe back --kubecontext blue shows" in done.err
-
-
 def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     _fill(shell)
     words = ("restore", "create", "back", "--from-snapshot", "s1", "--from-storage-location", "default")
@@ -149,8 +143,6 @@ def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
 
 
 def test_a_restore_into_pods_that_wait_names_both(shell: _Shell) -> None:
-    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
-    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
     words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
     (volume,) = shell.document("restore", *words)["volumes"]
     assert (volume["kind"], volume["namespace"], volume["claim"]) == ("PodVolumeRestore", "app", "data")
@@ -169,16 +161,7 @@ def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
     assert shell.run(*words, "--ignore-velero-server").code == 0
 
 
-def test_whether_a_velero_server_is_there_may_not_be_known(shell: _Shell) -> None:
-    shell.scene.kube.fail_next("GET", "/deployments", 403, message="deployments is forbidden")
-    done = shell.run("restore", "create", "back", "--from-backup", "night")
-    assert (done.code, shell.scene.claims) == (1, {})
-    assert "cannot find out whether a Velero server is in namespace velero" in done.err
-
-
 def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
-    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
     words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
     started = shell.run("restore", *words)
     assert "nodeagent restore cancel back deletes its pods once it has ended" in started.err
@@ -195,9 +178,6 @@ def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.
 def test_a_restore_whose_transfers_vanish_is_an_error_and_no_pod_stays(
     shell: _Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
-    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
-
     async def vanish(*_: object) -> None:
         (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
         await shell.scene.client.delete(POD_VOLUME_RESTORES, "velero", transfer["metadata"]["name"])
@@ -241,13 +221,6 @@ def _completing(shell: _Shell, phase: str, **status: Any) -> Callable[[float], A
     return sleep
 
 
-def test_waiting_shows_the_end(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: _completing(shell, "Completed")(seconds))
-    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
-    assert (done.code, done.out) == (0, "restore back is Completed: 2/2 volumes, 7 B\n"), done.err
-    assert "app/data Completed 7 B / 7 B 100%" in done.err
-
-
 def test_waiting_fails_with_the_volume_that_was_not_restored(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep = _completing(shell, "Failed", message="no space\x1b[2J")
     monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
@@ -258,34 +231,23 @@ def test_waiting_fails_with_the_volume_that_was_not_restored(shell: _Shell, monk
     assert "\x1b" not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [("", 0), ("the target did not take the owner of 2 of the entries: a; b", 3)],
+    ids=["all is as it was", "a volume without its owners"],
+)
 def test_waiting_tells_a_volume_that_did_not_take_all_attributes_by_the_exit_code(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch, message: str, code: int
 ) -> None:
-    sleep = _completing(shell, "Completed", message="the target did not take the owner of 2 of the entries: a; b")
+    sleep = _completing(shell, "Completed", message=message)
     monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
     done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
-    assert (done.code, done.out) == (3, "restore back is Completed: 2/2 volumes, 7 B\n")
-    assert "error: PVC db/files is restored, but the target did not take the owner of 2 of the " in done.err
-
-
-def test_ctrl_c_ends_the_waiting_and_says_how_to_cancel(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(HandClock, "sleep", interrupt)
-    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
-    assert done.code == 130
-    assert (
-        "the restore goes on: nodeagent restore describe back shows it, nodeagent restore cancel back ends it"
-        in done.err
-    )
-    assert not any(one["spec"].get("cancel") for one in shell.scene.downloads)
+    assert (done.code, done.out) == (code, "restore back is Completed: 2/2 volumes, 7 B\n")
+    assert "app/data Completed 7 B / 7 B 100%" in done.err
+    assert (f"error: PVC db/files is restored, but {message}" in done.err) is bool(message)
 
 
 def test_ctrl_c_says_how_the_pods_that_wait_are_deleted(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
-    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
-
     async def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -294,34 +256,6 @@ def test_ctrl_c_says_how_the_pods_that_wait_are_deleted(shell: _Shell, monkeypat
     done = shell.run("restore", *words)
     assert (done.code, len(shell.scene.pods)) == (130, 1)
     assert "nodeagent restore cancel back ends it and deletes its pods, also once it has ended" in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ((), 2, "set either --from-backup or --from-snapshot"),
-        (("--from-backup", "a", "--from-snapshot", "b"), 2, "set either --from-backup or --from-snapshot"),
-        (("--from-backup", "night", "--cluster", "u"), 2, "--cluster needs --from-storage-location"),
-        (("--from-backup", "night", "--namespace-mappings", "app"), 2, '--namespace-mappings: "app" is not allowed'),
-        (
-            ("--from-backup", "night", "--namespace-mappings", "app:a,app:b"),
-            2,
-            "--namespace-mappings: app is given twice",
-        ),
-        (("--from-backup", "night", "--namespace-mappings", "apps:a"), 1, "(did you mean app?)"),
-        (("--from-backup", "night", "--size", "-1"), 2, '--size: "-1" is not allowed: expected such as 10Gi'),
-        (("--from-backup", "night", "--pvc", "data"), 2, '--pvc: "data" is not allowed'),
-        (("A", "--from-backup", "night"), 2, '"A" is no name of a restore'),
-        (("--from-backup", "nihgt"), 1, "(did you mean night?)"),
-        (("--from-backup", "night", "--pvc", "app/dat"), 1, "(did you mean app/data?)"),
-        (("--from-backup", "night", "--storage-class-mappings", "fast:fats"), 1, "(did you mean fast?)"),
-    ],
-)
-def test_an_error_is_one_line(shell: _Shell, words: Sequence[str], code: int, message: str) -> None:
-    done = shell.run("restore", "create", *words)
-    assert (done.code, done.out) == (code, "")
-    assert message in done.err.splitlines()[-1]
-    assert shell.scene.downloads == []
 
 
 @pytest.mark.parametrize("model", [RestoreList, StoredList])

@@ -113,35 +113,3 @@ def test_yes_skips_the_question_for_programs(shell: _Shell) -> None:
     done = shell.run(*DIRECT, "--yes", "-o", "json")
     assert done.code == 0, done.err
     assert len(shell.scene.downloads) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((*CREATE[:-1], "--incremental"), "--incremental goes with --in-place"),
-        ((*CREATE[:-1], "--delete-extra-files"), "--delete-extra-files goes with --in-place"),
-        ((*CREATE[:-1], "--no-snapshot"), "--no-snapshot goes with --in-place"),
-        ((*CREATE[:-1], "--dry-run"), "--dry-run goes with --in-place"),
-        ((*CREATE, "--yes", "--size", "1Gi"), "--in-place excludes --size: the PVCs exist"),
-        ((*CREATE, "--yes", "--namespace-mappings", "a:b"), "--in-place excludes --namespace-mappings"),
-        ((*CREATE, "--yes", "--method", "restore-wait"), "--in-place excludes --method"),
-        (CREATE, "--yes skips it"),
-        ((*CREATE, "-o", "json"), "--yes skips it"),
-    ],
-    ids=[
-        "incremental",
-        "deletion",
-        "no snapshot",
-        "dry run",
-        "size",
-        "mapping",
-        "method",
-        "no terminal",
-        "for programs",
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(shell: _Shell, words: tuple[str, ...], message: str) -> None:
-    done = shell.run(*words)
-    assert done.code == 2
-    assert message in done.err
-    assert shell.scene.downloads == []

@@ -2,21 +2,18 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 import yaml
-from click.shell_completion import ShellComplete
 
 from client import mover_jobs
 from client.cli import install
-from client.cli.user_commands import _root
 from client.schedules.store import ScheduleList
 from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
-from nodeagent.__main__ import main
 from nodeagent.runtime import connection
-from tests.client.support.deletion_scene import JobKube
+from tests.client.support import commands
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.support.golden import assert_golden, assert_golden_text
 
@@ -25,29 +22,18 @@ _CREATE = ("schedule", "create", "night", *_WHEN, "--pvc", "app/data", "--ttl", 
 
 
 @dataclass
-class Shell:
+class Shell(commands.Shell):
     """Runs commands in the scene."""
 
-    scene: ScheduleScene
-    capsys: pytest.CaptureFixture[str]
-
-    def run(self, *words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        captured = self.capsys.readouterr()
-        return code, captured.out, captured.err
+    scene: ScheduleScene = field(default_factory=ScheduleScene)
 
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    shell = Shell(ScheduleScene(), capsys)
-
-    async def load(*_: object) -> tuple[JobKube, str]:
-        return shell.scene.kube, "somewhere"
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    shell = Shell(capsys)
+    commands.reach(lambda: shell.scene.kube, monkeypatch)
     for module in (mover_jobs, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
     shell.scene.old.put_backup("first", 9)
     shell.scene.old.put_backup("second", 5)
@@ -192,57 +178,6 @@ def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["create", "night", *_WHEN], 2, "no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS"),
-        (
-            ["create", "night", "--pvc=app/data"],
-            2,
-            r"missing option --schedule \(see nodeagent schedule create --help\)",
-        ),
-        (["create", "Night", *_WHEN, "--pvc=app/data"], 2, '"Night" is no name of a schedule'),
-        (["create", "night", "--schedule=soon", "--pvc=app/data"], 2, '--schedule: "soon" is no cron expression'),
-        (["create", "night", *_WHEN, "--time-zone=Mars", "--pvc=app/data"], 2, "--time-zone: no time zone: Mars"),
-        (
-            ["create", "night", *_WHEN, "--pvc=app/data", "--ttl=soon"],
-            2,
-            '--ttl: "soon" is not allowed: expected a duration such as 30s',
-        ),
-        (["create", "night", *_WHEN, "--pvc=a", "--agent-namespace=x"], 2, '--pvc: "a" is not allowed'),
-        (["create", "night", *_WHEN, "--pvc=app/data", "--keep-daily=0"], 2, "--keep-daily: 0 is"),
-        (["get", "zzz"], 1, "there is no schedule zzz in namespace velero"),
-        (["run", "zzz"], 1, "there is no schedule zzz in namespace velero"),
-        (["delete", "\x1b[2J"], 1, r"there is no schedule \\x1b\[2J in namespace velero"),
-        ([], 2, r"missing command \(see nodeagent schedule --help\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
-    found, out, err = shell.run("schedule", *words)
-    assert (found, out) == (code, "")
-    assert re.fullmatch(rf"error: .*{error}.*\n", err)
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["night"], "no PVC: set --pvc"),
-        ([], r"the following arguments are required: NAME \(see nodeagent run-schedule --help\)"),
-        (["night", "--pvc=app/data", "--ttl=soon"], "--ttl: "),
-        (["night", "--pvc=app/data", "--ttl=0s"], '--ttl: "0s" is not allowed: expected a duration such as 30s'),
-        (["night", "--pvc=app/data", "--keep-daily=0"], "--keep-daily: must be at least 1: 0"),
-        (["night", "--pvc=app/data", "--keep-daily=1", "--time-zone=Mars"], "--time-zone: no time zone: Mars"),
-        (["night", "--pvc=app/data", "--method=x"], "argument --method: invalid choice"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_invalid_command_line_of_a_pod_is_one_line(shell: Shell, words: list[str], error: str) -> None:
-    found, out, err = shell.run("run-schedule", *words)
-    assert (found, out) == (2, "")
-    assert re.fullmatch(rf"error: .*{error}.*\n", err)
-
-
 @pytest.mark.parametrize("form", ["table", "yaml"])
 @pytest.mark.parametrize(
     ("there", "flags", "error"),
@@ -292,10 +227,3 @@ def test_a_missing_permission_is_one_line(shell: Shell) -> None:
         r"error: create Role velero/node-agent-schedule-night: .*eve cannot create roles in velero\n", err
     )
     assert shell.scene.old.names(CRON_JOBS) == set()
-
-
-def test_a_shell_completes_the_names_of_schedules(shell: Shell) -> None:
-    shell.run(*_CREATE)
-    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
-    for command in ("get", "run", "renew", "delete"):
-        assert [one.value for one in complete.get_completions(["schedule", command], "n")] == ["night"]

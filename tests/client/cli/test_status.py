@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-import yaml
 
 from client.cli import status as status_module
 from client.cli.status import summarize
@@ -79,7 +78,6 @@ def test_programs_get_a_document_of_the_schema(scene: StatusScene, shell: Shell)
     assert_golden("cli/status-schema", json.loads(json.dumps(msgspec.json.schema(StatusView))))
     assert json.loads(StatusView.from_json(text).to_json()) == found
     assert_golden("cli/status", found)
-    assert yaml.safe_load(shell.run("status", "-o", "yaml").out) == found
 
 
 def test_without_the_permission_to_ask_the_leader_its_errors_are_not_known(scene: StatusScene, shell: Shell) -> None:
@@ -99,22 +97,6 @@ def test_a_missing_permission_is_named_and_nothing_looks_healthy(scene: StatusSc
     assert done.out.startswith("UNKNOWN: ")
     assert "unknown: transfers not read: list PodVolumeBackup velero: 403" in done.out
     assert "cannot list resource podvolumebackups" in done.out
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["-w", "-o", "json"], 2, r"--watch shows a page for people.*\(see nodeagent status --help\)"),
-        (["--timeout", "5m"], 2, r"--timeout needs --wait-idle \(see nodeagent status --help\)"),
-        (["--wait-idle", "--timeout", "soon"], 2, '--timeout: "soon" is not allowed: expected a duration'),
-        (["extra"], 2, r"unexpected extra argument.*\(see nodeagent status --help\)"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
-    done = shell.run("status", *words)
-    assert (done.code, done.out) == (code, "")
-    assert re.fullmatch(rf"error: .*{error}.*\n", done.err, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("words", [[], ["-w"], ["--wait-idle"]], ids=["once", "watch", "wait"])

@@ -9,19 +9,14 @@ import pytest
 
 from client.ui.live import Live
 from nodeagent.__main__ import main
-from nodeagent.runtime import connection
+from tests.client.support.commands import reach
 from tests.client.support.status_scene import StatusScene
-from tests.support.fakekube import FakeKube
 
 
 @pytest.fixture(autouse=True)
 def _cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = StatusScene()
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return scene.kube, "velero"
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: scene.kube, monkeypatch)
 
 
 def test_the_address_is_printed_and_opened(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

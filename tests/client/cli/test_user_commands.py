@@ -11,9 +11,8 @@ from click.shell_completion import ShellComplete
 
 from client.cli.user_commands import _root
 from nodeagent.__main__ import complete, main
-from nodeagent.runtime import connection
+from tests.client.support.commands import reach
 from tests.client.support.user_scene import NAME, UserScene
-from tests.support.fakekube import FakeKube
 
 _ROOT = Path(__file__).parents[3]
 _MODULES = ("client.cli.user_commands", "client.cli.repo", "client.cli.options", "client.cli.output")
@@ -68,11 +67,7 @@ def test_a_shell_completes_the_names_of_repositories(
     scene.put_repository(name="db-default-kopia")
     if fault is not None:
         scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return scene.kube, ""
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: scene.kube, monkeypatch)
     complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
     found = complete.get_completions(["repo", "describe", "-n", "velero"], "ap")
     assert [item.value for item in found] == expected
@@ -94,11 +89,7 @@ def test_kubectl_completes_its_plug_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     scene = UserScene()
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return scene.kube, ""
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: scene.kube, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["kubectl_complete-nodeagent", *words])
     assert complete() == 0
     assert capsys.readouterr().out == expected

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -14,8 +15,7 @@ from nodeagent.runtime import connection
 from tests.nodeagent.support.hand_clock import HandClock
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """What a command left."""
 
     code: int
