@@ -20,7 +20,7 @@ from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import Check
 from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, NotFoundError, UnreachableError
-from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS, LEASES
+from core.kube.resources import CONFIG_MAPS, JOBS, LEASES
 from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import FreeClock
 
@@ -297,16 +297,14 @@ async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
     scene.put_backup("old", 20, "data", "held")
     scene.put_backup("third", 0.5)
     scene.put_backup("newer", 3, "held")
-    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
-    scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": ["example.com/hold"]}})
+    scene.change("old-held", metadata={"finalizers": ["example.com/hold"]})
     with pytest.raises(
         DeletionError, match=r"^DataUpload old-held is still being deleted \(example.com/hold\): repeat"
     ):
         await scene.run()
     assert scene.kube.bucket.keys() == {"s-old-held", "s-third-data", "s-newer-held"}
     assert _recorded(scene) == {"old": ["app/old/uid-old-held"]}
-    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
-    scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": []}})
+    scene.change("old-held", metadata={"finalizers": []})
     await scene.run()
     assert "s-old-held" not in scene.kube.bucket
     assert _recorded(scene) == {}

@@ -14,6 +14,11 @@ from tests.client.support.backup_scene import BackupScene
 _DATA, _FILES, _LOOSE = (ClaimName("app", name) for name in ("data", "files", "loose"))
 
 
+@pytest.fixture
+def scene() -> BackupScene:
+    return BackupScene()
+
+
 def _choose(*claims: ClaimName, **more: Any) -> Choice:
     return Choice(claims=claims, **more)
 
@@ -35,8 +40,7 @@ async def test_each_volume_has_its_method_in_the_order_of_names() -> None:
     assert planned == [("data", Method.CSI_SNAPSHOT), ("files", Method.FS_BACKUP)]
 
 
-async def test_by_block_a_volume_needs_a_snapshot() -> None:
-    scene = BackupScene()
+async def test_by_block_a_volume_needs_a_snapshot(scene: BackupScene) -> None:
     planned = await plan_backup(scene.tools, scene.request(), _choose(_DATA, data_mover=DataMover.BLOCK))
     assert [volume.data_mover for volume in planned] == [DataMover.BLOCK]
     cause = await _fail(BackupScene(), _choose(_FILES, data_mover=DataMover.BLOCK))
@@ -46,8 +50,7 @@ async def test_by_block_a_volume_needs_a_snapshot() -> None:
         Choice.parse(["app/data"], "", None, method="fs-backup", data_mover="block", ignore_velero_server=False)
 
 
-async def test_a_selector_chooses_the_claims_of_a_namespace() -> None:
-    scene = BackupScene()
+async def test_a_selector_chooses_the_claims_of_a_namespace(scene: BackupScene) -> None:
     assert await _plan(scene, Choice(namespace="app", selector="tier=web")) == [("files", Method.FS_BACKUP)]
     assert "there is no PVC in namespace app with the labels" in await _fail(
         scene, Choice(namespace="app", selector="tier=db")
@@ -62,8 +65,7 @@ async def test_one_volume_that_cannot_be_backed_up_ends_the_whole_plan() -> None
     )
 
 
-async def test_a_wrong_name_says_which_may_be_meant() -> None:
-    scene = BackupScene()
+async def test_a_wrong_name_says_which_may_be_meant(scene: BackupScene) -> None:
     wrong = _choose(ClaimName("app", "dat"))
     assert await _fail(scene, wrong) == "PVC app/dat does not exist (did you mean data?)"
     assert await _fail(scene, _choose(_DATA), location="defalt") == (
@@ -83,8 +85,9 @@ async def test_a_wrong_name_says_which_may_be_meant() -> None:
         pytest.param({"default": {}, "b": {}}, "b", "b", id="asked for"),
     ],
 )
-async def test_the_location_is_the_default_one(locations: dict[str, Any], asked: str, used: str) -> None:
-    scene = BackupScene()
+async def test_the_location_is_the_default_one(
+    locations: dict[str, Any], asked: str, used: str, scene: BackupScene
+) -> None:
     await scene.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", "default")
     for name, spec in locations.items():
         scene.put_location(name, **spec)
@@ -92,8 +95,7 @@ async def test_the_location_is_the_default_one(locations: dict[str, Any], asked:
     assert volume.request.location == used
 
 
-async def test_a_location_must_be_chosen_where_there_is_no_default_one() -> None:
-    scene = BackupScene()
+async def test_a_location_must_be_chosen_where_there_is_no_default_one(scene: BackupScene) -> None:
     await scene.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", "default")
     expected = "no default BackupStorageLocation in namespace velero: --storage-location: "
     assert await _fail(scene, _choose(_DATA)) == f"{expected}none"
@@ -102,8 +104,9 @@ async def test_a_location_must_be_chosen_where_there_is_no_default_one() -> None
     assert await _fail(scene, _choose(_DATA)) == f"{expected}a, b"
 
 
-async def test_a_location_that_cannot_be_written_to_is_refused_and_one_that_is_away_is_noted() -> None:
-    scene = BackupScene()
+async def test_a_location_that_cannot_be_written_to_is_refused_and_one_that_is_away_is_noted(
+    scene: BackupScene,
+) -> None:
     scene.put_location("default", accessMode="ReadOnly")
     assert "BackupStorageLocation velero/default is read-only" in await _fail(scene, _choose(_DATA))
     scene.put_location("default", status={"phase": "Unavailable", "message": "403"})
@@ -111,24 +114,21 @@ async def test_a_location_that_cannot_be_written_to_is_refused_and_one_that_is_a
     assert scene.notes == ["BackupStorageLocation velero/default is Unavailable: 403: data movers wait for it"]
 
 
-async def test_a_velero_server_is_to_be_asked_instead() -> None:
-    scene = BackupScene()
+async def test_a_velero_server_is_to_be_asked_instead(scene: BackupScene) -> None:
     scene.put("Deployment", "velero", "apps/v1", spec={})
     message = await _fail(scene, _choose(_DATA))
     assert message.startswith("a Velero server is in namespace velero: ask it (velero backup create)")
     assert await _plan(scene, _choose(_DATA, ignore_velero_server=True))
 
 
-async def test_without_the_permission_it_cannot_be_known_that_there_is_no_server() -> None:
-    scene = BackupScene()
+async def test_without_the_permission_it_cannot_be_known_that_there_is_no_server(scene: BackupScene) -> None:
     scene.kube.fail_next("GET", "/deployments", 403, message="deployments is forbidden")
     message = await _fail(scene, _choose(_DATA))
     assert message.startswith("cannot find out whether a Velero server is in namespace velero: list Deployment velero")
     assert message.endswith("--ignore-velero-server creates the backup nevertheless")
 
 
-async def test_without_agents_nothing_would_move() -> None:
-    scene = BackupScene()
+async def test_without_agents_nothing_would_move(scene: BackupScene) -> None:
     await scene.client.delete(DAEMON_SETS, "velero", "node-agent")
     message = await _fail(scene, _choose(_DATA))
     assert message == "DaemonSet velero/node-agent does not exist: run nodeagent install, or set --agent-namespace"
@@ -142,16 +142,14 @@ async def test_without_agents_nothing_would_move() -> None:
         pytest.param({"annotations": {"nodeagent.io/claim": "y"}}, "--annotations: nodeagent.io/claim is", id="ours"),
     ],
 )
-async def test_an_invalid_request_is_refused(request_: dict[str, Any], message: str) -> None:
-    scene = BackupScene()
+async def test_an_invalid_request_is_refused(request_: dict[str, Any], message: str, scene: BackupScene) -> None:
     with pytest.raises(ConfigError) as e:
         await plan_backup(scene.tools, scene.request(**request_), _choose(_DATA))
     assert str(e.value).startswith(message)
     assert scene.kube.requests == []
 
 
-async def test_a_cluster_without_snapshots_needs_running_pods() -> None:
-    scene = BackupScene()
+async def test_a_cluster_without_snapshots_needs_running_pods(scene: BackupScene) -> None:
     scene.kube.unserved.add(VOLUME_SNAPSHOT_CLASSES)
     assert await _plan(scene, _choose(_FILES)) == [("files", Method.FS_BACKUP)]
     message = await _fail(scene, _choose(_DATA))
@@ -169,15 +167,15 @@ async def test_a_cluster_without_snapshots_needs_running_pods() -> None:
         pytest.param("/datauploads", _DATA, ForbiddenError, id="transfers"),
     ],
 )
-async def test_a_missing_permission_is_named(path: str, claim: ClaimName, error: type[AgentError]) -> None:
-    scene = BackupScene()
+async def test_a_missing_permission_is_named(
+    path: str, claim: ClaimName, error: type[AgentError], scene: BackupScene
+) -> None:
     scene.kube.fail_next("GET", path, 403, times=9, message="the user cannot do that")
     with pytest.raises(error, match="the user cannot do that"):
         await plan_backup(scene.tools, scene.request(), _choose(claim))
 
 
-async def test_a_repeated_backup_has_nothing_left_to_start() -> None:
-    scene = BackupScene()
+async def test_a_repeated_backup_has_nothing_left_to_start(scene: BackupScene) -> None:
     await start_backup(scene.tools, await plan_backup(scene.tools, scene.request(), _choose(_DATA, _FILES)))
     made = scene.made
     assert await _plan(scene, _choose(_DATA, _FILES)) == []
@@ -193,9 +191,8 @@ async def test_a_repeated_backup_has_nothing_left_to_start() -> None:
     ],
 )
 async def test_another_backup_of_the_name_is_not_touched(
-    claims: list[ClaimName], location: str, difference: str
+    claims: list[ClaimName], location: str, difference: str, scene: BackupScene
 ) -> None:
-    scene = BackupScene()
     scene.put_location("other")
     await start_backup(scene.tools, await plan_backup(scene.tools, scene.request(), _choose(_DATA, _FILES)))
     with pytest.raises(BackupError) as e:

@@ -11,6 +11,7 @@ from client.backups.plan import Choice, ClaimName, check_backup, plan_backup, st
 from core.kube.resources import DATA_UPLOADS, VOLUME_SNAPSHOTS
 from tests.client.support.backup_scene import BackupScene
 from tests.nodeagent.support.hand_clock import NOON, HandClock
+from tests.support.objects import JsonDict
 
 _CLAIMS = tuple(ClaimName("app", name) for name in ("data", "data-2", "files"))
 
@@ -20,19 +21,20 @@ async def _plan(scene: BackupScene) -> list[PlannedVolume]:
     return await plan_backup(scene.tools, scene.request(), Choice(claims=_CLAIMS))
 
 
-async def test_all_snapshots_are_taken_before_the_first_transfer() -> None:
+async def _planned() -> tuple[BackupScene, list[PlannedVolume]]:
     scene = BackupScene()
-    volumes = await _plan(scene)
+    return scene, await _plan(scene)
+
+
+async def test_all_snapshots_are_taken_before_the_first_transfer_and_nothing_by_the_check() -> None:
+    scene, volumes = await _planned()
+    await check_backup(scene.tools, volumes)
+    assert scene.made == []
+    scene.kube.requests.clear()
     await start_backup(scene.tools, volumes)
     created = [request.path.split("/")[-1] for request in scene.kube.requests if request.method == "POST"]
     assert created == ["volumesnapshots"] * 2 + ["datauploads"] * 2 + ["podvolumebackups"]
     assert len(scene.made) == 5
-
-
-async def test_nothing_is_stored_by_the_check() -> None:
-    scene = BackupScene()
-    await check_backup(scene.tools, await _plan(scene))
-    assert scene.made == []
 
 
 async def test_what_the_api_server_would_reject_is_found_by_the_check() -> None:
@@ -53,8 +55,7 @@ async def test_what_the_api_server_would_reject_is_found_by_the_check() -> None:
 async def test_a_rejection_names_the_volume_leaves_no_useless_snapshot_and_starts_the_others(
     path: str, missing: str, made: int
 ) -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     scene.kube.fail_next("POST", path, 403, message="exceeded quota")
     (reason,) = await start_backup(scene.tools, volumes)
     assert reason.startswith(f"PVC {missing} is missing in the backup: ")
@@ -75,8 +76,7 @@ async def test_nothing_is_started_when_all_is_rejected() -> None:
 
 
 async def test_an_api_server_that_does_not_respond_is_not_asked_for_each_volume() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     scene.kube.fail_next("POST", "/volumesnapshots", "lost")
     with pytest.raises(BackupError, match=r"^not all volumes were started, repeat the command: PVC app/data: "):
         await start_backup(scene.tools, volumes)
@@ -89,8 +89,7 @@ def test_many_missing_volumes_are_counted() -> None:
 
 
 async def test_a_snapshot_that_cannot_be_deleted_is_noted_with_the_command() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     scene.kube.fail_next("POST", "/datauploads", 403)
     scene.kube.fail_next("DELETE", "/volumesnapshots", 403)
     assert len(await start_backup(scene.tools, volumes)) == 1
@@ -98,45 +97,38 @@ async def test_a_snapshot_that_cannot_be_deleted_is_noted_with_the_command() -> 
 
 
 async def test_a_lost_answer_creates_nothing_twice() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     await start_backup(scene.tools, volumes)
     await start_backup(scene.tools, volumes)
     await check_backup(scene.tools, volumes)
     assert len(scene.made) == 5
 
 
-@pytest.mark.parametrize("resource", [VOLUME_SNAPSHOTS, DATA_UPLOADS], ids=lambda one: one.kind)
-async def test_an_object_of_another_origin_is_not_taken_for_ours(resource: object) -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+@pytest.mark.parametrize(
+    ("resource", "change", "error"),
+    [
+        (VOLUME_SNAPSHOTS, {"labels": {}}, "exists already, and is of another backup"),
+        (DATA_UPLOADS, {"labels": {}}, "exists already, and is of another backup"),
+        (VOLUME_SNAPSHOTS, {"deletionTimestamp": "2026-11-21T10:00:00Z"}, "is being deleted: repeat"),
+    ],
+    ids=["snapshot", "transfer", "snapshot that is being deleted"],
+)
+async def test_an_object_of_another_origin_is_not_taken_for_ours(
+    resource: object, change: JsonDict, error: str
+) -> None:
+    scene, volumes = await _planned()
     manifest = volumes[0].build_snapshot() if resource is VOLUME_SNAPSHOTS else volumes[0].build_transfer()
     assert manifest is not None
-    place = f"{manifest['kind']} {manifest['metadata']['namespace']}/{volumes[0].name}"
-    manifest["metadata"]["labels"] = {}
+    manifest["metadata"] |= change
     scene.kube.put(manifest)
-    error = f"{place} exists already, and is of another backup"
-    with pytest.raises(BackupError, match=error):
-        await check_backup(scene.tools, volumes)
-    assert error in (await start_backup(scene.tools, volumes))[0]
-
-
-async def test_a_snapshot_that_is_being_deleted_is_not_taken() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
-    manifest = volumes[0].build_snapshot()
-    assert manifest is not None
-    manifest["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-    scene.kube.put(manifest)
-    error = f"VolumeSnapshot app/{volumes[0].name} is being deleted: repeat"
+    error = f"{manifest['kind']} {manifest['metadata']['namespace']}/{volumes[0].name} {error}"
     with pytest.raises(BackupError, match=error):
         await check_backup(scene.tools, volumes)
     assert error in (await start_backup(scene.tools, volumes))[0]
 
 
 async def test_an_old_snapshot_without_a_transfer_is_not_taken() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     await start_backup(scene.tools, volumes)
     scene.clock.seconds += 3 * 3600
     await check_backup(scene.tools, volumes)
@@ -151,8 +143,7 @@ async def test_an_old_snapshot_without_a_transfer_is_not_taken() -> None:
 
 @pytest.mark.parametrize("date", [NOON, None], ids=["known", "unknown"])
 async def test_the_age_of_a_snapshot_is_by_no_clock_of_this_machine(date: datetime | None) -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     await start_backup(scene.tools, volumes)
     await scene.client.delete(DATA_UPLOADS, "velero", volumes[0].name)
     tools = replace(scene.tools, clock=HandClock(skew=timedelta(hours=3)), date=lambda: date)
@@ -160,8 +151,7 @@ async def test_the_age_of_a_snapshot_is_by_no_clock_of_this_machine(date: dateti
 
 
 async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_stays() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     scene.kube.put(volumes[0].build_transfer())
     scene.kube.fail_next("POST", "/datauploads", 504)
     assert await start_backup(scene.tools, volumes) == []
@@ -169,8 +159,7 @@ async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_sta
 
 
 async def test_a_snapshot_stays_if_its_transfer_cannot_be_read() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     scene.kube.fail_next("POST", "/datauploads", 504)
     scene.kube.fail_next("GET", "/datauploads", 504)
     assert len(await start_backup(scene.tools, volumes)) == 1
@@ -179,8 +168,7 @@ async def test_a_snapshot_stays_if_its_transfer_cannot_be_read() -> None:
 
 
 async def test_an_interruption_lets_the_creation_finish() -> None:
-    scene = BackupScene()
-    volumes = await _plan(scene)
+    scene, volumes = await _planned()
     task = asyncio.create_task(start_backup(scene.tools, volumes))
     await asyncio.sleep(0)
     task.cancel()

@@ -62,11 +62,7 @@ _NEWER: Final = make_copy("newer", 0.5)
             "DataUpload old-1 of app/data is InProgress: cancel the backup first",
             id="in progress",
         ),
-        pytest.param(
-            {"phase": Phase.NEW}, [RetentionRule.IN_PROGRESS], "DataUpload old-1 of app/data is New", id="new"
-        ),
         pytest.param({"phase": Phase.FAILED, "snapshot_id": ""}, [], "", id="failed"),
-        pytest.param({"phase": Phase.CANCELED, "snapshot_id": ""}, [], "", id="canceled"),
         pytest.param(
             {"snapshot_id": "s-now"}, [RetentionRule.RESTORING], "DataDownload x restores app/data", id="restored"
         ),
@@ -191,23 +187,16 @@ def test_what_justifies_a_deletion_was_seen_in_the_bucket(
     assert [(hold.rule, hold.text) for hold in judged["old"].holds] == ([(rule, text)] if rule else [])
 
 
-def test_a_copy_that_a_command_has_begun_to_delete_counts_as_gone_and_stays() -> None:
-    judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, recorded=True))
-    assert {name: _rules(one) for name, one in judged.items()} == {
-        "a": [],
-        "b": [RetentionRule.NEWEST_COPY],
-        "c": [RetentionRule.NEWEST_COPY],
-    }
-
-
-def test_a_copy_whose_verification_failed_does_not_replace_one() -> None:
-    judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, damaged=True))
-    assert {name: _rules(one) for name, one in judged.items()} == {
-        "a": [],
-        "b": [RetentionRule.NEWEST_COPY],
-        "c": [RetentionRule.NEWEST_COPY],
-    }
-    assert judged["b"].holds[0].text == "it has the newest copy of app/data in default whose verification did not fail"
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [({"recorded": True}, ""), ({"damaged": True}, " whose verification did not fail")],
+    ids=["a command has begun to delete it", "its verification failed"],
+)
+def test_a_newest_copy_that_replaces_none_stays_and_so_does_the_one_before(change: JsonDict, more: str) -> None:
+    judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, **change))
+    newest = [RetentionRule.NEWEST_COPY]
+    assert {name: _rules(one) for name, one in judged.items()} == {"a": [], "b": newest, "c": newest}
+    assert judged["b"].holds[0].text == f"it has the newest copy of app/data in default{more}"
 
 
 def test_the_newest_copy_that_is_not_shrunk_stays_until_somebody_acknowledges_the_shrunk_one() -> None:

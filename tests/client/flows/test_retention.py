@@ -113,20 +113,6 @@ async def test_a_backup_that_a_person_names_needs_no_clock(scene: DeletionScene)
     assert "s-night-05-data" not in scene.kube.bucket
 
 
-async def test_a_command_between_the_judgment_and_the_deletion_leaves_a_copy() -> None:
-    """A schedule had judged, `backup delete` of the newest copy ran whole, and the schedule went on."""
-    scene = DeletionScene()
-    for name, days in (("first", 9.0), ("second", 5.0), ("third", 0.5)):
-        scene.put_backup(name, days)
-    scheduled = await scene.check()
-    await scene.execute(await scene.check("third"))
-    # Neither the one that is the newest now, nor the other one: what justifies its deletion was not looked at.
-    await scene.execute(scheduled)
-    assert ["not looked at in this run" in note or "newest copy" in note for note in scene.notes] == [True, True]
-    assert scene.kube.bucket.keys() == {"s-first-data", "s-second-data"}
-    assert scene.names() == {"first-data", "second-data"}
-
-
 async def test_what_is_held_at_the_old_end_does_not_stop_the_others(scene: DeletionScene) -> None:
     """Three that were held took the places of the limit, for ever."""
     for day in (29, 28, 27):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,14 @@ from core.kube.transport import Request, Response
 from core.models.backups import SavedClaim
 from core.models.transfer_settings import InPlace
 from tests.client.support.in_place_scene import NODE, OWNER, SPEC, InPlaceScene
-from tests.client.support.restore_scene import DATA, RestoreScene, saved
-from tests.support.fakekube import FakeKube
+from tests.client.support.restore_scene import DATA, RestoreScene, Send, saved
 
 pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def scene() -> InPlaceScene:
+    return InPlaceScene()
 
 
 def request(scene: RestoreScene, **how: bool) -> RequestedRestore:
@@ -48,9 +53,7 @@ def assert_started(scene: InPlaceScene) -> None:
     assert transfer["spec"]["targetVolume"] == {"namespace": "app", "pvc": "data", "pv": "pv-1"}
 
 
-async def test_a_volume_is_released_and_its_transfer_names_it() -> None:
-    scene = InPlaceScene()
-
+async def test_a_volume_is_released_and_its_transfer_names_it(scene: InPlaceScene) -> None:
     assert await restore(scene, incremental=True, delete_extra_files=True)
 
     assert_started(scene)
@@ -60,15 +63,13 @@ async def test_a_volume_is_released_and_its_transfer_names_it() -> None:
     assert scene.snapshots == []
 
 
-async def test_a_backup_of_velero_has_the_name_of_the_pvc_alone() -> None:
-    scene = InPlaceScene()
+async def test_a_backup_of_velero_has_the_name_of_the_pvc_alone(scene: InPlaceScene) -> None:
     volumes = [saved(SavedClaim(namespace="app", name="data"))]
     await start_in_place(scene.tools, await plan_in_place(scene.tools, request(scene), volumes, snapshots=False))
     assert_started(scene)
 
 
-async def test_nothing_is_changed_if_the_transfer_would_be_rejected() -> None:
-    scene = InPlaceScene()
+async def test_nothing_is_changed_if_the_transfer_would_be_rejected(scene: InPlaceScene) -> None:
     scene.kube.fail_next("POST", "datadownloads", 403, message="no")
 
     with pytest.raises(RestoreError, match="PVC app/data cannot be restored, nothing was changed"):
@@ -77,40 +78,30 @@ async def test_nothing_is_changed_if_the_transfer_would_be_rejected() -> None:
     assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
 
 
-class Cut:
-    """A transport whose `at`-th change fails, before or after it was applied."""
+async def _is_cut(scene: InPlaceScene, at: int, *, applied: bool) -> bool:
+    """Return whether a restore sends so many requests that change something; that one fails."""
+    changes = 0
 
-    def __init__(self, inner: FakeKube, at: int, *, applied: bool) -> None:
-        self._inner, self._at, self._applied, self.changes = inner, at, applied, 0
-
-    async def request(self, request: Request) -> Response:
-        if request.method == "GET":
-            return await self._inner.request(request)
-        self.changes += 1
-        if self.changes != self._at:
-            return await self._inner.request(request)
-        if self._applied:
-            await self._inner.request(request)
+    async def cut(what: Request, send: Send) -> Response:
+        nonlocal changes
+        changes += what.method != "GET"
+        if what.method == "GET" or changes != at:
+            return await send(what)
+        if applied:
+            await send(what)
         raise UnreachableError("cut")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    with suppress(RestoreError, UnreachableError), scene.answering(cut):
+        await restore(scene)
+    return changes >= at
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-async def test_a_repetition_continues_at_any_change(applied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repetition_continues_at_any_change(applied: bool) -> None:
     at, cut = 0, True
     while cut:
         at, scene = at + 1, InPlaceScene()
-        kube = scene.kube
-        scene.kube = Cut(kube, at, applied=applied)  # type: ignore[assignment] # as a transport
-        try:
-            await restore(scene)
-        except (RestoreError, UnreachableError):
-            pass
-        else:
-            cut = False
-        scene.kube = kube
+        cut = await _is_cut(scene, at, applied=applied)
         scene.bind()
 
         await restore(scene)
@@ -119,8 +110,7 @@ async def test_a_repetition_continues_at_any_change(applied: bool, monkeypatch: 
     assert at > 4
 
 
-async def test_a_volume_whose_transfer_is_rejected_is_given_back() -> None:
-    scene = InPlaceScene()
+async def test_a_volume_whose_transfer_is_rejected_is_given_back(scene: InPlaceScene) -> None:
     plans = await plan(scene)
     scene.kube.fail_next("POST", "datadownloads", 403, message="no")
 
@@ -135,32 +125,26 @@ async def test_a_volume_whose_transfer_is_rejected_is_given_back() -> None:
     assert scene.claims["app/data"]["spec"]["volumeName"] == "pv-1"
 
 
-async def test_a_pvc_that_was_made_meanwhile_is_not_overwritten() -> None:
-    scene = InPlaceScene()
+async def test_a_pvc_that_was_made_meanwhile_is_not_overwritten(scene: InPlaceScene) -> None:
     plans = await plan(scene)
-    kube = scene.kube
     made = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "app"}}
 
-    class Operator(Cut):
-        async def request(self, request: Request) -> Response:
-            if request.method == "POST" and "persistentvolumeclaims" in request.path:
-                kube.put(made | {"spec": SPEC | {"volumeName": "pv-operator"}})
-            return await self._inner.request(request)
+    async def make(what: Request, send: Send) -> Response:
+        if what.method == "POST" and "persistentvolumeclaims" in what.path:
+            scene.kube.put(made | {"spec": SPEC | {"volumeName": "pv-operator"}})
+        return await send(what)
 
-    scene.kube = Operator(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
-
-    with pytest.raises(RestoreError, match="PVC app/data was made by another client meanwhile; PersistentVolume pv-1"):
+    error = "PVC app/data was made by another client meanwhile; PersistentVolume pv-1"
+    with scene.answering(make), pytest.raises(RestoreError, match=error):
         await start_in_place(scene.tools, plans)
 
-    scene.kube = kube
     assert scene.claims["app/data"]["spec"]["volumeName"] == "pv-operator"
     assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
     assert "uid" not in scene.volume["spec"]["claimRef"]
     assert scene.downloads == []
 
 
-async def test_what_is_recreated_is_recorded_before_it_is_deleted() -> None:
-    scene = InPlaceScene()
+async def test_what_is_recreated_is_recorded_before_it_is_deleted(scene: InPlaceScene) -> None:
     plans = await plan(scene)
     scene.kube.fail_next("POST", "persistentvolumeclaims", 403, message="quota")
 
@@ -188,8 +172,7 @@ async def test_what_is_recreated_is_recorded_before_it_is_deleted() -> None:
     ],
     ids=["used", "about to be used", "used elsewhere", "old agents", "mode", "size", "unbound"],
 )
-async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, message: str) -> None:
-    scene = InPlaceScene()
+async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, message: str, scene: InPlaceScene) -> None:
     change(scene)
     before = (scene.claims, scene.volume)
 
@@ -200,9 +183,8 @@ async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, mes
     assert scene.downloads == []
 
 
-async def test_a_device_is_not_restored_into_a_volume_with_a_file_system() -> None:
+async def test_a_device_is_not_restored_into_a_volume_with_a_file_system(scene: InPlaceScene) -> None:
     """The other way round, a file system into a volume of `volumeMode: Block`, a backup by block can be."""
-    scene = InPlaceScene()
     by_block = replace(saved(DATA, "s1"), by_block=True)
 
     with pytest.raises(RestoreError, match=r"PVC app/data has a file system, and its backup a device: .* a new PVC"):
@@ -211,15 +193,13 @@ async def test_a_device_is_not_restored_into_a_volume_with_a_file_system() -> No
     assert scene.downloads == []
 
 
-async def test_a_pod_that_has_ended_does_not_matter() -> None:
-    scene = InPlaceScene()
+async def test_a_pod_that_has_ended_does_not_matter(scene: InPlaceScene) -> None:
     scene.put_pod(phase="Succeeded")
     await restore(scene)
     assert_started(scene)
 
 
-async def test_a_pod_that_starts_after_the_plan_keeps_its_volume() -> None:
-    scene = InPlaceScene()
+async def test_a_pod_that_starts_after_the_plan_keeps_its_volume(scene: InPlaceScene) -> None:
     plans = await plan(scene)
     scene.put_pod()
 
@@ -231,8 +211,7 @@ async def test_a_pod_that_starts_after_the_plan_keeps_its_volume() -> None:
     assert not scene.volume["metadata"].get("annotations")
 
 
-async def test_a_volume_that_the_pvc_got_after_the_plan_is_not_released() -> None:
-    scene = InPlaceScene()
+async def test_a_volume_that_the_pvc_got_after_the_plan_is_not_released(scene: InPlaceScene) -> None:
     plans = await plan(scene)
     scene.put_volume("pv-new", claimRef={"namespace": "app", "name": "data", "uid": "uid-new"})
     claim = scene.claims["app/data"]
@@ -246,8 +225,7 @@ async def test_a_volume_that_the_pvc_got_after_the_plan_is_not_released() -> Non
     assert (scene.claims, scene.volume, scene.downloads) == (*before, [])
 
 
-async def test_a_volume_that_was_bound_again_after_the_plan_needs_a_snapshot_first() -> None:
-    scene = InPlaceScene()
+async def test_a_volume_that_was_bound_again_after_the_plan_needs_a_snapshot_first(scene: InPlaceScene) -> None:
     await restore(scene)
     # As a command leaves it that is killed before the transfer.
     await scene.client.delete(DATA_DOWNLOADS, "velero", scene.downloads[0]["metadata"]["name"])
@@ -262,8 +240,7 @@ async def test_a_volume_that_was_bound_again_after_the_plan_needs_a_snapshot_fir
     assert scene.downloads == []
 
 
-async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot() -> None:
-    scene = InPlaceScene()
+async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot(scene: InPlaceScene) -> None:
     scene.kube.put({**scene.claims["app/data"], "spec": SPEC | {"storageClassName": "late-none"}})
 
     with pytest.raises(RestoreError, match="--no-snapshot restores without a way back"):
@@ -271,21 +248,16 @@ async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot() -> None:
 
 
 @pytest.mark.parametrize("lost", ["persistentvolumeclaims", "datadownloads"])
-async def test_the_restore_that_a_killed_command_began_is_named(lost: str) -> None:
-    scene = InPlaceScene()
+async def test_the_restore_that_a_killed_command_began_is_named(lost: str, scene: InPlaceScene) -> None:
     plans = await plan(scene)
-    kube = scene.kube
 
-    class Killed(Cut):
-        async def request(self, request: Request) -> Response:
-            if request.method == "POST" and lost in request.path:
-                raise asyncio.CancelledError
-            return await self._inner.request(request)
+    async def kill(what: Request, send: Send) -> Response:
+        if what.method == "POST" and lost in what.path:
+            raise asyncio.CancelledError
+        return await send(what)
 
-    scene.kube = Killed(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
-    with pytest.raises(asyncio.CancelledError):
+    with scene.answering(kill), pytest.raises(asyncio.CancelledError):
         await start_in_place(scene.tools, plans)
-    scene.kube = kube
     other = replace(request(scene), name="later")
 
     with pytest.raises(
@@ -297,29 +269,23 @@ async def test_the_restore_that_a_killed_command_began_is_named(lost: str) -> No
     assert_started(scene)
 
 
-async def test_a_volume_that_cannot_be_started_in_time_is_told_with_its_state() -> None:
-    scene = InPlaceScene()
+async def test_a_volume_that_cannot_be_started_in_time_is_told_with_its_state(scene: InPlaceScene) -> None:
     plans = await plan(scene)
-    kube = scene.kube
 
-    class Hanging(Cut):
-        async def request(self, request: Request) -> Response:
-            if request.method == "POST" and "persistentvolumeclaims" in request.path:
-                await asyncio.sleep(3600)
-            return await self._inner.request(request)
+    async def hang(what: Request, send: Send) -> Response:
+        if what.method == "POST" and "persistentvolumeclaims" in what.path:
+            await asyncio.sleep(3600)
+        return await send(what)
 
-    scene.kube = Hanging(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
-
-    with pytest.raises(
-        RestoreError,
-        match="PVC app/data is not restored: not started within 15 minutes; the PVC does not exist, "
-        "and PersistentVolume pv-1 is retained and records it; none was started",
-    ):
+    error = (
+        "PVC app/data is not restored: not started within 15 minutes; the PVC does not exist, "
+        "and PersistentVolume pv-1 is retained and records it; none was started"
+    )
+    with scene.answering(hang), pytest.raises(RestoreError, match=error):
         await start_in_place(scene.tools, plans)
 
 
-async def test_a_missing_pvc_is_not_restored_in_place() -> None:
-    scene = InPlaceScene()
+async def test_a_missing_pvc_is_not_restored_in_place(scene: InPlaceScene) -> None:
     await scene.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "data")
 
     with pytest.raises(RestoreError, match="PVC app/data does not exist: leave out --in-place"):
@@ -327,8 +293,7 @@ async def test_a_missing_pvc_is_not_restored_in_place() -> None:
     assert [pod["metadata"]["name"] for pod in scene.kube.objects(PODS) if pod["metadata"]["namespace"] == "app"] == []
 
 
-async def test_a_repetition_of_a_started_restore_changes_nothing() -> None:
-    scene = InPlaceScene()
+async def test_a_repetition_of_a_started_restore_changes_nothing(scene: InPlaceScene) -> None:
     await restore(scene)
     before = (scene.claims, scene.volume, scene.downloads)
 
@@ -337,8 +302,7 @@ async def test_a_repetition_of_a_started_restore_changes_nothing() -> None:
     assert (scene.claims, scene.volume, scene.downloads) == before
 
 
-async def test_definitions_that_drop_the_type_are_noted() -> None:
-    scene = InPlaceScene()
+async def test_definitions_that_drop_the_type_are_noted(scene: InPlaceScene) -> None:
     plans = await plan(scene, incremental=True)
     await start_in_place(scene.tools, plans)
     assert scene.notes == []

@@ -11,18 +11,24 @@ from msgspec.structs import replace
 from client.mover_jobs import JobError, JobTools
 from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_place
 from client.restores.in_place_plan import VolumeReport, prepare_in_place
-from client.restores.sources import RestoreError
+from client.restores.sources import RestoreError, SavedVolume
 from core.kube.errors import UnreachableError
 from core.kube.resources import JOBS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
 from tests.client.support.in_place_scene import InPlaceScene
-from tests.client.support.restore_scene import DATA, saved
+from tests.client.support.restore_scene import DATA, Send, saved
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 
+SAVED = saved(DATA, "s1")
 PLAN = InPlacePlan(to_write=PlannedEntries(files=3, bytes=7, names=["a", "b", "c"]))
+
+
+@pytest.fixture
+def scene() -> InPlaceScene:
+    return InPlaceScene().with_controllers(PLAN)
 
 
 class Command:
@@ -37,11 +43,10 @@ class Command:
         self.plans: Sequence[InPlaceRestore] = []
         self.on_question: Callable[[], object] = lambda: None
 
-    async def run(self, *, snapshots: bool = True, **how: bool) -> bool:
+    async def run(self, volume: SavedVolume = SAVED, *, snapshots: bool = True, **how: bool) -> bool:
         scene = self.scene
         request = scene.request(in_place=InPlace(**how))
-        volumes = [saved(DATA, "s1")]
-        self.plans = await plan_in_place(scene.tools, request, volumes, snapshots=snapshots)
+        self.plans = await plan_in_place(scene.tools, request, [volume], snapshots=snapshots)
         jobs = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
         if self.plans and not await prepare_in_place(jobs, self.plans, self._decide):
             return False
@@ -67,8 +72,7 @@ def assert_untouched(scene: InPlaceScene) -> None:
     assert (left(scene), scene.downloads, scene.snapshots) == ([], [], [])
 
 
-async def test_a_job_compares_a_volume_from_the_snapshot_and_only_that_stays() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_a_job_compares_a_volume_from_the_snapshot_and_only_that_stays(scene: InPlaceScene) -> None:
     seen: list[JsonDict] = []
     scene.on_job = lambda: seen.extend(
         [*scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS), *scene.claims.values(), *scene.kube.objects(JOBS)]
@@ -103,8 +107,7 @@ def _policy(content: JsonDict) -> str:
     return str(content["spec"]["deletionPolicy"])
 
 
-async def test_without_a_yes_the_snapshot_goes_too() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_without_a_yes_the_snapshot_goes_too(scene: InPlaceScene) -> None:
     assert not await Command(scene, agree=False).run()
     assert_untouched(scene)
 
@@ -124,8 +127,7 @@ async def test_a_job_that_fails_leaves_everything_as_it_was() -> None:
     assert_untouched(scene)
 
 
-async def test_an_interruption_removes_everything() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_an_interruption_removes_everything(scene: InPlaceScene) -> None:
     scene.ending = False
     task = asyncio.create_task(Command(scene).run(), name="command")
     while not scene.kube.objects(JOBS):
@@ -138,39 +140,35 @@ async def test_an_interruption_removes_everything() -> None:
 
 async def test_a_snapshot_that_was_made_without_an_answer_goes_too() -> None:
     scene = InPlaceScene()
-    inner = scene.kube.request
 
-    async def request(what: Request) -> Response:
-        answer = await inner(what)
+    async def lose(what: Request, send: Send) -> Response:
+        answer = await send(what)
         if what.method == "POST" and scene.snapshots:
             raise UnreachableError("no answer", status=0)
         return answer
 
-    scene.kube.request = request  # type: ignore[assignment, method-assign]
-    with pytest.raises(UnreachableError):
+    with scene.answering(lose), pytest.raises(UnreachableError):
         await Command(scene).run()
     assert_untouched(scene)
 
 
 async def test_a_snapshot_whose_answer_was_lost_is_no_other_one() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
-    inner, lost = scene.kube.request, list[str]()
+    scene, lost = InPlaceScene().with_controllers(PLAN), list[str]()
 
-    async def request(what: Request) -> Response:
-        answer = await inner(what)
+    async def repeat(what: Request, send: Send) -> Response:
+        answer = await send(what)
         if what.method == "POST" and scene.snapshots and not lost:
             lost.append(what.path)
-            return await inner(what)
+            return await send(what)
         return answer
 
-    scene.kube.request = request  # type: ignore[assignment, method-assign]
-    assert not await Command(scene, agree=False).run()
+    with scene.answering(repeat):
+        assert not await Command(scene, agree=False).run()
     assert lost
     assert_untouched(scene)
 
 
-async def test_a_snapshot_that_another_run_made_in_its_place_stays() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_a_snapshot_that_another_run_made_in_its_place_stays(scene: InPlaceScene) -> None:
     command = Command(scene, agree=False)
 
     def replace_snapshot() -> None:
@@ -183,8 +181,7 @@ async def test_a_snapshot_that_another_run_made_in_its_place_stays() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "of another"])
-async def test_a_class_that_retains_snapshots_retains_none_without_a_yes(own: bool) -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_a_class_that_retains_snapshots_retains_none_without_a_yes(own: bool, scene: InPlaceScene) -> None:
     command = Command(scene, agree=False)
 
     def retain() -> None:
@@ -200,28 +197,18 @@ async def test_a_class_that_retains_snapshots_retains_none_without_a_yes(own: bo
     assert (content["spec"]["deletionPolicy"], scene.snapshots) == ("Delete" if own else "Retain", [])
 
 
-async def test_without_a_snapshot_only_the_total_is_known() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_without_a_snapshot_only_the_total_is_known(scene: InPlaceScene) -> None:
     command = Command(scene)
     assert await command.run(snapshots=False)
     assert [(one.plan, one.total_bytes, one.snapshot) for one in command.shown] == [(None, 7, None)]
     assert (left(scene), scene.snapshots) == ([], [])
 
 
-async def test_the_plan_of_a_block_volume_is_the_whole_device() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_the_plan_of_a_block_volume_is_the_whole_device(scene: InPlaceScene) -> None:
     scene.make_block()
-    jobs = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
-    request, shown = scene.request(in_place=InPlace()), list[VolumeReport]()
-    block = saved(replace(DATA, volume_mode="Block"))
-    plans = await plan_in_place(scene.tools, request, [block], snapshots=True)
-
-    def decide(reports: Sequence[VolumeReport]) -> bool:
-        shown.extend(reports)
-        return True
-
-    await prepare_in_place(jobs, plans, decide)
-    assert [(one.device, one.plan, one.total_bytes) for one in shown] == [(True, None, 7)]
+    command = Command(scene)
+    assert await command.run(saved(replace(DATA, volume_mode="Block")))
+    assert [(one.device, one.plan, one.total_bytes) for one in command.shown] == [(True, None, 7)]
     assert left(scene) == []
     assert len(scene.snapshots) == 1
 
@@ -240,8 +227,7 @@ async def test_a_snapshot_is_ready_before_anything_is_planned_and_one_that_fails
     assert_untouched(scene)
 
 
-async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back(scene: InPlaceScene) -> None:
     first = Command(scene)
     await first.run()
     scene = InPlaceScene().with_controllers(PLAN)
@@ -253,8 +239,7 @@ async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back() -> None:
     assert second.plans[0].snapshot_name == f"{first.plans[0].snapshot_name}-2"
 
 
-async def test_what_is_of_something_else_is_not_deleted() -> None:
-    scene = InPlaceScene().with_controllers(PLAN)
+async def test_what_is_of_something_else_is_not_deleted(scene: InPlaceScene) -> None:
     probe = Command(scene, agree=False)
     await probe.run()
     name = f"{probe.plans[0].one.name}-plan"
@@ -266,21 +251,19 @@ async def test_what_is_of_something_else_is_not_deleted() -> None:
 
 async def _is_killed_after(scene: InPlaceScene, writes: int, *, applied: bool) -> bool:
     """Return whether a run sends so many requests that change something; it is killed by then."""
-    kube, inner, sent = scene.kube, scene.kube.request, 0
+    sent = 0
 
-    async def request(what: Request) -> Response:
+    async def request(what: Request, send: Send) -> Response:
         nonlocal sent
         sent += what.method != "GET"
-        if sent < writes or (sent == writes and (applied or what.method == "GET")):
-            answer = await inner(what)
-            if sent < writes or what.method == "GET":
-                return answer
+        if sent < writes or (sent == writes and what.method == "GET"):
+            return await send(what)
+        if sent == writes and applied:
+            await send(what)
         raise UnreachableError("the command is dead", status=0)
 
-    kube.request = request  # type: ignore[assignment, method-assign]
-    with suppress(RestoreError, UnreachableError):
+    with suppress(RestoreError, UnreachableError), scene.answering(request):
         await Command(scene).run()
-    kube.request = inner  # type: ignore[method-assign]
     return sent >= writes
 
 

@@ -46,12 +46,6 @@ def test_a_backup_by_block_is_restored_by_block_into_a_pvc_as_it_was() -> None:
         into_pod.build_claim()
 
 
-def test_no_provisioner_binds_a_volume_to_the_claim_before_the_restored_one() -> None:
-    one = PlannedRestore(_REQUEST, saved(FILES), 1)
-    selector = one.build_claim()["spec"]["selector"]
-    assert selector == {"matchLabels": {"velero.io/dynamic-pv-restore": one.name}}
-
-
 def test_namespace_and_class_are_mapped_and_the_repository_stays() -> None:
     request = RequestedRestore("back", "velero", namespaces={"app": "trial"}, classes={"fast": "slow"})
     one = PlannedRestore(request, saved(DATA), 1)

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.looptime
 _METHODS = pytest.mark.parametrize(("image", "resource"), [("", DATA_DOWNLOADS), ("agents:1", POD_VOLUME_RESTORES)])
 
 
+@pytest.fixture
+def scene() -> RestoreScene:
+    return RestoreScene()
+
+
 async def _restore(scene: RestoreScene, image: str, snapshot_id: str = "s1") -> None:
     planned = await plan_restore(scene.tools, scene.request(wait_image=image), [saved(DATA, snapshot_id)])
     await start_restore(scene.tools, planned)
@@ -34,9 +39,8 @@ async def _delete(scene: RestoreScene, resource: Resource) -> None:
 
 @_METHODS
 async def test_a_claim_with_a_volume_is_not_written_to_again_when_its_transfer_is_gone(
-    image: str, resource: Resource
+    image: str, resource: Resource, scene: RestoreScene
 ) -> None:
-    scene = RestoreScene()
     await _restore(scene, image)
     _bind(scene)
     await _delete(scene, resource)
@@ -46,8 +50,9 @@ async def test_a_claim_with_a_volume_is_not_written_to_again_when_its_transfer_i
 
 
 @_METHODS
-async def test_a_claim_without_a_volume_gets_another_transfer(image: str, resource: Resource) -> None:
-    scene = RestoreScene()
+async def test_a_claim_without_a_volume_gets_another_transfer(
+    image: str, resource: Resource, scene: RestoreScene
+) -> None:
     await _restore(scene, image)
     await _delete(scene, resource)
     await _restore(scene, image)
@@ -56,8 +61,9 @@ async def test_a_claim_without_a_volume_gets_another_transfer(image: str, resour
 
 @_METHODS
 @pytest.mark.parametrize("phase", ["Completed", "Failed", "Canceled"])
-async def test_a_restore_that_has_ended_makes_no_claim_again(image: str, resource: Resource, phase: str) -> None:
-    scene = RestoreScene()
+async def test_a_restore_that_has_ended_makes_no_claim_again(
+    image: str, resource: Resource, phase: str, scene: RestoreScene
+) -> None:
     await _restore(scene, image)
     (transfer,) = scene.kube.objects(resource)
     scene.kube.put(transfer | {"status": {"phase": phase}})
@@ -69,8 +75,7 @@ async def test_a_restore_that_has_ended_makes_no_claim_again(image: str, resourc
 
 
 @pytest.mark.parametrize("phase", ["InProgress", "Completed"])
-async def test_no_other_pod_waits_when_the_transfer_exists(phase: str) -> None:
-    scene = RestoreScene()
+async def test_no_other_pod_waits_when_the_transfer_exists(phase: str, scene: RestoreScene) -> None:
     await _restore(scene, "agents:1")
     _bind(scene)
     (transfer,) = scene.kube.objects(POD_VOLUME_RESTORES)
@@ -91,8 +96,9 @@ async def test_no_other_pod_waits_when_the_transfer_exists(phase: str) -> None:
     ],
     ids=["of-another", "being-deleted", "another-volume", "another-command"],
 )
-async def test_a_pod_that_does_not_wait_for_this_restore_is_not_written_to(change: JsonDict) -> None:
-    scene = RestoreScene()
+async def test_a_pod_that_does_not_wait_for_this_restore_is_not_written_to(
+    change: JsonDict, scene: RestoreScene
+) -> None:
     await _restore(scene, "agents:1")
     await _delete(scene, POD_VOLUME_RESTORES)
     (pod,) = scene.pods
@@ -104,9 +110,8 @@ async def test_a_pod_that_does_not_wait_for_this_restore_is_not_written_to(chang
 
 @_METHODS
 async def test_another_snapshot_under_the_same_name_is_an_error_before_anything_is_created(
-    image: str, resource: Resource
+    image: str, resource: Resource, scene: RestoreScene
 ) -> None:
-    scene = RestoreScene()
     await _restore(scene, image)
     await _delete(scene, PERSISTENT_VOLUME_CLAIMS)
     with pytest.raises(RestoreError, match="exists already, and restores another snapshot: choose another name"):
@@ -122,7 +127,6 @@ async def test_another_snapshot_under_the_same_name_is_an_error_before_anything_
         ({"classes": {"other": "late"}}, r"has other \(there are: fast\)"),
     ],
 )
-async def test_a_mapping_of_no_volume_is_an_error(mappings: dict[str, Any], message: str) -> None:
-    scene = RestoreScene()
+async def test_a_mapping_of_no_volume_is_an_error(mappings: dict[str, Any], message: str, scene: RestoreScene) -> None:
     with pytest.raises(RestoreError, match=message):
         await plan_restore(scene.tools, scene.request(**mappings), [saved(DATA)])

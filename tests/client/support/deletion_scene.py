@@ -33,6 +33,7 @@ from core.snapshot_contract import (
     TransferToDelete,
 )
 from nodeagent.runtime.connection import ServerTime
+from tests.client.support.job_pods import ended
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
@@ -144,12 +145,9 @@ class JobKube(FakeKube):
         return f"root directory of snapshot {snapshot}: it is lost" if snapshot in self.rootless else ""
 
     def _end(self, job: str, error: str, message: str, lines: Iterable[str]) -> None:
-        terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}
-        state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
-        status = {"phase": "Failed" if error else "Succeeded", "containerStatuses": state}
         name = f"{job}-x"
         pod = {"name": name, "namespace": "velero", "labels": {"job-name": job}}
-        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": ended(12 if error else 0, message)})
         self.logs["velero", name] = "".join(f"{line}\n" for line in lines)
 
 

@@ -10,6 +10,7 @@ from core.clock import Clock
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileType, SentFiles
+from tests.client.support.job_pods import ended
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
@@ -46,9 +47,7 @@ class FilesKube(FakeKube):
 
     def end(self, exit_code: int, message: str, *lines: str) -> None:
         """Let the pods of the next Jobs have ended."""
-        terminated = {"exitCode": exit_code, "message": message, "reason": "Error" if exit_code else "Completed"}
-        state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
-        self.pod = {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": state}
+        self.pod = ended(exit_code, message)
         self.log = "".join(f"{line}\n" for line in lines)
 
     def send(self, entry: FileEntry, tar: bytes, *, error: str = "", cut: int = 0) -> None:

@@ -3,14 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from core.kube.resources import (
-    JOBS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    VOLUME_SNAPSHOTS,
-)
+from core.kube.resources import JOBS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.models.transfer_settings import PLAN_LINE, EndedPlan, InPlacePlan
+from tests.client.support.job_pods import ended
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.job_output import seal
 from tests.support.objects import JsonDict
@@ -130,9 +126,6 @@ class InPlaceScene(RestoreScene):
             self.on_job()
             lines = [PLAN_LINE.format(plan)] if plan is not None else []
             message = seal(EndedPlan(entries=3), *lines) if plan is not None else "no memory"
-            terminated = {"exitCode": int(plan is None), "message": message, "reason": "Completed"}
-            state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
-            status = {"phase": "Failed" if plan is None else "Succeeded", "containerStatuses": state}
             labels = {"job-name": job["metadata"]["name"]}
-            self.user.put("Pod", name, "v1", labels=labels, spec={}, status=status)
+            self.user.put("Pod", name, "v1", labels=labels, spec={}, status=ended(int(plan is None), message))
             self.kube.logs["velero", name] = "\n".join([*lines, ""])

@@ -1,5 +1,7 @@
 """A cluster with agents, a backup of two volumes, and nothing restored, as `nodeagent restore` finds it."""
 
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +11,15 @@ from client.restores.sources import SavedVolume
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
-from core.kube.transport import Retry
+from core.kube.transport import Request, Response, Retry
 from core.models.backups import SavedClaim
 from core.snapshot_contract import StoredSnapshot
 from tests.client.support.user_scene import UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+
+Send = Callable[[Request], Awaitable[Response]]
 
 DATA = SavedClaim(
     namespace="app",
@@ -52,9 +56,10 @@ class RestoreScene:
 
     clock: Clock = field(default_factory=LoopClock)
     notes: list[str] = field(default_factory=list)
+    make_kube: Callable[[Clock], FakeKube] = FakeKube
 
     def __post_init__(self) -> None:
-        self.user = UserScene(kube=FakeKube(self.clock))
+        self.user = UserScene(kube=self.make_kube(self.clock))
         self.kube = self.user.kube
         for name, mode in (("fast", "Immediate"), ("late", "WaitForFirstConsumer")):
             self._put("StorageClass", name, "storage.k8s.io/v1", provisioner="p", volumeBindingMode=mode)
@@ -64,6 +69,16 @@ class RestoreScene:
 
     def _put(self, kind: str, name: str, version: str, **more: Any) -> None:
         self.kube.put({"apiVersion": version, "kind": kind, "metadata": {"name": name}, **more})
+
+    @contextmanager
+    def answering(self, answer: Callable[[Request, Send], Coroutine[Any, Any, Response]]) -> Iterator[None]:
+        """Let this answer the requests meanwhile; it gets what sends one."""
+        inner = self.kube.request
+        self.kube.request = lambda request: answer(request, inner)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.kube.request = inner  # type: ignore[method-assign]
 
     def put_upload(self, claim: SavedClaim, snapshot_id: str, phase: str = "Completed", **more: Any) -> JsonDict:
         """Store the DataUpload of a PVC, of the backup `night` unless `backup` says another."""

@@ -20,6 +20,7 @@ from core.models.verification import (
     VerifiedSnapshot,
     read_verification,
 )
+from tests.client.support.job_pods import ended
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.clock import LoopClock
 from tests.support.job_output import seal
@@ -136,10 +137,7 @@ class VerificationScene:
         lines = [VERIFIED_LINE.format(results.get(one) or passed(one)) for one in ids]
         message = "no memory" if broken else seal(SnapshotVerification(snapshots=len(ids)), *lines)
         name = job["metadata"]["name"]
-        terminated = {"exitCode": int(broken), "message": message, "reason": "Error" if broken else "Completed"}
-        state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
-        status = {"phase": "Failed" if broken else "Succeeded", "containerStatuses": state}
-        status = {"phase": "Running"} if slow else status
+        status = {"phase": "Running"} if slow else ended(int(broken), message)
         self.base.user.put("Pod", f"{name}-x", "v1", labels={"job-name": name}, status=status)
         shown = lines[: self.logged] if broken or slow or self.cut else lines
         self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *shown, ""])
