@@ -4,13 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from datamover.runtime.work_dir import escape_controls, open_below, walk_tree
+from datamover.runtime.work_dir import CacheDir, escape_controls, open_below, open_work_dir, walk_tree
 
 _MORE_THAN_KEPT = 2500
 
 
 def _names(root: Path) -> dict[bytes, set[str]]:
     return {directory: {entry.name for entry in entries} for directory, entries in walk_tree(root, lambda: False)}
+
+
+def _make_many(root: Path, below: str = "") -> None:
+    for number in range(_MORE_THAN_KEPT):
+        (root / f"{number}" / below).mkdir(parents=True)
 
 
 def test_every_directory_is_walked_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -84,23 +89,19 @@ def test_a_strict_walk_fails_for_a_directory_that_cannot_be_read(tmp_path: Path)
 @pytest.mark.parametrize("levels", [0, 101], ids=["at the top", "far below"])
 def test_each_of_many_directories_in_one_is_walked_once(tmp_path: Path, levels: int) -> None:
     """Far below, their names are kept: too many files would be open otherwise."""
-    many = tmp_path.joinpath(*["d"] * levels)
-    for number in range(_MORE_THAN_KEPT):
-        (many / f"{number}" / "below").mkdir(parents=True)
+    _make_many(tmp_path.joinpath(*["d"] * levels), "below")
     walked = [directory for directory, entries in walk_tree(tmp_path, lambda: False, strict=True) if not list(entries)]
     assert len(walked) == len(set(walked)) == _MORE_THAN_KEPT
 
 
 def test_skipped_directories_are_left_out_of_many(tmp_path: Path) -> None:
-    for number in range(_MORE_THAN_KEPT):
-        (tmp_path / f"{number}").mkdir()
+    _make_many(tmp_path)
     walk = walk_tree(tmp_path, lambda: False, skip=lambda _, entry: entry.name != "7")
     assert [directory for directory, entries in walk if not list(entries)] == [b"7"]
 
 
 def test_files_are_closed_when_a_walk_of_many_directories_ends_early(tmp_path: Path) -> None:
-    for number in range(_MORE_THAN_KEPT):
-        (tmp_path / f"{number}").mkdir()
+    _make_many(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
     walk = walk_tree(tmp_path, lambda: False)
     assert len(list(next(walk)[1])) == _MORE_THAN_KEPT
@@ -120,3 +121,26 @@ def test_a_walk_keeps_few_of_many_names(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert walked == 10 * _MORE_THAN_KEPT
     assert peak_bytes < 10 * _MORE_THAN_KEPT * len("a name as long as that of a message in a mailbox") / 2
+
+
+def test_the_work_directory_is_private_and_removed(tmp_path: Path) -> None:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir("/cache")) as folder:
+        assert folder.path.parent == tmp_path
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        assert folder.cache == Path("/cache/kopia-cache")
+    assert not folder.path.exists()
+
+
+def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> None:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
+        folder.write("credentials", b"secret")
+        folder.config_file.touch()
+        (folder.path / "logs").mkdir()
+        folder.cache.mkdir()
+        (folder.cache / "block").touch()
+    assert list(folder.path.rglob("*")) == [folder.cache, folder.cache / "block"]
+
+
+def test_a_work_directory_that_cannot_be_removed_does_not_lose_the_result(tmp_path: Path) -> None:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
+        folder.path.rmdir()

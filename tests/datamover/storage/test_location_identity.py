@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from tests.datamover.support.identities import RoleOfPod
+from tests.datamover.support.internet import Internet, serve_internet
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
-from tests.datamover.support.sts import TokenService, serve_tokens
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
 pytestmark = pytest.mark.processes
 
-_ARN = "arn:aws:iam::123456789012:role/backups"
 _TOKEN = "token-of-the-service-account"
 _REGION = "eu-west-1"
-_CLOUD = {"name": "cloud", "key": "key"}
 
 
 @pytest.fixture
@@ -29,10 +28,17 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def service(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TokenService]:
-    service = TokenService(_TOKEN, s3.access_key, s3.secret_key)
-    async with serve_tokens(service, Authority(tmp_path / "authority"), _REGION, monkeypatch):
-        yield service
+def role(s3: S3Server) -> RoleOfPod:
+    return RoleOfPod(_TOKEN, access_key=s3.access_key, secret_key=s3.secret_key)
+
+
+@pytest.fixture
+async def internet(role: RoleOfPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Internet]:
+    authority = Authority(tmp_path / "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.pair.certificate))
+    async with serve_internet(authority, monkeypatch) as internet:
+        internet.hosts[f"sts.{_REGION}.amazonaws.com"] = role.token_service
+        yield internet
 
 
 @pytest.fixture
@@ -45,7 +51,7 @@ def pod(s3: S3Server, tmp_path: Path) -> MoverPod:
 
 def _by_the_pods_environment(_pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As EKS configures a service account with a role."""
-    monkeypatch.setenv("AWS_ROLE_ARN", _ARN)
+    monkeypatch.setenv("AWS_ROLE_ARN", RoleOfPod.arn)
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token_file))
     monkeypatch.setenv("AWS_REGION", _REGION)
 
@@ -62,9 +68,9 @@ def _by_the_locations_profile(pod: MoverPod, token_file: Path, monkeypatch: pyte
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-another-user")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-another-user")
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/other")
-    text = f"[default]\nrole_arn = {_ARN}\nweb_identity_token_file = {token_file}\nregion = {_REGION}\n"
+    text = f"[default]\nrole_arn = {RoleOfPod.arn}\nweb_identity_token_file = {token_file}\nregion = {_REGION}\n"
     (location,) = pod.kube.objects(BACKUP_STORAGE_LOCATIONS)
-    pod.put_location(location["spec"]["config"], bucket="identity", credential=_CLOUD)
+    pod.put_location(location["spec"]["config"], bucket="identity", credential={"name": "cloud", "key": "key"})
     pod.put_secret("cloud", "key", text)
 
 
@@ -77,14 +83,16 @@ def _given(request: pytest.FixtureRequest, pod: MoverPod, token_file: Path, monk
 
 
 @pytest.mark.usefixtures("_given")
-async def test_a_role_of_the_service_account_gives_access_to_a_bucket(service: TokenService, pod: MoverPod) -> None:
+async def test_a_role_of_the_service_account_gives_access_to_a_bucket(
+    internet: Internet, role: RoleOfPod, pod: MoverPod
+) -> None:
     assert await pod.init() == 0, pod.message
-    assert set(service.hosts) == {f"sts.{_REGION}.amazonaws.com:443"}
-    assert {(one["Action"], one["RoleArn"]) for one in service.received} == {("AssumeRoleWithWebIdentity", _ARN)}
+    assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
+    assert role.granted
 
 
 @pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): role of a service account")
-@pytest.mark.usefixtures("service")
+@pytest.mark.usefixtures("internet")
 async def test_whole_transfers_run_with_a_role(
     pod: MoverPod, tree: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,13 +107,13 @@ async def test_whole_transfers_run_with_a_role(
 
 
 async def test_a_role_that_cannot_be_assumed_is_named(
-    service: TokenService, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch
+    internet: Internet, pod: MoverPod, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kopia continues without keys, and the storage only denies access."""
     _by_the_pods_environment(pod, token_file, monkeypatch)
     token_file.write_text("an-expired-token")
     assert await pod.init() == 12
     assert "the credentials have no access" in pod.message
-    assert f"{_ARN}, if the token in {token_file} is allowed to assume it" in pod.message
+    assert f"{RoleOfPod.arn}, if the token in {token_file} is allowed to assume it" in pod.message
     assert "an-expired-token" not in pod.message
-    assert service.received
+    assert internet.connected

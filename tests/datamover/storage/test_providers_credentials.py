@@ -5,61 +5,48 @@ from pathlib import Path
 import pytest
 
 from core.errors import RepositoryError
-from core.models.storage import BackupStorageLocation
-from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import CredentialsText
 from datamover.storage.s3 import AwsIdentity, AwsKeys, AwsRole, S3Storage
+from tests.datamover.support.locations import location_storage
 
-_SECRET = CredentialsText(
-    """\
+_SECRET = """\
 [default]
 aws_access_key_id=SECRETS
 aws_secret_access_key=SECRETSKEY
 [team]
 aws_access_key_id=TEAMS
 aws_secret_access_key=TEAMSKEY
-""",
-    "Secret velero/cloud",
-)
+aws_session_token=TEAMSTOKEN
+"""
+_TEAM = AwsKeys("TEAMS", "TEAMSKEY", "TEAMSTOKEN")
 _FILE = "[default]\naws_access_key_id=FILES\naws_secret_access_key=FILESKEY\n"
 _EMPTY = "[default]\nregion=eu-west-1\n"
+_NAMED = "BackupStorageLocation default: config.credentialsFile"
 _OWN_FILE = {"credentialsFile": "/credentials/own"}
 _ROLE = {"AWS_ROLE_ARN": "arn", "AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}
 _KEYS = {"AWS_ACCESS_KEY_ID": "KEYID", "AWS_SECRET_ACCESS_KEY": "KEY"}
 
 
-def _keys(
-    config: dict[str, str], environment: dict[str, str], credential: CredentialsText | None, mounted: Path
-) -> AwsIdentity | None:
-    location = BackupStorageLocation.parse(
-        {
-            "apiVersion": "velero.io/v1",
-            "kind": "BackupStorageLocation",
-            "metadata": {"name": "default", "namespace": "velero"},
-            "spec": {"provider": "velero.io/aws", "config": config, "objectStorage": {"bucket": "bkt"}},
-        }
-    )
-    storage = build_storage(
-        location, "app", secrets=LocationSecrets(credential), environment=environment, credentials_directory=mounted
-    )
+def _keys(config: dict[str, str], environment: dict[str, str], text: str, mounted: Path) -> AwsIdentity | None:
+    storage = location_storage("velero.io/aws", config, text, environment=environment, mounted=mounted)
     assert isinstance(storage, S3Storage)
     return storage.keys
 
 
 @pytest.mark.parametrize(
-    ("config", "environment", "credential", "keys"),
+    ("config", "environment", "text", "keys"),
     [
         ({}, _ROLE | _KEYS, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
-        ({"profile": "team"}, {"AWS_PROFILE": "other"}, _SECRET, AwsKeys("TEAMS", "TEAMSKEY")),
-        ({}, {"AWS_PROFILE": "team"}, _SECRET, AwsKeys("TEAMS", "TEAMSKEY")),
+        ({"profile": "team"}, {"AWS_PROFILE": "other"}, _SECRET, _TEAM),
+        ({}, {"AWS_PROFILE": "team"}, _SECRET, _TEAM),
         (_OWN_FILE, {}, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
-        (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, None, AwsKeys("FILES", "FILESKEY")),
-        ({}, _ROLE, None, AwsRole("arn", "/token")),
-        ({}, _ROLE | {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, None, AwsRole("arn", "/token")),
-        ({}, _ROLE | _KEYS, None, None),
-        ({"region": "eu-west-1"}, _ROLE, None, AwsRole("arn", "/token", region="eu-west-1")),
-        ({"region": "minio", "s3Url": "http://h:1"}, _ROLE, None, AwsRole("arn", "/token")),
-        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/no/such/file"}, None, None),
+        (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, "", AwsKeys("FILES", "FILESKEY")),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/own"}, "", AwsKeys("FILES", "FILESKEY")),
+        ({}, _ROLE, "", AwsRole("arn", "/token")),
+        ({}, _ROLE | {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, "", AwsRole("arn", "/token")),
+        ({}, _ROLE | _KEYS, "", None),
+        ({"region": "eu-west-1"}, _ROLE, "", AwsRole("arn", "/token", region="eu-west-1")),
+        ({"region": "minio", "s3Url": "http://h:1"}, _ROLE, "", AwsRole("arn", "/token")),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/no/such/file"}, "", None),
     ],
     ids=[
         "Secret",
@@ -67,6 +54,7 @@ def _keys(
         "profile of the environment",
         "Secret before a file",
         "file of the location",
+        "inherited file",
         "role of the pod",
         "role of the pod beside an empty profile",
         "keys of the environment before its role",
@@ -76,17 +64,13 @@ def _keys(
     ],
 )
 def test_keys_are_searched_in_veleros_order(
-    tmp_path: Path,
-    config: dict[str, str],
-    environment: dict[str, str],
-    credential: CredentialsText | None,
-    keys: AwsIdentity | None,
+    tmp_path: Path, config: dict[str, str], environment: dict[str, str], text: str, keys: AwsIdentity | None
 ) -> None:
-    for name, text in (("own", _FILE), ("cloud", _EMPTY)):
-        (tmp_path / name).write_text(text)
+    (tmp_path / "own").write_text(_FILE)
+    (tmp_path / "cloud").write_text(_EMPTY)
     here = {name: value.replace("/credentials", str(tmp_path)) for name, value in config.items()}
     inherited = {name: value.replace("/credentials", str(tmp_path)) for name, value in environment.items()}
-    assert _keys(here, inherited, credential, tmp_path) == keys
+    assert _keys(here, inherited, text, tmp_path) == keys
 
 
 @pytest.fixture
@@ -106,55 +90,35 @@ def mounted(tmp_path: Path) -> Path:
 def test_a_file_below_the_mounted_credentials_is_used_with_a_warning(
     mounted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _keys({"credentialsFile": f"{mounted}/own"}, {}, None, mounted) == AwsKeys("FILES", "FILESKEY")
-    (warning,) = caplog.messages
-    assert warning == (
-        f'BackupStorageLocation default: config.credentialsFile "{mounted}/own" will be ignored from the next minor '
-        "version on, as by Velero 1.19: set spec.credential"
-    )
+    assert _keys({"credentialsFile": f"{mounted}/own"}, {}, "", mounted) == AwsKeys("FILES", "FILESKEY")
+    ignored = "will be ignored from the next minor version on, as by Velero 1.19: set spec.credential"
+    assert caplog.messages == [f'{_NAMED} "{mounted}/own" {ignored}']
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        "{folder}/outside",
-        "{mounted}/../outside",
-        "{mounted}/../credentials/own",
-        "{mounted}/linked",
-        "{mounted}/round",
-        "{mounted}/own\x00",
-        "{mounted}",
-        "{mounted}-more/own",
-        "own",
-        "/proc/self/environ",
-        "/var/run/secrets/kubernetes.io/serviceaccount/token",
-    ],
-    ids=[
-        "elsewhere",
-        "out of it",
-        "out and back",
-        "a link out of it",
-        "a link to itself",
-        "no path",
-        "the directory",
-        "a directory with a longer name",
-        "relative",
-        "the environment",
-        "a token",
-    ],
-)
+_OUTSIDE = {
+    "elsewhere": "{folder}/outside",
+    "out of it": "{mounted}/../outside",
+    "out and back": "{mounted}/../credentials/own",
+    "a link out of it": "{mounted}/linked",
+    "a link to itself": "{mounted}/round",
+    "no path": "{mounted}/own\x00",
+    "the directory": "{mounted}",
+    "a directory with a longer name": "{mounted}-more/own",
+    "relative": "own",
+    "the environment": "/proc/self/environ",
+    "a token": "/var/run/secrets/kubernetes.io/serviceaccount/token",
+}
+
+
+@pytest.mark.parametrize("named", _OUTSIDE.values(), ids=_OUTSIDE)
 def test_a_file_that_is_not_below_the_mounted_credentials_is_ignored_with_a_warning(
     mounted: Path, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
     """The writer of a location would choose among all files of the data mover."""
     path = named.format(folder=mounted.parent, mounted=mounted)
     environment = {"AWS_SHARED_CREDENTIALS_FILE": f"{mounted}/own"}
-    assert _keys({"credentialsFile": path}, environment, None, mounted) == AwsKeys("FILES", "FILESKEY")
-    (warning,) = caplog.messages
-    assert warning == (
-        f'BackupStorageLocation default: config.credentialsFile "{path}" is ignored: it is not below {mounted}; '
-        "set spec.credential"
-    )
+    assert _keys({"credentialsFile": path}, environment, "", mounted) == AwsKeys("FILES", "FILESKEY")
+    assert caplog.messages == [f'{_NAMED} "{path}" is ignored: it is not below {mounted}; set spec.credential']
 
 
 def test_a_location_with_a_secret_is_not_warned_of_its_file(mounted: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,4 +130,4 @@ def test_a_file_that_the_location_names_must_exist(mounted: Path) -> None:
     with pytest.raises(
         RepositoryError, match=r"BackupStorageLocation default: cannot read credentials file .*/none \(config"
     ):
-        _keys({"credentialsFile": f"{mounted}/none"}, {}, None, mounted)
+        _keys({"credentialsFile": f"{mounted}/none"}, {}, "", mounted)

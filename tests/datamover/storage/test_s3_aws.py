@@ -4,11 +4,15 @@ import pytest
 
 from core.errors import RepositoryError
 from datamover.storage.providers import CredentialsText
-from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity, parse_aws_profile
+from datamover.storage.s3 import AwsAssumedRole, AwsIdentity, AwsKeys, AwsRole, find_aws_identity, parse_aws_profile
 
 _ROLE = "role_arn=arn\nsource_profile=user\n"
 _USER = "[profile user]\naws_access_key_id=KEYID\naws_secret_access_key=TOPSECRET\n"
 _USERS_KEYS = AwsKeys("KEYID", "TOPSECRET")
+
+
+def _parse(text: str) -> AwsIdentity | None:
+    return parse_aws_profile(CredentialsText(text, "Secret velero/cloud"))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +26,7 @@ _USERS_KEYS = AwsKeys("KEYID", "TOPSECRET")
     ids=["byte order mark", "indented, with comments", "lines of Windows", "settings of S3"],
 )
 def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
-    assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", "TOP#SECRET")
+    assert _parse(text) == AwsKeys("KEYID", "TOP#SECRET")
 
 
 @pytest.mark.parametrize(
@@ -38,36 +42,36 @@ def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
 )
 def test_a_secret_has_the_quotes_that_are_not_around_it(written: str, secret: str) -> None:
     text = f"[default]\naws_access_key_id = KEYID\naws_secret_access_key = {written}\n"
-    assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", secret)
+    assert _parse(text) == AwsKeys("KEYID", secret)
 
 
-@pytest.mark.parametrize("odd", ["“TOPSECRET”", "TOP\n SECRET", "TOP\u200bSECRET", "TOP\xa0SECRET"], ids=ascii)
-def test_a_key_with_a_character_of_an_editor_is_rejected_without_quoting_it(odd: str) -> None:
-    text = f"[default]\naws_access_key_id = KEYID\naws_secret_access_key = {odd}\n"
-    with pytest.raises(RepositoryError, match=r"aws_secret_access_key has the character U\+[0-9A-F]{4}") as rejected:
-        parse_aws_profile(CredentialsText(text, "file /c"))
-    assert "SECRET" not in str(rejected.value).replace("aws_secret", "")
+_ODD = "aws_secret_access_key has the character U"
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["no file of this kind: TOPSECRET", "[default]\naws_access_key_id=KEYID\n", ""],
-    ids=["no sections", "no secret key", "empty"],
+    ("text", "message"),
+    [
+        ("no file of this kind: TOPSECRET", "invalid AWS credentials file"),
+        ("[default]\naws_access_key_id=KEYID\n", "aws_access_key_id or aws_secret_access_key is missing"),
+        ("", 'no profile "default" .profiles: none'),
+        # What an editor makes of a key.
+        *(
+            (f"[default]\naws_access_key_id = KEYID\naws_secret_access_key = {odd}\n", rf"{_ODD}\+[0-9A-F]{{4}}")
+            for odd in ("“TOPSECRET”", "TOP\n SECRET", "TOP\u200bSECRET", "TOP\xa0SECRET")
+        ),
+    ],
+    ids=["no sections", "no secret key", "empty", "quotes", "line break", "zero-width", "no-break"],
 )
-def test_an_invalid_file_is_rejected_without_quoting_it(text: str) -> None:
-    with pytest.raises(RepositoryError, match="file /c") as rejected:
-        parse_aws_profile(CredentialsText(text, "file /c"))
-    assert "TOPSECRET" not in str(rejected.value)
+def test_an_invalid_file_is_rejected_without_quoting_it(text: str, message: str) -> None:
+    with pytest.raises(RepositoryError, match=f"^Secret velero/cloud: .*{message}") as rejected:
+        _parse(text)
+    assert "SECRET" not in str(rejected.value).replace("Secret velero", "")
     assert rejected.value.__context__ is None or rejected.value.__suppress_context__
-
-
-def _parse(text: str, profile: str = "") -> object:
-    return parse_aws_profile(CredentialsText(text, "Secret velero/cloud"), profile)
 
 
 def test_a_role_in_a_profile_is_assumed_by_its_token_and_hides_inherited_keys() -> None:
     text = "[default]\nrole_arn=arn\nweb_identity_token_file=/token\nrole_session_name=us\nregion=eu-west-1\n"
-    role = parse_aws_profile(CredentialsText(text, "file"))
+    role = _parse(text)
     assert role == AwsRole("arn", "/token", "us", "eu-west-1")
     assert role.variables == {
         "AWS_ACCESS_KEY_ID": "",
