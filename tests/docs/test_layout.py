@@ -24,7 +24,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/data_path/in_place_plan.py": "tests/datamover/flows/test_in_place_plan.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/flags.py": "tests/datamover/test_arguments.py",
-    "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository_open.py",
+    "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository.py",
     "datamover/runtime/cancellation.py": "tests/datamover/flows/test_cancel.py",
     "datamover/runtime/signals.py": "tests/datamover/test_main.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",

@@ -65,24 +65,18 @@ async def _wait_for(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _back_up_at_once(folder: Path, number: int) -> None:
+@pytest.mark.sample("3 once")
+@pytest.mark.parametrize(("number", "times"), [(3, 1), (4, 4)], ids=["3 once", "4 again and again"])
+async def test_first_backups_at_once_all_succeed(tmp_path: Path, number: int, times: int) -> None:
     """As many processes, each with its own source, and no repository yet."""
-    for one in range(number):
-        (folder / f"source-{one}").mkdir(parents=True)
-        (folder / f"source-{one}" / "file").write_text(str(one))
-    movers = [build_local_mover(str(folder / "repository")) for _ in range(number)]
-    await asyncio.gather(*(each.back_up(folder / f"source-{one}", "", None) for one, each in enumerate(movers)))
-    assert len(await movers[0].list()) == number
-
-
-async def test_first_backups_at_once_all_succeed(tmp_path: Path) -> None:
-    await _back_up_at_once(tmp_path / "backups", 3)
-
-
-@pytest.mark.thorough
-async def test_first_backups_at_once_succeed_again_and_again(tmp_path: Path) -> None:
-    for attempt in range(4):
-        await _back_up_at_once(tmp_path / str(attempt), 4)
+    sources = [tmp_path / f"source-{one}" for one in range(number)]
+    for source in sources:
+        source.mkdir()
+        (source / "file").write_text(source.name)
+    for attempt in range(times):
+        movers = [build_local_mover(str(tmp_path / f"repository-{attempt}")) for _ in sources]
+        await asyncio.gather(*(mover.back_up(source, "", None) for mover, source in zip(movers, sources, strict=True)))
+        assert len(await movers[0].list()) == number
 
 
 @pytest.mark.sample("", ".shards kopia.repository.f*", "kopia.blobcfg.f")
@@ -195,21 +189,13 @@ async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3
     [(None, "BLAKE2B-256-128"), *((one, str(one)) for one in BlockHash)],
     ids=str,
 )
-async def test_a_new_repository_has_the_hash_that_was_chosen(
+async def test_a_new_repository_has_the_hash_that_was_chosen_and_keeps_it(
     tmp_path: Path, given: BlockHash | None, stored: str
 ) -> None:
     storage = FileStorage(tmp_path / "repository")
     with opened(storage) as repository:
-        await repository.ensure(given)
+        created = await repository.ensure(given)
+    with opened(storage) as repository:
+        assert await repository.ensure(BlockHash.HMAC_SHA256_128) == created
         answer = await repository.call("status", "repository", "status", "--json")
         assert answer.document()["contentFormat"]["hash"] == stored
-
-
-async def test_a_repository_keeps_its_hash(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path / "repository")
-    with opened(storage) as repository:
-        created = await repository.ensure(BlockHash.HMAC_SHA256_128)
-    with opened(storage) as repository:
-        assert await repository.ensure(BlockHash.BLAKE3_256) == created
-        answer = await repository.call("status", "repository", "status", "--json")
-        assert answer.document()["contentFormat"]["hash"] == "HMAC-SHA256-128"

@@ -27,7 +27,7 @@ from tests.support.fakekube import FakeKube
 
 _MEANS = Means(abi=1)
 _open = partial(open_private_run, redactor=Redactor())
-_S3 = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
+_S3: JsonDict = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
 _KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret of S3", "AWS_SESSION_TOKEN": "token of S3"}
 
 
@@ -70,7 +70,10 @@ async def _read(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> tup
 
 
 async def test_keys_are_in_the_configuration_and_not_in_the_environment(tmp_path: Path, bounds: list[Bounds]) -> None:
-    config, environment = await _read(tmp_path, _S3, _KEYS)
+    # More than a pipe holds, as a large bundle of certificate authorities is.
+    authorities = "x" * 1_000_000
+    config, environment = await _read(tmp_path, _S3 | {"config": _S3["config"] | {"rootCA": authorities}}, _KEYS)
+    assert config["storage"]["config"]["rootCA"] == authorities
     keys = {name: config["storage"]["config"][name] for name in ("accessKeyID", "secretAccessKey", "sessionToken")}
     assert keys == {"accessKeyID": "key", "secretAccessKey": "secret of S3", "sessionToken": "token of S3"}
     assert not any("secret" in value or "token of" in value for value in environment.values())
@@ -85,13 +88,6 @@ async def test_a_credentials_file_of_google_is_in_the_configuration(tmp_path: Pa
     assert not bounds[0].files
 
 
-async def test_a_configuration_that_exceeds_a_pipe_is_passed(tmp_path: Path, bounds: list[Bounds]) -> None:
-    """As one with a large bundle of certificate authorities."""
-    authorities = "x" * 1_000_000
-    config, _ = await _read(tmp_path, {"type": "s3", "config": {"rootCA": authorities}}, {})
-    assert config["storage"]["config"]["rootCA"] == authorities
-
-
 async def test_a_program_that_reads_no_secret_leaves_no_thread(tmp_path: Path, bounds: list[Bounds]) -> None:
     for read in ([], ["repository.config.kopia-password"]):
         async with _open("true", _environment(tmp_path, _S3, {}), VolumeAccess(), _MEANS) as run:
@@ -101,27 +97,18 @@ async def test_a_program_that_reads_no_secret_leaves_no_thread(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("writable", [False, True], ids=["backup", "restore"])
+@pytest.mark.parametrize("read_only", [False, True], ids=["to write", "to read"])
 async def test_the_bounds_are_volume_cache_and_own_directory(
-    tmp_path: Path, bounds: list[Bounds], writable: bool
+    tmp_path: Path, bounds: list[Bounds], read_only: bool, writable: bool
 ) -> None:
-    volume = tmp_path / "volume"
-    more = {"SSL_CERT_FILE": "/work/ca.pem"}
-    access = VolumeAccess(volume, writable=writable)
-    async with _open("true", _environment(tmp_path, _S3, more), access, _MEANS) as run:
-        own = (run.home, tmp_path / "kopia-cache")
-    expected = Bounds(volume, () if writable else (volume,), (*((volume,) if writable else ()), *own))
-    assert bounds == [Bounds(expected.volume, expected.read, expected.write, (Path("/work/ca.pem"),))]
-
-
-@pytest.mark.parametrize("read_only", [False, True], ids=["backup", "restore"])
-async def test_only_a_run_that_writes_to_no_repository_may_leave_out_flushes(
-    tmp_path: Path, bounds: list[Bounds], read_only: bool
-) -> None:
-    environment = _environment(tmp_path, _S3, {})
-    config = tmp_path / "repository.config"
+    """Only a run that writes to no repository may leave out flushes."""
+    volume, config = tmp_path / "volume", tmp_path / "repository.config"
+    environment = _environment(tmp_path, _S3, {"SSL_CERT_FILE": "/work/ca.pem"})
     config.write_text(json.dumps(json.loads(config.read_text()) | ({"readonly": True} if read_only else {})))
-    async with _open("true", environment, VolumeAccess(tmp_path), _MEANS):
-        assert bounds[0].flushes is not read_only
+    async with _open("true", environment, VolumeAccess(volume, writable=writable), _MEANS) as run:
+        own = (run.home, tmp_path / "kopia-cache")
+    read, write = ((), (volume, *own)) if writable else ((volume,), own)
+    assert bounds == [Bounds(volume, read, write, (Path("/work/ca.pem"),), flushes=not read_only)]
 
 
 def _azure(folder: Path, **own: str) -> JsonDict:
@@ -135,12 +122,12 @@ def _azure(folder: Path, **own: str) -> JsonDict:
 
 
 @pytest.mark.parametrize(
-    ("in_use", "means"),
-    [(False, _MEANS), (True, _MEANS), (False, Means(missing="x", chroot=True))],
+    ("in_use", "means", "kept"),
+    [(False, _MEANS, True), (True, _MEANS, False), (False, Means(missing="x", chroot=True), False)],
     ids=["of a snapshot", "in use", "in the jail of a mover pod"],
 )
 async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
-    tmp_path: Path, bounds: list[Bounds], monkeypatch: pytest.MonkeyPatch, *, in_use: bool, means: Means
+    tmp_path: Path, bounds: list[Bounds], monkeypatch: pytest.MonkeyPatch, in_use: bool, means: Means, kept: bool
 ) -> None:
     """Else kopia gets a signature: its jail has no such file."""
 
@@ -148,7 +135,6 @@ async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
         return "sig=s"
 
     monkeypatch.setattr("datamover.storage.azure_keys.fetch_signature", fetch_signature)
-    kept = means is _MEANS and not in_use
     environment = _environment(tmp_path, _azure(tmp_path), {})
     access = VolumeAccess(tmp_path / "v", in_use=in_use)
     async with _open("true", environment, access, means) as run:
@@ -181,29 +167,26 @@ async def test_what_replaces_token_files_can_be_read_once(tmp_path: Path, bounds
     assert "file" not in document["credential_source"]
 
 
-async def _fail(environment: dict[str, str], program: str = "true") -> AgentError:
-    with pytest.raises(AgentError) as raised:
+@pytest.mark.parametrize(
+    ("program", "error", "message"),
+    [
+        ("no-such-program", DataPathError, "^cannot start no-such-program: No such file or directory$"),
+        ("true", KopiaError, "it is not connected to a repository"),
+    ],
+)
+async def test_a_missing_program_or_configuration_is_an_error(
+    tmp_path: Path, program: str, error: type[AgentError], message: str
+) -> None:
+    environment = _environment(tmp_path, _S3, {})
+    (tmp_path / "repository.config").write_text("{}")
+    with pytest.raises(error, match=message):
         async with _open(program, environment, VolumeAccess(), _MEANS):
             pass
-    return raised.value
-
-
-async def test_a_missing_program_or_configuration_is_an_error(tmp_path: Path) -> None:
-    environment = _environment(tmp_path, _S3, {})
-    missing = await _fail(environment, "no-such-program")
-    assert isinstance(missing, DataPathError)
-    assert str(missing) == "cannot start no-such-program: No such file or directory"
-    (tmp_path / "repository.config").write_text("{}")
-    invalid = await _fail(environment)
-    assert isinstance(invalid, KopiaError)
-    assert "it is not connected to a repository" in str(invalid)
 
 
 @pytest.mark.processes
-@pytest.mark.sample("data")
-@pytest.mark.parametrize("kind", ["pod-volume", "data"])
 async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scratch_volume(
-    s3: S3Server, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    s3: S3Server, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_means("chroot", monkeypatch)
     scratch = tmp_path / "scratch"
@@ -212,21 +195,19 @@ async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scra
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
     pod = MoverPod(FakeKube(), tmp_path)
     cloud = {"name": "cloud", "key": "key"}
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket(f"jail-{kind}"), credential=cloud)
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("jail"), credential=cloud)
     pod.put_secret("cloud", "key", s3.credentials_file)
     pod.put_repository()
     assert await pod.init() == 0
     pod.put_repository(phase="Ready")
     before = describe_tree(volume)
-    kinds = ("PodVolumeBackup", "PodVolumeRestore") if kind == "pod-volume" else ("DataUpload", "DataDownload")
-    pod.put_transfer(kinds[0])
-    assert await pod.run(f"{kind}-{'backup' if kind == 'pod-volume' else 'upload'}", volume) == 0, pod.message
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", volume) == 0, pod.message
     volume.rename(tmp_path / "original")
     volume.mkdir()
-    pod.put_transfer(kinds[1], snapshotID=pod.result["snapshotID"])
-    assert await pod.run(f"{kind}-{'restore' if kind == 'pod-volume' else 'download'}", volume) == 0, pod.message
-    if kind == "data":
-        assert describe_tree(volume) == before
+    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"])
+    assert await pod.run("data-download", volume) == 0, pod.message
+    assert describe_tree(volume) == before
     assert {path.name for path in scratch.iterdir()} <= {"volume", "kopia-cache"}
 
 

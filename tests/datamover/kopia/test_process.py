@@ -1,4 +1,4 @@
-"""What the end of a kopia means: whether another attempt may avoid it."""
+"""What the end of a kopia means: another attempt may avoid it, or the target of a restore refused one entry."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import KopiaCrashError, KopiaError, RepositoryError, StorageOutageError
 from core.redact import Redactor
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.kopia.process import IgnoredErrors, Kopia, KopiaAnswer, KopiaTimeoutError, is_refusal
 
 _REFUSED = "dial tcp 10.0.0.1:9000: connect: connection refused"
 _GOROUTINE = "goroutine 7 gp=0xc0001 m=4 mp=0xc00a [running]:"
@@ -45,39 +45,100 @@ def test_a_document_follows_comments_with_any_path(path: str) -> None:
     assert KopiaAnswer("show", 0, output.encode()).document() == {"path": path, "more": []}
 
 
-def test_a_storage_that_kopia_gave_up_is_an_outage() -> None:
+def test_a_storage_that_kopia_gave_up_is_an_outage_and_a_file_with_such_a_name_is_none() -> None:
     """kopia retries for a minute in a restore, less than the stall timeout."""
     error = _error(1, _REFUSED)
     assert isinstance(error, StorageOutageError)
     assert isinstance(error, RepositoryError)
     assert error.exit_code == StorageOutageError.exit_code
     assert str(error) == f"back up /volume: the endpoint cannot be reached\n{_REFUSED}"
-
-
-def test_a_file_that_cannot_be_read_is_no_outage_whatever_its_name_is() -> None:
     line = "open /volume/connection refused: permission denied"
     error = KopiaAnswer("back up /volume", 1, b"", [line], volume="/volume").error()
     assert type(error) is KopiaError
     assert str(error) == f"back up /volume: permission denied\n{line}"
 
 
+def _kopia(folder: Path, script: str) -> Kopia:
+    """Return a kopia that runs a script of the shell."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    return Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program))
+
+
 @pytest.mark.processes
 async def test_the_cause_of_a_panic_is_kept_and_its_stacks_are_not(tmp_path: Path) -> None:
-    program = tmp_path / "program"
     stacks = f"for n in $(seq 100); do echo '{_GOROUTINE}'; echo main.go:$n; done"
-    program.write_text(f"#!/bin/sh\n( echo before; echo panic: no; {stacks} ) >&2\nexit 2\n")
-    program.chmod(0o755)
-    answer = await Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program)).call("list", "snapshot")
+    kopia = _kopia(tmp_path, f"( echo before; echo panic: no; {stacks} ) >&2\nexit 2\n")
+    answer = await kopia.call("list", "snapshot")
     assert answer.crashed
     assert answer.lines == ["before", "panic: no", _GOROUTINE]
 
 
 @pytest.mark.processes
 async def test_a_call_that_has_to_hurry_is_killed_a_time_after_its_line(tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\necho early >&2\necho now writing >&2\nexec sleep 60\n")
-    program.chmod(0o755)
-    kopia = Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program))
+    kopia = _kopia(tmp_path, "echo early >&2\necho now writing >&2\nexec sleep 60\n")
     with pytest.raises(KopiaTimeoutError) as late:
         await kopia.call("create", "repository", hurry=("now", 0.1))
     assert late.value.lines == ["early", "now writing"]
+
+
+_FILE = "copy file: error creating file: "
+
+_REFUSALS = {
+    "name": f"{_FILE}open /t/12:13: invalid argument",
+    "long name": f"{_FILE}open /t/x: file name too long",
+    "directory": "create directory: error creating directory: mkdir /t/a: invalid argument",
+    "link": "create symlink: error creating symlink: symlink a /t/l: operation not permitted",
+    "another type": 'create symlink: unable to create symlink, "/t/l" already exists and is not a symlink',
+    "owner": "copy file: error setting attributes: could not change owner/group for /t/f: invalid argument",
+    "time": "finish directory: error setting attributes: could not change mod time on /t: chtimes /t: not supported",
+    "size": f"{_FILE}truncate /t/f: file too large",
+}
+_OTHERS = {
+    "full": f"{_FILE}open /t/f: no space left on device",
+    "quota": f'{_FILE}cannot write data to file "/t/f": write /t/f: disk quota exceeded',
+    "read-only": "create directory: error creating directory: mkdir /t/a: read-only file system",
+    "disk": f"{_FILE}truncate /t/f: input/output error",
+    "content": f'{_FILE}cannot write data to file "/t/f": unexpected content error: blob not found',
+    "close": f"{_FILE}close /t/f: permission denied",
+    "directory of the snapshot": "copy directory contents: error reading directory: unable to open object",
+}
+
+
+def _answer(line: str, exit_code: int = 1) -> KopiaAnswer:
+    return KopiaAnswer("restore", exit_code, b"", ["Restoring to local filesystem (/t)...", line])
+
+
+@pytest.mark.parametrize("error", _REFUSALS.values(), ids=_REFUSALS)
+def test_others_can_be_restored_after_a_refusal(error: str) -> None:
+    assert is_refusal(_answer(f"ERROR error restoring: restore error: {error}"))
+    ignored = IgnoredErrors()
+    ignored.take(f"ignored error {error} on f")
+    ignored.check(_answer("Restored 1 files", 0))
+    named = None if "error setting attributes" in error else f"{error} on f"
+    assert (ignored.count, ignored.first) == (1, named)
+
+
+@pytest.mark.parametrize("error", _OTHERS.values(), ids=_OTHERS)
+def test_an_error_of_the_repository_or_of_the_whole_target_ends_the_restore(error: str) -> None:
+    assert not is_refusal(_answer(f"ERROR error restoring: restore error: {error}"))
+    ignored = IgnoredErrors()
+    for line in ("restored something", f"ignored error {_REFUSALS['name']} on f", f"ignored error {error} on g"):
+        ignored.take(line)
+    with pytest.raises(KopiaError, match=r"^restore: .*\n"):
+        ignored.check(_answer("Restored 1 files", 0))
+    assert ignored.count == 2
+
+
+def test_what_is_no_error_of_an_entry_is_no_refusal() -> None:
+    assert not is_refusal(_answer("ERROR unable to get filesystem entry: open /x: invalid argument"))
+    assert not is_refusal(_answer(f"ERROR error restoring: restore error: {_REFUSALS['name']}", -9))
+    assert not is_refusal(_answer(f"ERROR error restoring: restore error: {_REFUSALS['name']}", 0))
+
+
+def test_a_storage_that_does_not_answer_lets_another_attempt_follow() -> None:
+    ignored = IgnoredErrors()
+    ignored.take(f'ignored error {_FILE}cannot write data to file "/t/f": dial tcp: connection refused on f')
+    with pytest.raises(StorageOutageError):
+        ignored.check(_answer("Restored 1 files", 0))

@@ -1,25 +1,22 @@
+"""Progress: what kopia's lines and counters say, and of real data paths, as frequent for a restore as for a backup."""
+
 import asyncio
-from datetime import UTC, datetime
+import os
+from collections.abc import Awaitable
+from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
+from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction, Meter, parse_size, sum_counters
+from datamover.kopia.repository import Repository
 from datamover.pod.reporting import report_times
-
-
-class ManualClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.now = SystemClock().now
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.trees import make_large_file
+from tests.nodeagent.support.hand_clock import HandClock
 
 
 class Counters(asyncio.Protocol):
@@ -88,7 +85,7 @@ def test_counters_are_summed_over_their_labels() -> None:
 
 
 async def test_readings_never_decrease_or_exceed_the_total_and_have_the_rate() -> None:
-    clock = ManualClock()
+    clock = HandClock()
     meter = Meter(clock, Direction.BACKUP, total_bytes=1000)
     server = await asyncio.get_running_loop().create_server(Counters, "127.0.0.1", _port(meter))
     readings = []
@@ -110,37 +107,29 @@ async def test_a_backup_has_the_size_of_new_data_before_and_after_compression() 
     assert (await meter.read()).stored_bytes == 150
 
 
-async def test_data_of_the_parent_snapshot_counts_as_done() -> None:
-    meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=2_000_000)
-    meter.take(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")
-    assert (await meter.read()).done_bytes == 1_500_000
+_LINE = " | 1 hashing, 2 hashed (16.5 KB), {cached}, uploaded 0 B, {estimated}"
 
 
-async def test_what_is_done_never_exceeds_the_size_that_kopia_has_rounded() -> None:
-    """The counter has directories too, and 91.1 MB may be as little as 91.05 MB."""
-    meter = Meter(SystemClock(), Direction.BACKUP)
-    meter.take(" | 1 hashing, 2 hashed (16.5 KB), 0 cached (0 B), uploaded 0 B, estimated 91.1 MB (1%) 9s left")
-    meter.take_counters("kopia_content_hashed_bytes_total 91100000\n")
-    assert (await meter.read()).done_bytes == 91_050_000
-
-
-async def test_without_an_estimate_all_that_was_read_counts() -> None:
-    """kopia prints no line while its storage does not answer."""
-    meter = Meter(SystemClock(), Direction.BACKUP)
-    meter.take(" | 1 hashing, 0 hashed (0 B), 0 cached (0 B), uploaded 0 B, estimating...")
-    meter.take_counters("kopia_content_hashed_bytes_total 100\n")
-    assert (await meter.read()).done_bytes == 100
-
-
-async def test_the_exact_size_of_a_device_is_the_limit_whatever_kopia_estimates() -> None:
-    meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=1000)
-    meter.take(" | 1 hashing, 0 hashed (0 B), 0 cached (0 B), uploaded 0 B, estimated 91.1 MB (1%) 9s left")
-    meter.take_counters("kopia_content_hashed_bytes_total 91100000\n")
-    assert (await meter.read()).done_bytes == 1000
-
-
-async def test_a_reading_while_kopia_serves_no_metrics_is_the_last_one() -> None:
-    assert (await Meter(SystemClock(), Direction.RESTORE, total_bytes=5).read()).done_bytes == 0
+@pytest.mark.parametrize(
+    ("total_bytes", "line", "counted_bytes", "done_bytes"),
+    [
+        (2_000_000, _LINE.format(cached="9 cached (1.5 MB)", estimated="estimating..."), 0, 1_500_000),
+        # kopia prints no line while its storage does not answer.
+        (0, _LINE.format(cached="0 cached (0 B)", estimated="estimating..."), 100, 100),
+        # The counter has directories too, and 91.1 MB may be as little as 91.05 MB.
+        (0, _LINE.format(cached="0 cached (0 B)", estimated="estimated 91.1 MB (1%) 9s left"), 91_100_000, 91_050_000),
+        (1000, _LINE.format(cached="0 cached (0 B)", estimated="estimated 91.1 MB (1%) 9s left"), 91_100_000, 1000),
+    ],
+    ids=["data of the parent", "no estimate", "rounded estimate", "exact size of a device"],
+)
+async def test_what_is_done_is_what_was_read_and_cached_up_to_the_size(
+    total_bytes: int, line: str, counted_bytes: int, done_bytes: int
+) -> None:
+    """kopia serves no metrics here when they are read: the last ones count."""
+    meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=total_bytes)
+    meter.take(line)
+    meter.take_counters(f"kopia_content_hashed_bytes_total {counted_bytes}\n")
+    assert (await meter.read()).done_bytes == done_bytes
 
 
 def test_progress_is_reported_within_the_first_second_after_2_4_8_and_then_every_10() -> None:
@@ -150,12 +139,65 @@ def test_progress_is_reported_within_the_first_second_after_2_4_8_and_then_every
 
 async def test_the_start_of_a_snapshot_is_when_kopia_says_so() -> None:
     """kopia that could not open the repository is run again, and the last start counts."""
-    clock = ManualClock()
+    clock = HandClock()
     meter = Meter(clock, Direction.BACKUP)
     assert (await meter.read()).snapshot_started is None
     lines = "Snapshotting default@default:some/volume ...", "starting prometheus metrics on 127.0.0.1:1"
-    for hour in (1, 2):
-        now = datetime(2026, 11, 30, hour, tzinfo=UTC)
-        clock.now = lambda now=now: now  # type: ignore[misc]
+    for seconds in (1.0, 2.0):
+        clock.seconds = seconds
         assert [meter.take(line) for line in lines] == [lines[0], ""]
-        assert (await meter.read()).snapshot_started == now
+        assert (await meter.read()).snapshot_started == clock.now()
+
+
+_SIZE = 150 << 20
+_LEAST = 3
+"""The minimum of different readings per second."""
+
+
+async def _watch(
+    moving: Awaitable[BackupResult | RestoreResult], meter: Meter
+) -> tuple[list[ProgressMessage], BackupResult | RestoreResult]:
+    readings = []
+    task = asyncio.ensure_future(moving)
+    while not task.done():
+        readings.append(await meter.read())
+        await asyncio.sleep(0.02)
+    return readings, task.result()
+
+
+def _check(readings: list[ProgressMessage]) -> None:
+    done = [one.done_bytes for one in readings]
+    assert done == sorted(done)
+    assert len({count for count in done if 0 < count < _SIZE}) >= _LEAST
+    assert all(one.done_bytes <= one.total_bytes for one in readings if one.total_bytes)
+    assert any(one.bytes_per_second for one in readings)
+
+
+@pytest.mark.processes
+@pytest.mark.sample("Filesystem")
+@pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
+async def test_progress_is_frequent_and_never_decreases(
+    mover_repository: Repository, tmp_path: Path, mode: VolumeMode
+) -> None:
+    file = make_large_file(tmp_path / "volume" / "file", _SIZE >> 20)
+    target = tmp_path / "target"
+    device = mode is VolumeMode.BLOCK
+    if device:
+        target.touch()
+        os.truncate(target, _SIZE)
+
+    async def unheard(message: str) -> None:
+        pytest.fail(message)
+
+    data_path = backup_data_path(unheard)
+    request = BackupParameters(file if device else file.parent, mode, "some/volume", parallel=2)
+    out, backup = await _watch(back_up(mover_repository, request, data_path), data_path.meter)
+    assert isinstance(backup, BackupResult)
+    data_path = restore_data_path()
+    wanted = RestoreParameters(backup.snapshot_id, target, mode, 2)
+    back, _ = await _watch(restore(mover_repository, wanted, data_path), data_path.meter)
+    _check(out)
+    _check(back)
+    # Known before the first byte: the size of a device, and of a snapshot from its manifest.
+    for readings in [back, *([out] if device else [])]:
+        assert {one.total_bytes for one in readings if one.done_bytes} == {_SIZE}

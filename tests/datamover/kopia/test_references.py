@@ -55,10 +55,10 @@ def test_the_uid_of_the_backup_by_the_tags(tags: dict[str, str], uid: str | None
     assert _snapshot(tags=tags).backup_uid == uid
 
 
-def test_a_snapshot_that_nothing_names_is_unreferenced() -> None:
-    verdict, reason = _judge(_snapshot())
-    assert verdict is SnapshotVerdict.UNREFERENCED
-    assert reason == f"no Backup has the UID {_UID}, and no transfer and no file in the bucket names the snapshot"
+@pytest.mark.parametrize("changes", [{}, {"endTime": "2026-11-23T12:00:00Z"}], ids=["nine days", "seven days"])
+def test_a_snapshot_that_nothing_names_is_unreferenced(changes: JsonDict) -> None:
+    reason = f"no Backup has the UID {_UID}, and no transfer and no file in the bucket names the snapshot"
+    assert _judge(_snapshot(**changes)) == (SnapshotVerdict.UNREFERENCED, reason)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ _WINNER: Final = CompletedTransfer("DataUpload velero/du-1", 2)
 @pytest.mark.parametrize("referred", [{}, {"backup_uids": frozenset({_UID})}], ids=["nothing else", "its Backup"])
 def test_a_snapshot_of_an_overtaken_attempt_is_unreferenced(referred: JsonDict) -> None:
     tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": "u", "tag:nodeagent.io/attempt": "1"}
-    verdict, reason = _judge(_snapshot(tags=tags), completed={"u": _WINNER}, **referred)
-    assert verdict is SnapshotVerdict.UNREFERENCED
-    assert reason == "attempt 1 of DataUpload velero/du-1 made it, which attempt 2 completed"
+    reason = "attempt 1 of DataUpload velero/du-1 made it, which attempt 2 completed"
+    judgment = _judge(_snapshot(tags=tags), completed={"u": _WINNER}, **referred)
+    assert judgment == (SnapshotVerdict.UNREFERENCED, reason)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,6 @@ def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attem
     tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": uid, **attempt}
     read = {"completed": {"u": _WINNER}, "backup_uids": frozenset({_UID})}
     assert _judge(_snapshot(tags=tags), **read).verdict is SnapshotVerdict.REFERENCED
-
-
-def test_seven_days_are_old_enough() -> None:
-    assert _judge(_snapshot(endTime="2026-11-23T12:00:00Z")).verdict is SnapshotVerdict.UNREFERENCED
 
 
 def test_an_incomplete_snapshot_is_incomplete_unless_a_transfer_names_it() -> None:

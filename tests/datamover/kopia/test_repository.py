@@ -1,32 +1,49 @@
+"""Connecting, creating and probing a repository, and errors while a transfer opens it: their cause, and no secret."""
+
+import asyncio
+import base64
 import json
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
+from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError, RepositoryError, StorageOutageError
+from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.redact import Redactor
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.kopia import storage_calls
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, KopiaAnswer, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
+from datamover.runtime.child import ChildExit, run_child
 from datamover.runtime.work_dir import CacheDir, open_work_dir
 from datamover.storage.providers import FileStorage
-from datamover.storage.s3 import AwsKeys, S3Storage
-from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.mounts import mounted
+from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
+from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server
+from tests.support.fakekube import FakeKube
 from tests.support.sockets import free_port
+from tests.support.tools import tool
 
 pytestmark = pytest.mark.processes
 
+_NAME = "repository under test"
 _RECORDED = Path(__file__).parents[2] / "recordings/velero-1.18.2/kopia-repository-status.json"
 
 
@@ -52,39 +69,25 @@ async def test_an_answer_of_kopia_without_an_id_is_an_error(tmp_path: Path, monk
 
 async def test_connecting_creates_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    with (
-        opened(FileStorage(tmp_path / "r")) as repository,
-        pytest.raises(NotInitializedError, match="repository under test: no repository found"),
-    ):
-        await repository.connect()
+    with opened(FileStorage(tmp_path / "r")) as ours, pytest.raises(NotInitializedError, match=f"{_NAME}: no reposit"):
+        await ours.connect()
     assert not list((tmp_path / "r").iterdir())
 
 
 async def test_a_storage_with_other_contents_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "kopia.maintenance.f").write_text("x")
-    with (
-        opened(FileStorage(tmp_path / "r")) as repository,
-        pytest.raises(RepositoryError, match="the storage is not empty"),
-    ):
-        await repository.ensure()
+    with opened(FileStorage(tmp_path / "r")) as ours, pytest.raises(RepositoryError, match="the storage is not empty"):
+        await ours.ensure()
 
 
-async def test_a_wrong_password_is_reported(repository: Path) -> None:
-    with (
-        opened(FileStorage(repository), "another password") as ours,
-        pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"),
-    ):
-        await ours.connect()
-
-
-async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
-    with opened(s3_storage(s3, s3.make_bucket("keys"))) as repository:
-        await repository.ensure()
-        written = repository._work_dir.config_file.read_text()
-        assert repository._work_dir.config_file.stat().st_mode & 0o777 == 0o600
-    assert s3.secret_key not in written
-    assert s3.access_key not in written
+async def test_a_wrong_password_is_reported_by_a_read_as_by_connecting(repository: Path) -> None:
+    with opened(FileStorage(repository), "another password") as ours:
+        read = partial(list_snapshots, ours.kopia)
+        attempts: list[Callable[[], Awaitable[object]]] = [ours.connect, partial(ours.open, read, read_only=True)]
+        for attempt in attempts:
+            with pytest.raises(RepositoryError, match=f"^{_NAME}: the repository password does not match"):
+                await attempt()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ async def test_keys_stay_out_of_kopias_configuration(s3: S3Server) -> None:
 async def test_the_cause_of_an_unusable_bucket_is_reported(s3: S3Server, wrong: dict[str, str], cause: str) -> None:
     with (
         opened(s3_storage(s3, s3.make_bucket("causes"), **wrong)) as repository,
-        pytest.raises(RepositoryError, match=f"^repository under test: {cause}: [^\n]+$") as rejected,
+        pytest.raises(RepositoryError, match=f"^{_NAME}: {cause}: [^\n]+$") as rejected,
     ):
         await repository.ensure()
     assert "wrong-secret-key" not in str(rejected.value)
@@ -111,19 +114,14 @@ async def test_the_configuration_of_a_directory_equals_kopias(repository: Path, 
     assert ours == theirs
 
 
-async def test_the_configuration_of_a_bucket_equals_kopias(s3: S3Server) -> None:
+async def test_the_configuration_of_a_bucket_equals_kopias_and_has_no_keys(s3: S3Server) -> None:
     storage = s3_storage(s3, s3.make_bucket("config"))
     with opened(storage) as repository:
         await repository.ensure()
+        assert repository._work_dir.config_file.stat().st_mode & 0o777 == 0o600
     ours, theirs = await configurations(storage, read_only=False)
     assert ours == theirs
-
-
-async def test_a_failed_read_is_reported_like_a_failed_connect(repository: Path) -> None:
-    with opened(FileStorage(repository), "another password") as ours:
-        kopia = ours.kopia
-        with pytest.raises(RepositoryError, match=r"^repository under test: the repository password does not match"):
-            await ours.open(partial(list_snapshots, kopia), read_only=True)
+    assert not {s3.access_key, s3.secret_key} & set(theirs["storage"]["config"].values())
 
 
 async def test_a_read_that_fails_without_a_cause_in_the_repository_runs_again_connected(repository: Path) -> None:
@@ -139,14 +137,15 @@ async def test_a_read_that_fails_without_a_cause_in_the_repository_runs_again_co
 
 
 @pytest.fixture
-def silent_endpoint() -> Iterator[str]:
-    """An address where the kernel accepts connections, and no process answers."""
+def silent_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An address where the kernel accepts connections, and no process answers; probes take as long as stalls."""
+    monkeypatch.setattr(storage_calls, "_LEAST_PROBE_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def _waits(seconds: float) -> Waits:
-    return Waits(limits=StallLimits(timedelta(seconds=seconds)), probe_limit_seconds=seconds)
+    return Waits(limits=StallLimits(timedelta(seconds=seconds)))
 
 
 async def test_an_endpoint_that_never_answers_times_out(s3: S3Server, silent_endpoint: str) -> None:
@@ -161,32 +160,23 @@ async def test_a_probe_reports_whether_the_storage_answers(
     s3: S3Server, silent_endpoint: str, repository: Path, tmp_path: Path
 ) -> None:
     bucket = s3.make_bucket("asked")
-    found = []
-    for storage, seconds in (
-        (FileStorage(repository), 10),
-        (s3_storage(s3, bucket), 10),
-        (s3_storage(s3, "no-such-bucket"), 10),
-        (s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"), 10),
-        (s3_storage(s3, bucket, url=silent_endpoint), 1),
-        (FileStorage(tmp_path / "gone" / "repository"), 10),
+    directory, silent = "the directory does not exist or cannot be read", f"{_NAME} does not answer: "
+    for storage, seconds, error, message in (
+        (FileStorage(repository), 10, DataPathError, f"the storage of {_NAME} answers"),
+        (s3_storage(s3, bucket), 10, DataPathError, f"the storage of {_NAME} answers"),
+        (s3_storage(s3, "no-such-bucket"), 10, RepositoryError, f"{silent}the bucket does not exist: "),
+        (
+            s3_storage(s3, bucket, url=f"http://127.0.0.1:{free_port()}"),
+            10,
+            StorageOutageError,
+            f"{silent}the endpoint cannot be reached: ",
+        ),
+        (s3_storage(s3, bucket, url=silent_endpoint), 1, StorageOutageError, f"{silent}timed out after 1 s"),
+        (FileStorage(tmp_path / "gone" / "repository"), 10, RepositoryError, f"{silent}{directory}: "),
     ):
         with opened(storage, waits=_waits(seconds)) as probed:
-            answer = await probed.probe()
-            found.append((answer.error, answer.message.split(": ")[0:2]))
-    assert found == [
-        (DataPathError, ["the storage of repository under test answers"]),
-        (DataPathError, ["the storage of repository under test answers"]),
-        (RepositoryError, ["repository under test does not answer", "the bucket does not exist"]),
-        (StorageOutageError, ["repository under test does not answer", "the endpoint cannot be reached"]),
-        (StorageOutageError, ["repository under test does not answer", "timed out after 1 s"]),
-        (RepositoryError, ["repository under test does not answer", "the directory does not exist or cannot be read"]),
-    ]
-
-
-async def test_a_custom_authority_is_passed_unchanged(s3: S3Server) -> None:
-    storage = S3Storage("b", "p/", s3.url.replace("http", "https"), keys=AwsKeys("a", "b" * 8), ca_pem=b"no pem")
-    with opened(storage) as repository, pytest.raises(RepositoryError, match="cannot parse provided CA"):
-        await repository.connect()
+            found = await probed.probe()
+        assert (found.error, found.message[: len(message)]) == (error, message)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +209,143 @@ async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path)
         address = RepositoryAddress("repository under test", FileStorage(repository), access)
         await Repository(Kopia(environment, Redactor()), address, folder, cache=CacheLimit(100)).connect()
         caching = json.loads(folder.config_file.read_text())["caching"]
-    assert [caching[kind] >> 20 for kind in ("maxCacheSize", "contentCacheSizeLimitBytes")] == [64, 80]
-    assert [caching[kind] >> 20 for kind in ("maxMetadataCacheSize", "metadataCacheSizeLimitBytes")] == [16, 20]
+    assert caching.items() >= CacheLimit(100).config.items()
     assert (tmp_path / "volume" / "kopia-cache").is_dir()
+
+
+_FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
+_CLOUD = {"name": "cloud", "key": "key"}
+
+
+@pytest.fixture
+def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+def _empty_folder(pod: MoverPod, _server: S3Server) -> None:
+    shutil.rmtree(pod.folder / "backups" / "kopia" / "app")
+
+
+def _wrong_password(pod: MoverPod, _server: S3Server) -> None:
+    pod.put_secret("velero-repo-credentials", "repository-password", "quite another one")
+
+
+def _damaged(pod: MoverPod, _server: S3Server) -> None:
+    file = pod.folder / "backups" / "kopia" / "app" / "kopia.repository.f"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def _wrong_key(pod: MoverPod, server: S3Server) -> None:
+    pod.put_location(
+        {"s3Url": server.url, "region": "us-east-1"}, bucket=server.make_bucket("opening"), credential=_CLOUD
+    )
+    pod.put_secret("cloud", "key", server.credentials_file.replace(server.secret_key, "not-the-secret-key"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message_part"),
+    [
+        (_wrong_password, "the repository password does not match"),
+        (_empty_folder, "no repository found"),
+        (_damaged, "damaged"),
+        (_wrong_key, "the secret access key is not accepted"),
+    ],
+    ids=["password", "no folder", "damaged", "secret key"],
+)
+async def test_the_cause_of_an_unusable_repository_is_reported(
+    pod: MoverPod, s3: S3Server, tree: Path, wrong: Callable[[MoverPod, S3Server], None], message_part: str
+) -> None:
+    wrong(pod, s3)
+    for kind in _FLAGS:
+        await _check_failure(pod, tree, kind, message_part)
+
+
+async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str) -> None:
+    flag, spec = _FLAGS[kind]
+    pod.put_transfer(kind, **spec)
+    assert await pod.run(flag, tree) == 12
+    first = pod.message.splitlines()[0]
+    assert first.startswith("backup repository app-default-kopia (")
+    assert message_part in first
+    # kopia itself may try for longer than the first report of an opening takes.
+    assert not [message for _, message in pod.events() if "does not answer" in message]
+    for secret in (PASSWORD, "quite another one", "not-the-secret-key"):
+        assert secret not in f"{pod.message}{pod.events()}"
+
+
+async def test_nothing_is_written_to_another_repository_than_the_recorded_one(pod: MoverPod, tree: Path) -> None:
+    """As of a creator that was late, in a storage where the last one of them counts."""
+    folder, recorded = pod.folder / "backups" / "kopia" / "app", "0" * 64
+    found = base64.b64decode(json.loads((folder / "kopia.repository.f").read_bytes())["uniqueID"]).hex()
+    before = sorted(folder.rglob("*"))
+    pod.put_repository({REPOSITORY_ID_ANNOTATION: recorded}, phase="Ready")
+    await _check_failure(pod, tree, "DataUpload", f"the storage has the repository {found}, and {recorded} is recorded")
+    assert sorted(folder.rglob("*")) == before
+    # A snapshot of the other one is not in it.
+    pod.put_transfer("DataDownload", snapshotID="0" * 32)
+    assert await pod.run("data-download", tree) != 0
+    assert "it is not in the repository" in pod.message
+    pod.put_repository({REPOSITORY_ID_ANNOTATION: found}, phase="Ready")
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+
+
+async def test_a_backup_opens_its_repository_with_one_kopia_at_a_time(
+    repository: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+
+    async def count(*arguments: Any) -> ChildExit:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await run_child(*arguments)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr("datamover.kopia.process.run_child", count)
+    request = BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    with opened(FileStorage(repository)) as ours:
+        backup = await back_up(ours, request, backup_data_path())
+        assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
+    assert most == 1
+
+
+async def test_a_cancel_during_an_error_of_a_read_is_kept(repository: Path) -> None:
+    started = asyncio.Event()
+
+    async def fail_when_canceled() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KopiaError("broken off")
+
+    with opened(FileStorage(repository)) as ours:
+        running = asyncio.create_task(ours.open(fail_when_canceled, read_only=True), name="opening")
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+@pytest.mark.cause("cache-full")
+async def test_a_cache_volume_that_is_full_is_reported(
+    kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "portable"
+    repository.mkdir()
+    kopia.run("repository", "create", "filesystem", f"--path={repository}", PORTABLE, *IDENTITY)
+    fill: list[str | Path] = [tool("kopia", "index-blobs"), tmp_path / "plain.config", "200"]
+    subprocess.run(fill, env={"HOME": str(tmp_path), "KOPIA_PASSWORD": PASSWORD}, check=True)
+    with mounted(tmp_path / "small", "size=600k") as scratch:
+        monkeypatch.setenv("VELERO_SCRATCH_DIR", str(scratch))
+        with (
+            opened(FileStorage(repository)) as ours,
+            pytest.raises(RepositoryError, match=r"^repository under test: the volume of kopia's cache is full: "),
+        ):
+            await ours.open(partial(list_snapshots, ours), read_only=True)

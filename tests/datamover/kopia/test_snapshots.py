@@ -5,24 +5,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from core.errors import ConfigError
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.snapshots import fit_checkpoint_interval, read_checkpoint_interval, remove_own_incomplete
-
-_VARIABLE = "DATA_MOVER_CHECKPOINT_INTERVAL"
-
-
-@pytest.mark.parametrize(
-    ("text", "interval"),
-    [
-        ("", None),
-        ("10s", timedelta(seconds=10)),
-        ("5m", timedelta(minutes=5)),
-        ("45m", timedelta(minutes=45)),
-    ],
-)
-def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelta | None) -> None:
-    assert read_checkpoint_interval({_VARIABLE: text}) == interval
+from datamover.kopia.snapshots import fit_checkpoint_interval, remove_own_incomplete
 
 
 @pytest.mark.parametrize(
@@ -31,12 +15,6 @@ def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelt
 )
 def test_a_checkpoint_writes_the_index_before_the_memory_is_full(index_seconds: float, interval: timedelta) -> None:
     assert fit_checkpoint_interval(index_seconds) == interval
-
-
-@pytest.mark.parametrize("text", ["0", "9s", "46m", "-1m", "often"])
-def test_an_interval_that_kopia_does_not_accept_is_rejected(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{_VARIABLE}: "):
-        read_checkpoint_interval({_VARIABLE: text})
 
 
 async def test_a_failed_backup_deletes_only_the_checkpoints_of_its_own_start() -> None:

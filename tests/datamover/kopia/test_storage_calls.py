@@ -1,10 +1,11 @@
-"""Calls of a kopia with scripted answers: what is repeated, for how long, and what is reported."""
+"""Calls of a kopia with scripted answers: what is repeated, for how long, what is reported, what requests take."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from datamover.kopia.creation import CHECKED, OTHER_REPOSITORY
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.stalls import StallLimits
-from datamover.kopia.storage_calls import Waits
+from datamover.kopia.storage_calls import RequestTime, Waits, parse_request_seconds
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.s3 import AwsKeys, S3Storage
 from tests.support.clock import LoopClock
@@ -34,16 +35,7 @@ class _ScriptedKopia(Kopia):
         self.verbs: list[str] = []
         self.on_call: Callable[[], None] = lambda: None
 
-    async def call(
-        self,
-        attempted: str,
-        *arguments: str,
-        seconds: float | None = 0,
-        more: Mapping[str, str] | None = None,
-        output_fd: int | None = None,
-        hurry: tuple[str, float] | None = None,
-    ) -> KopiaAnswer:
-        del seconds, more, output_fd, hurry
+    async def call(self, attempted: str, *arguments: str, **_: Any) -> KopiaAnswer:
         self.verbs.append(" ".join(one for one in arguments[:3] if not one.startswith("-")))
         self.on_call()
         await asyncio.sleep(self.seconds)
@@ -87,10 +79,15 @@ def _open(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = ti
     )
 
 
+async def _list(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> bool:
+    """Make a call, and return whether it succeeded."""
+    return (await _open(kopia, folder, reports, timeout).call("list", "snapshot", "list")).succeeded
+
+
 @pytest.mark.looptime
 async def test_a_call_is_repeated_until_the_storage_answers(tmp_path: Path, reports: _Reports) -> None:
     kopia = _ScriptedKopia(_REFUSED, _REFUSED, _BUSY)
-    assert (await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")).succeeded
+    assert await _list(kopia, tmp_path, reports)
     assert kopia.verbs == ["snapshot list"] * 4
     assert reports.all == [
         ("waiting", "repository r does not answer, will retry: the endpoint cannot be reached"),
@@ -105,7 +102,7 @@ async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp
     with pytest.raises(
         StorageOutageError, match=r"^repository r did not answer for 10m\d+s: the endpoint cannot be rea.*: f"
     ):
-        await _open(_ScriptedKopia(_REFUSED, forever=True), tmp_path, reports).call("list", "snapshot", "list")
+        await _list(_ScriptedKopia(_REFUSED, forever=True), tmp_path, reports)
     assert LoopClock().monotonic() - started == pytest.approx(600, abs=20)
     assert len(reports.all) == 1
 
@@ -114,13 +111,13 @@ async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp
 async def test_a_part_of_a_second_before_the_timeout_a_call_is_repeated(tmp_path: Path, reports: _Reports) -> None:
     kopia = _ScriptedKopia(_REFUSED)
     kopia.seconds = 6.6
-    assert (await _open(kopia, tmp_path, reports, timedelta(seconds=7)).call("list", "snapshot", "list")).succeeded
+    assert await _list(kopia, tmp_path, reports, timedelta(seconds=7))
 
 
 @pytest.mark.looptime
 async def test_without_a_timeout_a_call_is_repeated_for_hours(tmp_path: Path, reports: _Reports) -> None:
     kopia = _ScriptedKopia(*[_REFUSED] * 1000)
-    await _open(kopia, tmp_path, reports, timedelta(0)).call("list", "snapshot", "list")
+    await _list(kopia, tmp_path, reports, timedelta(0))
     assert LoopClock().monotonic() > 3600
 
 
@@ -137,14 +134,14 @@ async def test_an_attempt_that_fills_the_cache_restarts_the_timeout(tmp_path: Pa
 
     kopia.on_call = read_an_index_for_an_hour
     with pytest.raises(StorageOutageError, match="did not answer for 10m"):
-        await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")
+        await _list(kopia, tmp_path, reports)
     assert LoopClock().monotonic() == pytest.approx(4200, abs=40)
 
 
 @pytest.mark.parametrize("line", ["Access Denied", "invalid repository password", "something else"])
 async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Reports, line: str) -> None:
     kopia = _ScriptedKopia(line, forever=True)
-    assert not (await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")).succeeded
+    assert not await _list(kopia, tmp_path, reports)
     assert kopia.verbs == ["snapshot list"]
     assert reports.all == []
 
@@ -196,3 +193,68 @@ async def test_too_many_index_blobs_are_reported_once(tmp_path: Path, reports: _
     assert kind == "warning"
     assert message.startswith("repository r has 2001 index blobs")
     assert "kopia maintenance run --full" in message
+
+
+_TEXT = """# TYPE kopia_blob_storage_latency_ms histogram
+kopia_blob_storage_latency_ms_bucket{{method="ListBlobs",le="0.5"}} 0
+kopia_blob_storage_latency_ms_sum{{method="Close"}} 0.001
+kopia_blob_storage_latency_ms_count{{method="Close"}} 1
+kopia_blob_storage_latency_ms_sum{{method="GetBlob-full"}} {downloaded_ms}
+kopia_blob_storage_latency_ms_count{{method="GetBlob-full"}} {downloads}
+kopia_blob_storage_latency_ms_sum{{method="ListBlobs"}} {listed_ms}
+kopia_blob_storage_latency_ms_count{{method="ListBlobs"}} {lists}
+"""
+
+
+def _counters(downloaded_ms: float, downloads: int, listed_ms: float, lists: int) -> str:
+    return _TEXT.format(downloaded_ms=downloaded_ms, downloads=downloads, listed_ms=listed_ms, lists=lists)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        pytest.param(_counters(142.5, 3, 169.2, 3), 0.0475, id="downloads took less"),
+        pytest.param(_counters(9000, 3, 126, 3), 0.042, id="large index blobs"),
+        pytest.param(_counters(0, 0, 126, 3), 0.042, id="no downloads"),
+        pytest.param(_counters(0, 0, 0, 0), None, id="no requests"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+def test_a_request_takes_what_lists_or_downloads_took_on_average(text: str, seconds: float | None) -> None:
+    assert parse_request_seconds(text) == (seconds if seconds is None else pytest.approx(seconds))
+
+
+def _run(time: RequestTime, text: str | None) -> list[str]:
+    """Run a call of kopia that writes the text as its metrics; None: it was killed."""
+    with time.measuring() as flags:
+        if flags and text is not None:
+            folder = Path(flags[1].removeprefix("--diagnostics-output-directory=")) / "a-call"
+            folder.mkdir()
+            (folder / "kopia-metrics.prom").write_text(text)
+    return flags
+
+
+def test_the_first_call_that_makes_requests_is_measured(tmp_path: Path) -> None:
+    time = RequestTime(tmp_path)
+    for killed in (None, "", _counters(0, 0, 0, 0)):
+        assert _run(time, killed)[0] == "--metrics-store-on-exit"
+        assert time.seconds == 0.0
+    assert _run(time, _counters(84, 2, 0, 0))
+    assert _run(time, _counters(2, 2, 0, 0)) == []
+    assert time.seconds == pytest.approx(0.042)
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_at_the_same_time_are_measured_apart(tmp_path: Path) -> None:
+    time = RequestTime(tmp_path)
+    with time.measuring() as first:
+        assert _run(time, _counters(84, 2, 0, 0))[1] != first[1]
+        folder = Path(first[1].removeprefix("--diagnostics-output-directory="))
+        (folder / "kopia-metrics.prom").write_text(_counters(82, 2, 0, 0))
+    assert time.seconds == pytest.approx(0.041)
+
+
+def test_a_call_without_room_for_files_is_not_measured(tmp_path: Path) -> None:
+    time = RequestTime(tmp_path / "missing")
+    assert _run(time, None) == []
+    assert time.seconds == 0.0

@@ -1,9 +1,10 @@
-"""Names in the files of backups, and which locations kopia can read them in."""
+"""Files of backups in a location: lists of kopia element by element, names in them, and where kopia can read them."""
 
 import gzip
 import io
 import json
 import os
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +12,100 @@ from typing import Any, Final
 
 import pytest
 
-from core.errors import RepositoryError
+from core.errors import KopiaError, RepositoryError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.kopia.location_files import BackupFiles, find_names, unpack
+from datamover.kopia.location_files import BackupFiles, Blob, find_names, read_directories, read_elements, unpack
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.work_dir import WorkDir, open_work_dir
+
+
+def _read(output: bytes, exit_code: int = 0) -> list[str]:
+    answer = KopiaAnswer("list blobs", exit_code, b"", ["kopia's own words"])
+    return [blob.id for blob in read_elements(answer, io.BytesIO(output), Blob)]
+
+
+@pytest.mark.parametrize(
+    ("output", "ids"),
+    [
+        (b"[\n]", []),
+        (b'[\n {"id":"a","length":1}\n]', ["a"]),
+        (b'// note\n[\n {"id":"a"},\n {"id":"b"}\n]', ["a", "b"]),
+    ],
+    ids=["none", "one", "two"],
+)
+def test_elements_are_read(output: bytes, ids: list[str]) -> None:
+    assert _read(output) == ids
+
+
+@pytest.mark.parametrize(
+    "output",
+    [b"", b"[", b'[\n {"id":"a"},\n', b'[\n {"id":"a"}', b'[\n {"length":1}\n]', b"[\n {\n]", b'[\n {"id":"\xff"}\n]'],
+    ids=["empty", "begun", "cut", "no end", "another form", "no JSON", "no UTF-8"],
+)
+def test_an_incomplete_or_invalid_list_is_an_error(output: bytes) -> None:
+    with pytest.raises(KopiaError, match="list blobs: kopia's output is"):
+        _read(output)
+    with pytest.raises(KopiaError, match="kopia exited with code 1"):
+        _read(output, exit_code=1)
+
+
+def _read_directories(output: bytes) -> list[list[str]]:
+    directories = read_directories(KopiaAnswer("show", 0, b""), io.BytesIO(output))
+    return [[entry["name"] for entry in entries] for entries in directories]
+
+
+_DIRECTORY = '{"stream":"kopia:directory","entries":%s,"summary":{"size":1}}\n'
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 16])
+@pytest.mark.parametrize(
+    ("directories", "names"),
+    [
+        (["[]"], [[]]),
+        (["null"], [[]]),
+        (['[{"name":"a","summ":{"dirs":1}}, {"name":"b"}]', '[{"name":"größe ☃"}]'], [["a", "b"], ["größe ☃"]]),
+        ([json.dumps([{"name": '"entries":[{"name":"x"}]'}])], [['"entries":[{"name":"x"}]']]),
+    ],
+    ids=["empty", "null", "two", "a name like the mark"],
+)
+def test_entries_of_directories_are_read_piece_by_piece(
+    directories: list[str], names: list[list[str]], piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datamover.kopia.location_files._PIECE_BYTES", piece)
+    assert _read_directories("".join(_DIRECTORY % each for each in directories).encode()) == names
+
+
+@pytest.mark.parametrize("entries", [b"", b"[", b'[{"name":"a"}', b'[{"name":"a"},', b'[{"name":', b'["a"]', b"{}"])
+def test_a_directory_that_is_cut_or_invalid_is_an_error(entries: bytes) -> None:
+    with pytest.raises(KopiaError, match="show: kopia's output is not a directory"):
+        _read_directories(b'{"entries":' + entries)
+
+
+def test_few_of_many_entries_are_in_memory() -> None:
+    count = 20_000
+    output = (_DIRECTORY % json.dumps([{"name": str(number)} for number in range(count)])).encode()
+    tracemalloc.start()
+    try:
+        entries = next(read_directories(KopiaAnswer("show", 0, b""), io.BytesIO(output)))
+        assert sum(1 for _ in entries) == count
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * len(output)
+
 
 _ID: Final = "74b385d6f9a63c4ff9a796d7a49bf992"
 _UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
 _WANTED: Final = frozenset({_ID, _UID})
 
 
+@pytest.mark.parametrize(
+    "end", ['"}]', '"}, {"other": "' + "f" * 500, ""], ids=["JSON", "long word", "name at the end"]
+)
 @pytest.mark.parametrize("size", [1, 7, 32, 33, 64, 1000])
-def test_names_are_found_wherever_the_text_is_cut(size: int) -> None:
-    text = json.dumps([{"snapshotHandle": _ID}, {"uid": _UID}, {"other": "f" * 500}]).encode()
+def test_names_are_found_wherever_the_text_is_cut(size: int, end: str) -> None:
+    text = f'[{{"uid": "{_UID}"}}, {{"snapshotHandle": "{_ID}{end}'.encode()
     pieces = (text[at : at + size] for at in range(0, len(text), size))
     assert find_names(pieces, _WANTED) == _WANTED
 
@@ -35,10 +115,6 @@ def test_names_are_found_wherever_the_text_is_cut(size: int) -> None:
 def test_a_part_of_a_word_is_no_name(text: str, size: int) -> None:
     raw = text.encode()
     assert find_names((raw[at : at + size] for at in range(0, len(raw), size)), _WANTED) == set()
-
-
-def test_the_last_word_is_found() -> None:
-    assert find_names(iter([_ID.encode()]), _WANTED) == {_ID}
 
 
 def _compressed(*documents: Any) -> bytes:
@@ -134,9 +210,8 @@ _FOLDERS: Final = ("backups/", "backups/a/", "backups/stray")
             "s3",
             _FOLDERS,
             {
-                "backups/a/velero-backup.json",
-                "backups/a/a-podvolumebackups.json.gz",
-                "backups/a/a-volumeinfo.json.gz",
+                f"backups/a/{name}"
+                for name in ("velero-backup.json", "a-podvolumebackups.json.gz", "a-volumeinfo.json.gz")
             },
         ),
     ],
