@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -12,13 +11,20 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
-from datamover.runtime.child import ChildCommand, kill_children, run_child
+from datamover.runtime.child import ChildCommand, ChildExit, kill_children, run_child
 
 pytestmark = pytest.mark.processes
 
 
 def _shell(script: str, stdin_fd: int | None = None, stdout_fd: int | None = None) -> ChildCommand:
     return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, stdin_fd, stdout_fd)
+
+
+async def _start(script: str = "echo $$ >&2; exec sleep 1000") -> "tuple[asyncio.Task[ChildExit], int]":
+    """Run a script that writes its process ID first; return its run, and that."""
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(run_child(_shell(script), lambda line: started.set_result(int(line))))
+    return running, await started
 
 
 def _gone(pid: int) -> bool:
@@ -66,11 +72,7 @@ async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_retur
 
 
 async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
-    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(
-        run_child(_shell("trap '' TERM INT; echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
-    )
-    pid = await started
+    running, pid = await _start("trap '' TERM INT; echo $$ >&2; exec sleep 1000")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -78,11 +80,7 @@ async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
 
 
 async def test_a_killed_child_that_hangs_in_the_kernel_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(
-        run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
-    )
-    pid = await started
+    running, pid = await _start()
     with monkeypatch.context() as hangs:
         hangs.setattr("asyncio.subprocess.Process.kill", lambda _: None)
         running.cancel()
@@ -95,11 +93,7 @@ async def test_a_killed_child_that_hangs_in_the_kernel_is_abandoned(monkeypatch:
 
 
 async def test_a_thread_kills_all_children_without_the_event_loop() -> None:
-    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(
-        run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
-    )
-    pid = await started
+    running, pid = await _start()
     killer = threading.Thread(target=kill_children)
     killer.start()
     # The event loop does not run meanwhile.
@@ -114,21 +108,17 @@ async def test_a_missing_program_is_named() -> None:
         await run_child(ChildCommand(["no-such-program"], {}), print)
 
 
+_OWNER = """
+import asyncio, os
+from datamover.runtime.child import ChildCommand, run_child
+command = ChildCommand(["sh", "-c", "echo $$ >&2; exec sleep 1000"], os.environ)
+asyncio.run(run_child(command, lambda line: print(line, flush=True)))
+"""
+
+
 async def test_the_child_is_killed_with_its_owner() -> None:
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent("""
-                import asyncio, os, sys
-                from datamover.runtime.child import ChildCommand, run_child
-                command = ChildCommand(["sh", "-c", "echo $$ >&2; exec sleep 1000"], os.environ)
-                asyncio.run(run_child(command, lambda line: print(line, flush=True)))
-            """),
-        ],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    )
+    argv = [sys.executable, "-c", _OWNER]
+    owner = subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     assert owner.stdout is not None
     with owner.stdout:
         child = int(owner.stdout.readline())

@@ -31,23 +31,18 @@ def _put_sync(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datamover.runtime.child._SYNC", ("/bin/sh", "-c", script))
 
 
-async def _wanted(movers: Repository, volume: Path, mode: VolumeMode) -> RestoreParameters:
-    """Back up the volume, and return the parameters of its restore."""
-    backup = await back_up(movers, BackupParameters(volume, mode, "some/volume", parallel=2), backup_data_path())
-    target = volume.with_name("target")
-    if mode is VolumeMode.BLOCK:
-        target.write_bytes(bytes(volume.stat().st_size))
-    return RestoreParameters(backup.snapshot_id, target, mode, workers=2)
-
-
 @pytest.fixture(params=list(VolumeMode), ids=str)
 async def wanted(request: pytest.FixtureRequest, mover_repository: Repository, tmp_path: Path) -> RestoreParameters:
-    volume = tmp_path / "volume"
-    if request.param is VolumeMode.BLOCK:
+    """The parameters of a restore of what was backed up."""
+    volume, target, mode = tmp_path / "volume", tmp_path / "target", request.param
+    if mode is VolumeMode.BLOCK:
         volume.write_bytes(b"x" * 100_000)
+        target.write_bytes(bytes(100_000))
     else:
         volume.mkdir()
-    return await _wanted(mover_repository, volume, request.param)
+    parameters = BackupParameters(volume, mode, "some/volume", parallel=2)
+    backup = await back_up(mover_repository, parameters, backup_data_path())
+    return RestoreParameters(backup.snapshot_id, target, mode, workers=2)
 
 
 async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(

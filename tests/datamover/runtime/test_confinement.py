@@ -6,14 +6,15 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from core.errors import DataPathError
 from datamover.runtime.child import ChildCommand, run_child
-from datamover.runtime.confinement import Bounds, Confinement, Means, confine, find_means, report_means
-from tests.datamover.support.confining import MEANS
+from datamover.runtime.confinement import Bounds, Means, confine, find_means, report_means
+from tests.datamover.support.confining import MEANS, try_in_child
 from tests.datamover.support.mounts import need_root
 from tests.support.seccomp import CHROOT, LANDLOCK, MOUNTS, deny
 
@@ -44,39 +45,46 @@ def test_the_means_in_force_are_named(means: Means, description: str | None, cap
 _NOTHING = Means(missing="Function not implemented")
 
 
-def test_without_means_root_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_means_root_fails_and_an_ordinary_user_continues_unconfined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     message = r"^cannot confine kopia to its volume: no Landlock \(Function not implemented\), and no chroot: "
     with pytest.raises(DataPathError, match=message), confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path):
         pass
-
-
-def test_without_means_an_ordinary_user_continues_unconfined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with confine(Path("/bin/true"), Bounds(), _NOTHING, tmp_path) as confinement:
         assert confinement is None
 
 
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    (tmp_path / "volume").mkdir()
+    return tmp_path / "volume"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(MEANS))
-def test_a_child_that_need_not_flush_leaves_it_out_by_any_means(name: str, tmp_path: Path) -> None:
-    volume, home = tmp_path / "volume", tmp_path / "home"
-    for folder in (volume, home):
-        folder.mkdir()
+def test_a_child_that_need_not_flush_leaves_it_out_by_any_means(name: str, volume: Path, home: Path) -> None:
     bounds = Bounds(volume, read=(volume,), write=(home,), flushes=False)
     with confine(Path("/bin/true"), bounds, MEANS[name](), home) as confinement:
         assert confinement is not None
         assert [step for step, _ in confinement.steps][-1] == "seccomp"
         assert "no_new_privs" in [step for step, _ in confinement.steps]
-        assert _try_in_child(confinement, [(home / "new", os.O_WRONLY | os.O_CREAT)]) == [""]
+        assert try_in_child(confinement.steps, [(home / "new").touch]) == [""]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(MEANS))
-async def test_a_confined_program_starts_and_leaves_nothing(name: str, kopia_program: Path, tmp_path: Path) -> None:
-    volume, home = tmp_path / "volume", tmp_path / "home"
-    for folder in (volume, home):
-        folder.mkdir()
+async def test_a_confined_program_starts_and_leaves_nothing(
+    name: str, kopia_program: Path, volume: Path, home: Path
+) -> None:
     for _ in range(2):
         with confine(kopia_program, Bounds(volume, read=(volume,), write=(home,)), MEANS[name](), home) as confinement:
             command = ChildCommand([str(kopia_program), "--version"], {"HOME": str(home)}, confinement=confinement)
@@ -100,46 +108,19 @@ async def test_a_child_that_cannot_be_confined_ends_with_the_reason(kopia_progra
     assert lines == [f"cannot confine mount {gone}: No such file or directory"]
 
 
-def _try_in_child(confinement: Confinement, tried: list[tuple[Path, int]]) -> list[str]:
-    """Open the files in a confined child; return the errors, empty for a file that could be opened."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        failed = any(call() < 0 for _, call in confinement.steps)
-        for path, flags in tried:
-            error = "not confined" if failed else ""
-            try:
-                os.open(path, flags, 0o600)
-            except OSError as e:
-                error = errno.errorcode[e.errno or 0]
-            os.write(writing, f"{error}\n".encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    with os.fdopen(reading) as answers:
-        return answers.read().splitlines()
-
-
 @pytest.mark.processes
-def test_no_device_can_be_opened_in_a_jail_and_nothing_written_where_it_may_only_read(tmp_path: Path) -> None:
+def test_no_device_can_be_opened_in_a_jail_and_nothing_written_where_it_may_only_read(volume: Path, home: Path) -> None:
     """A tenant may have device nodes in the volume, and a privileged mover has no other barrier."""
     need_root("jails")
-    volume, home = tmp_path / "volume", tmp_path / "home"
     for folder in (volume, home):
-        folder.mkdir()
         os.mknod(folder / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
     (volume / "file").touch()
-    tried = [
-        (volume / "zero", os.O_RDONLY),
-        (home / "zero", os.O_RDONLY),
-        (volume / "file", os.O_RDONLY),
-        (volume / "new", os.O_WRONLY | os.O_CREAT),
-        (home / "new", os.O_WRONLY | os.O_CREAT),
-    ]
+    read: list[Callable[[], object]] = [(volume / "zero").open, (home / "zero").open, (volume / "file").open]
+    written: list[Callable[[], object]] = [(volume / "new").touch, (home / "new").touch]
     bounds = Bounds(volume, read=(volume,), write=(home,))
     with confine(Path("/bin/true"), bounds, Means(missing="x", mounts=True), home) as confinement:
         assert confinement is not None
-        assert _try_in_child(confinement, tried) == ["EACCES", "EACCES", "", "EROFS", ""]
+        assert try_in_child(confinement.steps, [*read, *written]) == ["EACCES", "EACCES", "", "EROFS", ""]
 
 
 _FIND = "from datamover.runtime.confinement import find_means; print(find_means())"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
+from datamover.pod.device_files import DeviceFiles
 from datamover.runtime import lazy_file
 from datamover.runtime.lazy_file import LazyFile
 from datamover.runtime.sandbox import Step
@@ -23,6 +24,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def disk(made: tuple[Path, Path]) -> Path:
     return made[1]
+
+
+def _break(files: DeviceFiles, error: type[Exception]) -> None:
+    """Let nothing more be fetched, and forget what has been."""
+
+    async def fail(first: int, count: int) -> None:
+        raise error(f"blocks {first} and {count} more are gone")
+
+    files.debugfs._image.fetch = fail
+    files.debugfs._image._fetched.clear()
 
 
 async def test_only_what_is_read_is_fetched(disk: Path, tmp_path: Path) -> None:
@@ -48,12 +59,7 @@ async def test_what_was_read_makes_room_for_what_is_read(
 
 async def test_a_block_that_cannot_be_fetched_is_the_cause(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
-
-        async def fail(first: int, count: int) -> None:
-            raise DataPathError(f"blocks {first} and {count} more are gone")
-
-        files.debugfs._image.fetch = fail
-        files.debugfs._image._fetched.clear()
+        _break(files, DataPathError)
         with pytest.raises(DataPathError, match=r"blocks \d+ and 1 more are gone"):
             await files.find("sub/deep/link")
 
@@ -114,12 +120,7 @@ async def test_a_read_that_makes_room_for_itself_gets_all_of_its_blocks(
 async def test_of_a_file_whose_blocks_cannot_be_fetched_no_zeros_arrive(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
         large = await files.find("sub/large")
-
-        async def fail(first: int, count: int) -> None:
-            raise RuntimeError(f"unexpected: {first}, {count}")
-
-        files.debugfs._image.fetch = fail
-        files.debugfs._image._fetched.clear()
+        _break(files, RuntimeError)
         ours, theirs = files.open_pipe()
         try:
             with pytest.raises(DataPathError, match="cannot read file large: debugfs: "):

@@ -11,6 +11,10 @@ from datamover.runtime.resources import ResourceLimits, ran_out_of_memory, read_
 _MIB = 1 << 20
 
 
+def _limits(cpus: int, limit_mib: int | None) -> ResourceLimits:
+    return ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None)
+
+
 def _files(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
@@ -68,8 +72,7 @@ def test_cpus_are_limited_by_the_cgroup(tmp_path: Path, files: dict[str, str]) -
     [(None, "200MiB"), (256, "120MiB"), (200, "64MiB"), (100, "48MiB"), (512, "200MiB"), (2048, "512MiB")],
 )
 def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -> None:
-    limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
-    assert limits.go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
+    assert _limits(4, limit_mib).go_settings({}) == {"GOGC": "50", "GOMEMLIMIT": soft}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +80,7 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     [(None, 8, "300MiB"), (None, 2, "150MiB"), (256, 3, "120MiB"), (1024, 8, "300MiB"), (2048, 8, "512MiB")],
 )
 def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
-    limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
-    assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
+    assert _limits(4, limit_mib).go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
 
 
 @pytest.mark.parametrize(
@@ -96,19 +98,18 @@ def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None
 def test_an_index_is_written_before_tiny_files_take_the_memory(
     cpus: int, limit_mib: int | None, files: float, seconds: float
 ) -> None:
-    limits = ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None)
-    assert limits.index_seconds(files) == pytest.approx(seconds, abs=0.1)
+    assert _limits(cpus, limit_mib).index_seconds(files) == pytest.approx(seconds, abs=0.1)
 
 
 @pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 50_000), (256, 293_601), (512, 890_124)])
 def test_kopia_keeps_the_entries_of_a_restore(limit_mib: int | None, entries: int | None) -> None:
-    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).fitting_entries == entries
+    assert _limits(4, limit_mib).fitting_entries == entries
 
 
 def test_settings_in_the_environment_are_kept() -> None:
     own = {"GOGC": "100", "GOMEMLIMIT": "1GiB"}
     assert ResourceLimits(4).go_settings(own) == {}
-    assert ResourceLimits(4, 256 * _MIB).maintenance_settings(own) == {}
+    assert _limits(4, 256).maintenance_settings(own) == {}
 
 
 @pytest.mark.parametrize(
@@ -117,44 +118,86 @@ def test_settings_in_the_environment_are_kept() -> None:
     ids=["no limit", "limit"],
 )
 def test_maintenance_uses_most_of_the_memory(limit_mib: int | None, settings: dict[str, str]) -> None:
-    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).maintenance_settings({}) == settings
+    assert _limits(4, limit_mib).maintenance_settings({}) == settings
 
 
 @pytest.mark.parametrize(
     ("cpus", "limit_mib", "workers"), [(8, None, 8), (4, None, 8), (2, None, 4), (8, 256, 3), (8, 128, 1), (1, 4096, 2)]
 )
 def test_restore_workers_follow_cpus_and_memory(cpus: int, limit_mib: int | None, workers: int) -> None:
-    assert ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None).restore_workers == workers
+    assert _limits(cpus, limit_mib).restore_workers == workers
 
 
 def test_configured_workers_are_used_with_a_warning_when_memory_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
-    assert restore_workers(UploaderSettings(parallel_download=10), ResourceLimits(8, 256 * _MIB)) == 10
+    assert restore_workers(UploaderSettings(parallel_download=10), _limits(8, 256)) == 10
     assert "ParallelFilesDownload=10" in caplog.text
 
 
+_V1_EVENTS = "memory/memory.oom_control"
+
+
 @pytest.mark.parametrize(
-    ("files", "ran_out"),
+    ("file", "text", "ran_out"),
     [
-        pytest.param({"sys/fs/cgroup/memory.events": "low 0\noom 1\noom_kill 1\n"}, True, id="v2"),
-        pytest.param({"sys/fs/cgroup/memory.events": "low 0\noom 3\noom_kill 0\n"}, False, id="v2, none"),
-        pytest.param(
-            {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"},
-            True,
-            id="v1",
-        ),
-        pytest.param(
-            {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n"},
-            False,
-            id="v1, none",
-        ),
-        pytest.param({}, False, id="nothing is known"),
+        ("memory.events", "low 0\noom 1\noom_kill 1\n", True),
+        ("memory.events", "low 0\noom 3\noom_kill 0\n", False),
+        (_V1_EVENTS, "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
+        (_V1_EVENTS, "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
+        ("another", "", False),
     ],
+    ids=["v2", "v2, none", "v1", "v1, none", "nothing is known"],
 )
-def test_a_kill_for_lack_of_memory_is_detected(tmp_path: Path, files: dict[str, str], ran_out: bool) -> None:
-    assert ran_out_of_memory(_files(tmp_path, files)) is ran_out
+def test_a_kill_for_lack_of_memory_is_detected(tmp_path: Path, file: str, text: str, ran_out: bool) -> None:
+    assert ran_out_of_memory(_files(tmp_path, {f"sys/fs/cgroup/{file}": text})) is ran_out
 
 
 def test_a_kopia_that_ran_out_of_memory_is_reported_so() -> None:
     answer = KopiaAnswer("upload", -9, b"", out_of_memory=True)
     assert str(answer.error()).startswith("upload: kopia was killed by the node's kernel: out of memory")
     assert "memory" not in str(KopiaAnswer("upload", -9, b"").error())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.0049])
+@pytest.mark.parametrize("limit_mib", [None, 128, 256, 512, 4096])
+@pytest.mark.parametrize("cpus", [1, 2, 4, 16])
+def test_a_storage_that_is_near_changes_nothing(cpus: int, limit_mib: int | None, seconds: float) -> None:
+    limits = _limits(cpus, limit_mib)
+    assert limits.adapted_restore_workers(seconds, 10_000) == limits.restore_workers
+
+
+@pytest.mark.parametrize(
+    ("cpus", "seconds", "file_bytes", "workers"),
+    [
+        pytest.param(2, 0.042, 10_000, 64, id="20 ms there and back, small files"),
+        pytest.param(2, 0.010, 10_000, 26, id="5 ms there and back"),
+        pytest.param(1, 0.010, 10_000, 13, id="half of the CPUs, half of the workers"),
+        pytest.param(2, 0.042, 0, 64, id="no bytes"),
+        pytest.param(2, 0.042, 1_000_000, 18, id="larger files"),
+        pytest.param(2, 0.042, 4_000_000, 7, id="files of one piece"),
+        pytest.param(2, 0.042, 10**12, 7, id="pieces of a large file are of the same size"),
+        pytest.param(8, 0.006, 10**12, 11, id="the CPUs are busy anyway"),
+        pytest.param(2, 0.006, 10**12, 4, id="never less than with a storage that is near"),
+        pytest.param(2, 30.0, 10_000, 64, id="never more"),
+    ],
+)
+def test_a_restore_has_as_many_workers_as_keep_the_cpus_busy(
+    cpus: int, seconds: float, file_bytes: int, workers: int
+) -> None:
+    assert _limits(cpus, None).adapted_restore_workers(seconds, file_bytes) == workers
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "workers"), [(128, 1), (256, 3), (280, 4), (305, 6), (512, 22), (1024, 62), (2048, 64), (None, 64)]
+)
+def test_a_memory_limit_bounds_the_workers_of_a_restore(limit_mib: int | None, workers: int) -> None:
+    assert _limits(2, limit_mib).adapted_restore_workers(0.042, 10_000) == workers
+
+
+@pytest.mark.parametrize(
+    ("cpus", "limit_mib", "workers"),
+    [(1, None, 2), (2, None, 3), (16, None, 17), (2, 304, 2), (2, 305, 3)],
+)
+def test_a_backup_reads_one_more_file_while_packs_are_on_their_way(
+    cpus: int, limit_mib: int | None, workers: int
+) -> None:
+    assert _limits(cpus, limit_mib).backup_workers == workers
