@@ -24,7 +24,7 @@ from tests.datamover.support.trees import describe_tree, make_large_file
 pytestmark = pytest.mark.processes
 
 _ROOT = Path(__file__).parents[2]
-_MOVER = (sys.executable, "-m", "datamover")
+_MODULE = ("-m", "datamover")
 
 _LIGHT = """
 import sys
@@ -54,11 +54,11 @@ runpy.run_module("datamover", run_name="__main__")
 """
 
 
-def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def _run(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*_MOVER, *arguments],
+        [sys.executable, *arguments],
         cwd=_ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, "KOPIA_PASSWORD": PASSWORD, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -78,7 +78,7 @@ def _run_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str 
 
 
 def _json(*arguments: str) -> Any:
-    done = _run(*arguments, "--json", KOPIA_PASSWORD=PASSWORD)
+    done = _run(*_MODULE, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return json.loads(done.stdout)
@@ -86,17 +86,9 @@ def _json(*arguments: str) -> Any:
 
 def test_pod_mode_imports_stay_light(tmp_path: Path) -> None:
     """As in the image: optimized and precompiled, here by the first of two runs."""
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-OO", "-c", _LIGHT],
-            cwd=_ROOT,
-            env=environment,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        done = _run("-OO", "-c", _LIGHT, PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="")
+        assert done.returncode == 0, done.stderr
     early, unwanted, peak_kib = map(int, done.stdout.split())
     assert (early, unwanted) == (0, 0)
     assert peak_kib < 36 * 1024
@@ -104,7 +96,7 @@ def test_pod_mode_imports_stay_light(tmp_path: Path) -> None:
 
 def test_the_exit_codes_of_the_help_are_those_of_the_manual_and_of_the_errors() -> None:
     """`ResultError` is the node agent's: a mover without a result cannot report that."""
-    help_text = _run("--help").stdout.partition("exit codes:")[2]
+    help_text = _run(*_MODULE, "--help").stdout.partition("exit codes:")[2]
     reported = {int(code) for code in re.findall(r"(?:^|\s)(\d+) ", help_text)}
     manual = {int(code) for code in re.findall(r"^\| (\d+) \|", (_ROOT / "docs/mover.md").read_text(), re.MULTILINE)}
     errors: list[type[AgentError]] = [AgentError, ConfigError, *_family(DataPathError)]
@@ -116,8 +108,8 @@ def _family(error: type[AgentError]) -> list[type[AgentError]]:
     return [error, *(one for child in error.__subclasses__() for one in _family(child))]
 
 
-def test_the_version_is_printed() -> None:
-    assert _run("--version").stdout == f"datamover {VERSION}\n"
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_here(capsys, "--version") == (0, f"datamover {VERSION}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,9 @@ def test_a_restore_over_other_files_is_refused_before_anything_is_written(
 
 
 def test_pod_mode_outside_a_pod_is_reported() -> None:
-    done = _run("init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST="")
+    done = _run(
+        *_MODULE, "init-repository", "--backup-repository=x", VELERO_NAMESPACE="velero", KUBERNETES_SERVICE_HOST=""
+    )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "not running in a pod" in done.stderr
 
@@ -185,7 +179,7 @@ def test_a_progress_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path)
     arguments = ["--source", str(tmp_path / "volume"), "--password-file", str(tmp_path / "password")]
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         done = subprocess.run(
-            [*_MOVER, "backup", *arguments, "--repository", str(repository)],
+            [sys.executable, *_MODULE, "backup", *arguments, "--repository", str(repository)],
             cwd=_ROOT,
             stdout=subprocess.PIPE,
             stderr=theirs,
@@ -200,14 +194,7 @@ def test_a_progress_bar_is_drawn_on_a_terminal(repository: Path, tmp_path: Path)
 
 def test_sigterm_during_imports_cancels(repository: Path, tree: Path, kopia: PlainKopia) -> None:
     """A pod may be deleted while its interpreter starts."""
-    done = subprocess.run(
-        [sys.executable, "-c", _STOPPED_EARLY, "backup", "--source", tree, "--repository", repository, "--json"],
-        cwd=_ROOT,
-        env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run("-c", _STOPPED_EARLY, "backup", "--source", tree, "--repository", repository, "--json")
     assert done.returncode == 14, done.stderr
     assert done.stderr.rstrip().endswith("stopped by SIGTERM: data path is canceled")
     assert kopia.snapshots() == []
@@ -218,7 +205,16 @@ def test_sigterm_ends_mover_and_kopia_within_two_seconds_and_shows_no_secret(
 ) -> None:
     make_large_file(tmp_path / "volume" / "file", 100)
     mover = subprocess.Popen(
-        [*_MOVER, "backup", "--source", str(tmp_path / "volume"), "--repository", str(repository), "--json"],
+        [
+            sys.executable,
+            *_MODULE,
+            "backup",
+            "--source",
+            str(tmp_path / "volume"),
+            "--repository",
+            str(repository),
+            "--json",
+        ],
         cwd=_ROOT,
         env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
         stderr=subprocess.PIPE,

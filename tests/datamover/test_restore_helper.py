@@ -1,24 +1,18 @@
 """The restore helper: what it waits for, prints and removes, and what it costs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from datamover import restore_helper
 from datamover.data_path.finished import has_done_file, write_done_file
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 _LIMIT_KIB = 15 * 1024
@@ -54,15 +48,25 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]
     signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def started(volumes: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The helper as a process, killed at the end of the context."""
-    argv = [sys.executable, _OPTIONS, "-c", _STARTED, str(Path(__file__).parents[2]), str(volumes), *arguments]
+@pytest.fixture
+def started(volumes: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The helper as a process, and the first line that it has printed."""
+    argv = [sys.executable, _OPTIONS, "-c", _STARTED, str(Path(__file__).parents[2]), str(volumes), _UID]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            yield process
+            yield process, process.stdout.readline()
         finally:
             process.kill()
+
+
+@pytest.fixture
+def restored(volumes: Path, waits: list[Callable[[], object]]) -> Path:
+    """The volumes with a done file in each; the helper waits once."""
+    for volume in ("data", "scratch"):
+        write_done_file(volumes / volume, _UID)
+    waits.append(_nothing)
+    return volumes
 
 
 def _nothing() -> None:
@@ -118,61 +122,36 @@ def test_what_cannot_be_read_is_reported_and_read_again(
     )
 
 
-def test_links_are_removed_and_what_they_lead_to_stays(
-    volumes: Path, waits: list[Callable[[], object]], tmp_path: Path
-) -> None:
+def test_links_are_removed_and_what_they_lead_to_stays(restored: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / _UID).touch()
-    for volume in ("data", "scratch"):
-        write_done_file(volumes / volume, _UID)
-    (volumes / "data" / ".velero" / "folder").mkdir()
-    (volumes / "data" / ".velero" / "folder" / "link").symlink_to(kept)
-    (volumes / "scratch" / ".velero" / _UID).unlink()
-    (volumes / "scratch" / ".velero").rmdir()
-    (volumes / "scratch" / ".velero").symlink_to(kept)
-    (volumes / "elsewhere").symlink_to(kept)
-    waits.append(_nothing)
+    (restored / "data" / ".velero" / "folder").mkdir()
+    (restored / "data" / ".velero" / "folder" / "link").symlink_to(kept)
+    (restored / "scratch" / ".velero" / _UID).unlink()
+    (restored / "scratch" / ".velero").rmdir()
+    (restored / "scratch" / ".velero").symlink_to(kept)
+    (restored / "elsewhere").symlink_to(kept)
 
-    assert restore_helper.main([_UID], str(volumes)) == 0
+    assert restore_helper.main([_UID], str(restored)) == 0
 
-    assert sorted(path.name for path in volumes.rglob("*")) == ["data", "elsewhere", "file", "scratch"]
+    assert sorted(path.name for path in restored.rglob("*")) == ["data", "elsewhere", "file", "scratch"]
     assert (kept / _UID).exists()
 
 
 def test_a_done_file_that_cannot_be_removed_does_not_fail(
-    volumes: Path,
-    waits: list[Callable[[], object]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    restored: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(name: str, **_: object) -> None:
         raise PermissionError(1, "Operation not permitted", name)
 
-    for volume in ("data", "scratch"):
-        write_done_file(volumes / volume, _UID)
     monkeypatch.setattr(os, "unlink", refuse)
-    waits.append(_nothing)
 
-    assert restore_helper.main([_UID], str(volumes)) == 0
+    assert restore_helper.main([_UID], str(restored)) == 0
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"{_UID}: Operation not permitted"
     assert "Done cleanup .velero folder" not in printed
-
-
-def test_done_files_are_removed_where_the_system_has_no_directory_descriptors(
-    volumes: Path, waits: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on Windows."""
-    monkeypatch.setattr(os, "supports_dir_fd", frozenset())
-    for volume in ("data", "scratch"):
-        write_done_file(volumes / volume, _UID)
-    waits.append(_nothing)
-
-    assert restore_helper.main([_UID], str(volumes)) == 0
-
-    assert sorted(path.name for path in volumes.rglob("*")) == ["data", "file", "scratch"]
 
 
 @pytest.mark.processes
@@ -198,22 +177,18 @@ def test_a_volume_that_is_full_has_a_done_file_which_is_removed(
 
 
 @pytest.mark.processes
-def test_sigterm_ends_it_while_it_waits(volumes: Path) -> None:
+def test_sigterm_ends_it_while_it_waits(started: tuple[subprocess.Popen[str], str]) -> None:
     """With an exit code of its own: a first process without a handler would not end at all."""
-    with started(volumes, _UID) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "file is not a directory, skipping.\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 128 + signal.SIGTERM
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+    process, line = started
+    assert line == "file is not a directory, skipping.\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
 
 
 @pytest.mark.processes
-def test_it_takes_little_memory(volumes: Path) -> None:
-    with started(volumes, _UID) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
-        assert peak < _LIMIT_KIB
+def test_it_takes_little_memory(started: tuple[subprocess.Popen[str], str]) -> None:
+    status = Path(f"/proc/{started[0].pid}/status").read_text()
+    (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+    assert peak < _LIMIT_KIB

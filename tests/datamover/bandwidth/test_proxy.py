@@ -1,10 +1,11 @@
-"""The proxy with real sockets: who may use it, what passes, and how fast."""
+"""The proxy with real sockets: who may use it, what passes, and how fast; and the rate of a lane."""
 
 import asyncio
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,8 @@ from core.clock import SystemClock
 from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
 from datamover.bandwidth.dialing import Address
-from datamover.bandwidth.proxy import BandwidthProxy
+from datamover.bandwidth.proxy import BandwidthProxy, Lane
+from tests.nodeagent.support.hand_clock import HandClock
 
 _HOST = "storage.example.com"
 
@@ -45,10 +47,7 @@ class _Server:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 self.heads.append(head)
-                length = next(
-                    (line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), b":0"
-                )
-                self.received += await reader.readexactly(int(length.split(b":")[1]))
+                self.received += await reader.readexactly(_length_in(head))
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.answer) + self.answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -84,16 +83,13 @@ async def _running(
             await asyncio.wait({task})
 
 
+@dataclass(frozen=True)
 class _Client:
     """One connection to the proxy, as kopia would open it."""
 
-    def __init__(self, proxy: BandwidthProxy) -> None:
-        self._url = urlsplit(proxy.environment["HTTP_PROXY"])
-        credentials = f"{self._url.username}:{self._url.password}"
-        self.authorization = f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}\r\n"
-
-    async def open(self) -> None:
-        self.reader, self.writer = await asyncio.open_connection(self._url.hostname, self._url.port)
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    authorization: str
 
     async def request(self, method: str, url: str, body: bytes = b"", headers: str | None = None) -> bytes:
         """Send a request and return the head of the answer with its body."""
@@ -101,23 +97,21 @@ class _Client:
         length = f"Content-Length: {len(body)}\r\n" if body else ""
         self.writer.write(f"{method} {url} HTTP/1.1\r\nHost: {_HOST}\r\n{own}{length}\r\n".encode() + body)
         await self.writer.drain()
-        return await self.answer()
-
-    async def answer(self) -> bytes:
         head = await self.reader.readuntil(b"\r\n\r\n")
         return head + await self.reader.readexactly(_length_in(head))
 
 
 @asynccontextmanager
 async def _open(proxy: BandwidthProxy) -> AsyncIterator[_Client]:
-    client = _Client(proxy)
-    await client.open()
+    url = urlsplit(proxy.environment["HTTP_PROXY"])
+    credentials = b64encode(f"{url.username}:{url.password}".encode()).decode()
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
     try:
-        yield client
+        yield _Client(reader, writer, f"Proxy-Authorization: Basic {credentials}\r\n")
     finally:
-        client.writer.close()
+        writer.close()
         with suppress(ConnectionError):
-            await client.writer.wait_closed()
+            await writer.wait_closed()
 
 
 async def test_only_who_knows_the_password_is_served() -> None:
@@ -204,3 +198,51 @@ async def test_a_limit_that_is_lifted_lets_a_running_request_end() -> None:
             assert not request.done()
             proxy.limit(BandwidthLimits())
             assert (await request).endswith(b"ok")
+
+
+class _Clock(HandClock):
+    """Sleeps at once, and counts."""
+
+    slept = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.seconds += seconds
+
+
+async def _take(lane: Lane, size_bytes: int) -> None:
+    """Take so many bytes, a piece after the other."""
+    while size_bytes:
+        piece = min(size_bytes, lane.piece_bytes)
+        await lane.take(piece)
+        size_bytes -= piece
+
+
+@pytest.mark.parametrize("rate", [100_000, 1_000_000, 100_000_000])
+async def test_a_minute_has_the_rate(rate: int) -> None:
+    clock = _Clock()
+    lane = Lane(clock, rate)
+    await _take(lane, 60 * rate)
+    assert clock.seconds == pytest.approx(60, rel=0.02)
+
+
+async def test_what_was_not_used_for_long_may_not_pass_at_once() -> None:
+    clock = _Clock()
+    lane = Lane(clock, 1_000_000)
+    clock.seconds += 3600
+    begin = clock.seconds
+    await _take(lane, 2_000_000)
+    assert clock.seconds - begin == pytest.approx(1.75, abs=0.05)
+
+
+async def test_a_limit_holds_from_its_change_on() -> None:
+    clock = _Clock()
+    lane = Lane(clock)
+    await _take(lane, 10**9)
+    assert clock.slept == 0
+    lane.rate = 1_000_000
+    await _take(lane, 10_000_000)
+    assert clock.slept == pytest.approx(10, abs=0.5)
+    lane.rate = 0
+    await _take(lane, 10**9)
+    assert clock.slept == pytest.approx(10, abs=0.5)

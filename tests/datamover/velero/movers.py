@@ -4,11 +4,10 @@ Knows the program's command line and what it needs of its pod. Does not know wha
 Source: Velero v1.18.2, pkg/cmd/cli/datamover and pkg/cmd/cli/podvolume.
 """
 
-from __future__ import annotations
-
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
@@ -19,16 +18,11 @@ from core.kube.resources import (
     POD_VOLUME_RESTORES,
     SECRETS,
 )
+from core.models.base import JsonDict
+from tests.datamover.support.pods import MoverPod
+from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
 from tests.testbed.api import Resource
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from core.models.base import JsonDict
-    from tests.datamover.support.pods import MoverPod
-    from tests.support.apiserver import ApiServer
 
 _COMMANDS = {
     "DataUpload": ("data-mover", "backup", "--data-upload"),

@@ -1,27 +1,20 @@
 """Our data mover and those of Velero's releases restore what the other backed up."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.datamover.support.pods import TRANSFER, MoverPod
+from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree
 from tests.datamover.velero.movers import VeleroMover
-from tests.support.apiserver import run_apiserver
+from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.fakekube import FakeKube
 from tests.testbed.api import Resource
 from tests.velero.server import apply_definitions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.datamover.support.s3server import S3Server
-    from tests.support.apiserver import ApiServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

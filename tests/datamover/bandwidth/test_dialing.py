@@ -1,0 +1,166 @@
+"""Heads of requests to the proxy, and which proxy of the environment leads to a host, as kopia would decide."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from core.errors import ConfigError
+from datamover.bandwidth.dialing import (
+    Address,
+    BadRequestError,
+    HeadReader,
+    NextProxy,
+    RequestHead,
+    Routes,
+    parse_address,
+)
+
+_PUT = (
+    b"PUT http://s3.example.com:9000/b/x%20y?z=1 HTTP/1.1\r\nHost: s3.example.com:9000\r\n"
+    b"Proxy-Authorization: Basic abc\r\nProxy-Connection: keep-alive\r\nContent-Length: 5"
+)
+
+
+def test_a_request_is_sent_on_without_what_is_for_the_proxy() -> None:
+    head = RequestHead.parse(_PUT)
+    assert (head.address, head.body_bytes, head.authorization) == (Address("s3.example.com", 9000), 5, "Basic abc")
+    assert head.encode(absolute=False) == (
+        b"PUT /b/x%20y?z=1 HTTP/1.1\r\nHost: s3.example.com:9000\r\nContent-Length: 5\r\n\r\n"
+    )
+    whole = head.encode(absolute=True, authorization="Basic own")
+    assert whole.startswith(b"PUT http://s3.example.com:9000/b/x%20y?z=1 HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic own\r\n" in whole
+
+
+def test_a_chunked_body_ends_the_connection() -> None:
+    head = RequestHead.parse(b"PUT http://a/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive")
+    assert head.body_bytes is None
+    assert b"Connection: close\r\n" in head.encode(absolute=False)
+    assert b"keep-alive" not in head.encode(absolute=False)
+
+
+def test_connect_names_the_address_of_a_tunnel() -> None:
+    head = RequestHead.parse(b"CONNECT s3.example.com:443 HTTP/1.1")
+    assert (head.tunnels, head.address) == (True, Address("s3.example.com", 443))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://a/ HTTP/1.1 x",
+        b"GET http://a/ HTTP/1.1\r\nno colon",
+        b"GET http://a/ HTTP/1.1\r\nName : x",
+        b"GET http://a/ HTTP/1.1\r\n continued: x",
+    ],
+)
+def test_what_servers_read_in_different_ways_is_refused(head: bytes) -> None:
+    with pytest.raises(BadRequestError, match="malformed head"):
+        RequestHead.parse(head)
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        (b"GET /x HTTP/1.1", "not a URL of http"),
+        (b"GET https://a/x HTTP/1.1", "not a URL of http"),
+        (b"CONNECT :443 HTTP/1.1", "malformed URL"),
+        (b"GET http://a:x/ HTTP/1.1", "malformed URL"),
+        (b"GET http://a/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", "malformed length"),
+        (b"GET http://a/ HTTP/1.1\r\nContent-Length: +1", "malformed length"),
+        (b"GET http://a/ HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: x", "a length and a transfer encoding"),
+    ],
+)
+def test_a_request_for_no_address_or_with_a_contradictory_length_is_refused(head: bytes, error: str) -> None:
+    parsed = RequestHead.parse(head)
+    with pytest.raises(BadRequestError, match=error):
+        _ = parsed.address, parsed.body_bytes
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The end that is read, and the client's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        yield ours, theirs
+
+
+async def test_what_follows_a_head_is_kept(sockets: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = sockets
+    theirs.sendall(_PUT + b"\r\n\r\nbodyGET http://a/ HTTP/1.1\r\n\r\n")
+    reader = HeadReader(ours)
+    first = await reader.read()
+    assert first is not None
+    assert (first.method, reader.take(4)) == ("PUT", b"body")
+    second = await reader.read()
+    assert second is not None
+    assert second.method == "GET"
+    theirs.close()
+    assert await reader.read() is None
+
+
+async def test_a_head_has_a_largest_size(sockets: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = sockets
+    theirs.settimeout(0)
+    for _ in range(2):
+        theirs.send(b"x" * 40_000)
+    with pytest.raises(BadRequestError, match="head too long"):
+        await HeadReader(ours).read()
+
+
+_PROXY = {"HTTPS_PROXY": "http://user:pass%40word@proxy.example.com:3128", "http_proxy": "proxy.example.com"}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("s3.example.com:443", Address("s3.example.com", 443)),
+        ("s3.example.com", Address("s3.example.com", 80)),
+        ("[2001:db8::1]:9000", Address("2001:db8::1", 9000)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(text: str, address: Address) -> None:
+    assert parse_address(text, 80) == address
+
+
+def test_each_scheme_has_its_proxy() -> None:
+    routes, storage = Routes(_PROXY), Address("s3.example.com", 443)
+    proxy = Address("proxy.example.com", 3128)
+    assert routes.find("https", storage) == NextProxy("http", proxy, "user", "pass@word")
+    assert routes.find("http", storage) == NextProxy("http", Address("proxy.example.com", 80))
+    assert Routes({}).find("https", storage) is None
+    assert "pass" not in repr(routes.find("https", storage))
+
+
+@pytest.mark.parametrize(
+    ("excluded", "host", "direct"),
+    [
+        ("*", "s3.example.com", True),
+        ("example.com", "s3.example.com", True),
+        ("example.com", "example.com", True),
+        (".example.com", "example.com", False),
+        ("*.example.com", "s3.example.com", True),
+        ("example.com", "s3.example.org", False),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("s3.example.com:9000", "s3.example.com", False),
+        ("s3.example.com:443", "s3.example.com", True),
+        ("2001:db8::1", "2001:db8::1", True),
+        ("other, S3.EXAMPLE.COM", "s3.example.com", True),
+        ("", "127.0.0.1", True),
+        ("", "localhost", True),
+        ("", "::1", True),
+    ],
+)
+def test_what_no_proxy_excludes_is_reached_directly(excluded: str, host: str, *, direct: bool) -> None:
+    routes = Routes({**_PROXY, "NO_PROXY": excluded})
+    assert (routes.find("https", Address(host, 443)) is None) is direct
+
+
+@pytest.mark.parametrize("url", ["ftp://proxy:1", "http://", "http://proxy:port", "://secret@x"])
+def test_an_invalid_proxy_is_an_error_that_does_not_quote_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^HTTPS_PROXY: not the URL of a proxy, such as ") as e:
+        Routes({"HTTPS_PROXY": url})
+    assert "secret" not in str(e.value)
