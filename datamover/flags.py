@@ -86,17 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
     backup = _add_command(commands, MoverVerb.BACKUP, "back up a directory or device to a snapshot")
     local = backup.add_argument_group(_LOCAL_MODE)
     local.add_argument("--source", metavar="PATH", type=Path, help="directory or block device to back up")
-    local.add_argument(
-        "--name", metavar="NAME", default="", help="source of the snapshots in the repository (default: the path)"
-    )
+    _add_text(local, "--name", "NAME", "source of the snapshots in the repository (default: the path)")
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
-    backup.add_argument(
-        "--cluster",
-        metavar="UID",
-        default="",
-        help="what identifies the cluster in the snapshot's tags (default: none)",
-    )
+    _add_text(backup, "--cluster", "UID", "what identifies the cluster in the snapshot's tags (default: none)")
     backup.add_argument(
         "--compression",
         metavar="ALGORITHM",
@@ -104,11 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=Compression.NONE,
         help="kopia's algorithm, unless the custom resource names one (default: none)",
     )
-    backup.add_argument(
-        "--ignore-files",
-        action="store_true",
-        help="leave out what files named .kopiaignore in the volume list (default: back it up)",
-    )
+    about = "leave out what files named .kopiaignore in the volume list (default: back it up)"
+    _add_switch(backup, "--ignore-files", about)
     backup.add_argument(
         "--exclude",
         metavar="JSON",
@@ -116,11 +106,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=Exclusions(),
         help='what to leave out, such as {"patterns": ["*.tmp"], "maxBytes": 1000000, "oneFileSystem": true}',
     )
-    backup.add_argument(
-        "--read-all-files",
-        action="store_true",
-        help="also read files whose size and time are unchanged since the last backup",
-    )
+    about = "also read files whose size and time are unchanged since the last backup"
+    _add_switch(backup, "--read-all-files", about)
     _add_method(backup)
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
@@ -128,13 +115,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
     local = restore.add_argument_group(_LOCAL_MODE)
-    local.add_argument("--snapshot", metavar="ID", default="", help="ID of the snapshot, from `datamover list`")
+    _add_text(local, "--snapshot", "ID", "ID of the snapshot, from `datamover list`")
     local.add_argument("--target", metavar="PATH", type=Path, help="directory or block device to restore to")
-    local.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="restore also to a directory that is not empty: files of the snapshot replace files of the same name",
-    )
+    about = "restore also to a directory that is not empty: files of the snapshot replace files of the same name"
+    _add_switch(local, "--overwrite", about)
     _add_repository(local, required=False)
     _add_transfer(restore, MoverVerb.RESTORE)
     _add_method(restore)
@@ -156,12 +140,8 @@ def _add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.add_argument(
-        "--log-level",
-        metavar="NAME",
-        default="",
-        help=f"minimum log level: {', '.join(LEVELS)} (default: info in a pod, warning in local mode)",
-    )
+    levels = f"{', '.join(LEVELS)} (default: info in a pod, warning in local mode)"
+    _add_text(command, "--log-level", "NAME", f"minimum log level: {levels}")
     command.add_argument(
         "--log-format",
         metavar="NAME",
@@ -169,6 +149,15 @@ def _add_command(
         help=f"format of log lines: {', '.join(LOG_FORMATS)} (default: %(default)s)",
     )
     return command
+
+
+def _add_text(group: argparse._ActionsContainer, flag: str, metavar: str, about: str) -> None:
+    """Add a flag whose text is empty by default."""
+    group.add_argument(flag, metavar=metavar, default="", help=about)
+
+
+def _add_switch(group: argparse._ActionsContainer, flag: str, about: str) -> None:
+    group.add_argument(flag, action="store_true", help=about)
 
 
 def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
@@ -179,27 +168,13 @@ def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
         default="",
         help="directory, or s3://bucket/prefix with keys from the environment or AWS_SHARED_CREDENTIALS_FILE",
     )
-    group.add_argument(
-        "--password-file",
-        metavar="PATH",
-        default="",
-        help="file with the repository password (default: $KOPIA_PASSWORD)",
-    )
-    group.add_argument(
-        "--s3-endpoint", metavar="URL", default="", help="S3 endpoint, such as https://s3.example.com (default: AWS)"
-    )
-    group.add_argument("--s3-region", metavar="NAME", default="", help="region of the bucket")
-    group.add_argument(
-        "--s3-profile",
-        metavar="NAME",
-        default="",
-        help="profile in the credentials file (default: $AWS_PROFILE, else default)",
-    )
-    group.add_argument(
-        "--s3-ca-file", metavar="PATH", default="", help="file with the certificate authority of the endpoint"
-    )
-    group.add_argument("--s3-insecure", action="store_true", help="do not verify the certificate of the endpoint")
-    group.add_argument("--json", action="store_true", help="print the result as JSON, without progress")
+    _add_text(group, "--password-file", "PATH", "file with the repository password (default: $KOPIA_PASSWORD)")
+    _add_text(group, "--s3-endpoint", "URL", "S3 endpoint, such as https://s3.example.com (default: AWS)")
+    _add_text(group, "--s3-region", "NAME", "region of the bucket")
+    _add_text(group, "--s3-profile", "NAME", "profile in the credentials file (default: $AWS_PROFILE, else default)")
+    _add_text(group, "--s3-ca-file", "PATH", "file with the certificate authority of the endpoint")
+    _add_switch(group, "--s3-insecure", "do not verify the certificate of the endpoint")
+    _add_switch(group, "--json", "print the result as JSON, without progress")
 
 
 def _add_method(parser: argparse.ArgumentParser) -> None:
@@ -218,17 +193,18 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group = parser.add_argument_group(_POD_MODE)
     for flag, kind in TRANSFER_KINDS.items():
         if kind.verb is verb:
-            group.add_argument(f"--{flag}", metavar="NAME", default="", help=f"name of the {kind.resource.kind}")
+            _add_text(group, f"--{flag}", "NAME", f"name of the {kind.resource.kind}")
+    _add_text(group, "--volume-path", "PATH", "mount path of the volume, or path of the device")
     group.add_argument(
-        "--volume-path", metavar="PATH", default="", help="mount path of the volume, or path of the device"
+        "--volume-mode",
+        metavar="NAME",
+        type=VolumeMode,
+        default=VolumeMode.FILESYSTEM,
+        help="volume mode: Filesystem or Block (default: %(default)s)",
     )
-    _add_volume_mode(group)
     if verb is MoverVerb.RESTORE:
-        group.add_argument(
-            "--require-attributes",
-            action="store_true",
-            help="fail if the target does not take the owner, mode or time of a file (default: report it)",
-        )
+        about = "fail if the target does not take the owner, mode or time of a file (default: report it)"
+        _add_switch(group, "--require-attributes", about)
         group.add_argument(
             "--restore-type",
             metavar="NAME",
@@ -237,22 +213,11 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
             help="restore into a volume with data: full, or incremental, which does not write what is equal "
             "(default: as into a new volume)",
         )
-        group.add_argument(
-            "--delete-extra-files",
-            action="store_true",
-            help="with --restore-type, delete what the snapshot does not have",
-        )
-        group.add_argument(
-            "--compare-content",
-            action="store_true",
-            help="with --restore-type, compare the content of files, whatever size and time say",
-        )
-    group.add_argument(
-        "--cache-volume-path",
-        metavar="PATH",
-        default="",
-        help="mount path of a volume for kopia's cache (default: the work directory)",
-    )
+        _add_switch(group, "--delete-extra-files", "with --restore-type, delete what the snapshot does not have")
+        about = "with --restore-type, compare the content of files, whatever size and time say"
+        _add_switch(group, "--compare-content", about)
+    about = "mount path of a volume for kopia's cache (default: the work directory)"
+    _add_text(group, "--cache-volume-path", "PATH", about)
     group.add_argument(
         "--cache-limit-mib",
         metavar="NUMBER",
@@ -268,16 +233,19 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         help="number of the transfer's attempt; the data path starts only when the custom resource has the same one "
         "(default: %(default)s)",
     )
-    _add_pod(group)
-
-
-def _add_volume_mode(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--volume-mode",
-        metavar="NAME",
-        type=VolumeMode,
-        default=VolumeMode.FILESYSTEM,
-        help="volume mode: Filesystem or Block (default: %(default)s)",
+        "--resource-timeout",
+        metavar="DURATION",
+        type=parse_duration,
+        default=DEFAULT_RESOURCE_TIMEOUT,
+        help="timeout for the BackupRepository to become Ready (default: 10m0s)",
+    )
+    group.add_argument(
+        "--termination-message-path",
+        metavar="PATH",
+        type=Path,
+        default=TERMINATION_FILE,
+        help="file to write the result to (default: %(default)s)",
     )
 
 
@@ -297,20 +265,3 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a positive integer: "{text}"')
     return int(text)
-
-
-def _add_pod(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--resource-timeout",
-        metavar="DURATION",
-        type=parse_duration,
-        default=DEFAULT_RESOURCE_TIMEOUT,
-        help="timeout for the BackupRepository to become Ready (default: 10m0s)",
-    )
-    group.add_argument(
-        "--termination-message-path",
-        metavar="PATH",
-        type=Path,
-        default=TERMINATION_FILE,
-        help="file to write the result to (default: %(default)s)",
-    )

@@ -89,25 +89,22 @@ def _list_directories(volumes: str) -> list[str]:
 def _remove_done_directories(volumes: str, restore_uid: str) -> None:
     for directory in _list_directories(volumes):
         path = f"{directory}/{_DONE_DIRECTORY}"
-        if os.open in os.supports_dir_fd:
-            parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if os.path.islink(path):  # noqa: PTH114
-                    # The volume had no room for a directory, so the file is beside the link.
-                    _remove(restore_uid, parent)
-                _remove(_DONE_DIRECTORY, parent)
-            finally:
-                os.close(parent)
-        else:
-            # On Windows. Elsewhere it would double the memory: its module loads the modules of all kinds of archives.
-            from shutil import rmtree  # noqa: PLC0415
-
-            rmtree(path)
+        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if os.path.islink(path):  # noqa: PTH114
+                # The volume had no room for a directory, so the file is beside the link.
+                _remove(restore_uid, parent)
+            _remove(_DONE_DIRECTORY, parent)
+        finally:
+            os.close(parent)
         print(f"Deleted {path}")
 
 
 def _remove(name: str, parent: int) -> None:
-    """Remove a file, a link, or a directory with its content from the open directory `parent`; follow no link."""
+    """Remove a file, a link, or a directory with its content from the open directory `parent`; follow no link.
+
+    The module of `shutil.rmtree` would double the memory: it loads the modules of all kinds of archives.
+    """
     try:
         directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except NotADirectoryError:

@@ -153,8 +153,8 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 _CONNECT_SECONDS: Final = 30.0
 """As Go's default dialer."""
 
-_MOST_HEAD_BYTES: Final = 65536
-_STREAM_BYTES: Final = 65536
+_END: Final = b"\r\n\r\n"
+_MOST_BYTES: Final = 65536
 
 _SOCKS_FAILURES: Final = {
     1: "general failure",
@@ -249,9 +249,9 @@ async def _pass_proxy(link: socket.socket, to: Address, proxy: NextProxy) -> Non
     await loop.sock_sendall(link, "\r\n".join([*lines, "", ""]).encode())
     head = b""
     # Byte by byte at the end: what follows the head is the storage's.
-    while not head.endswith(b"\r\n\r\n"):
+    while not head.endswith(_END):
         piece = await loop.sock_recv(link, 1)
-        if not piece or len(head) > _MOST_HEAD_BYTES:
+        if not piece or len(head) > _MOST_BYTES:
             raise EOFError
         head += piece
     _, _, status = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
@@ -313,16 +313,13 @@ async def _encrypt(link: socket.socket, host: str) -> AsyncIterator[socket.socke
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
-        while piece := await reader.read(_STREAM_BYTES):
+        while piece := await reader.read(_MOST_BYTES):
             writer.write(piece)
             await writer.drain()
     with suppress(OSError, NotImplementedError):
         writer.write_eof()
 
 
-_END: Final = b"\r\n\r\n"
-_MOST_BYTES: Final = 65536
-_CONNECT: Final = "CONNECT"
 _AUTHORIZATION: Final = "proxy-authorization"
 _PROXY_HEADERS: Final = frozenset({_AUTHORIZATION, "proxy-connection"})
 _CONNECTION: Final = "connection"
@@ -364,7 +361,7 @@ class RequestHead:
     @property
     def tunnels(self) -> bool:
         """Whether all that follows goes to the address."""
-        return self.method == _CONNECT
+        return self.method == "CONNECT"
 
     @property
     def authorization(self) -> str | None:

@@ -1,9 +1,7 @@
 """The proxy by which kopia reaches its storage where the bandwidth is limited.
 
-Knows how much may pass when. Does not know what passes (`datamover.bandwidth.proxy`).
-
-The kernel moves them by way of a pipe, so that this process never holds them: a reader that is slow makes the sender
-wait, and costs no memory here.
+The kernel moves the bytes by way of a pipe, so that this process never holds them: a reader that is slow makes the
+sender wait, and costs no memory here.
 Source: Linux, splice(2), pipe(7).
 
 It listens on the loopback interface of the mover's pod, at a port of its own, and serves who knows its password: that
@@ -17,10 +15,10 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hmac import compare_digest
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from core.aio import wait_for_fd
@@ -36,7 +34,7 @@ from datamover.bandwidth.dialing import (
     dial,
 )
 
-__all__ = ["MOST_PARALLEL", "BandwidthProxy", "Lane", "Lanes"]
+__all__ = ["MOST_PARALLEL", "BandwidthProxy", "Lane"]
 
 _BURST_SECONDS: Final = 0.25
 """So much of what was not used in the last moment may pass later: this process may get no CPU for a while. A second
@@ -72,19 +70,6 @@ class Lane:
             await self._clock.sleep(begin - now)
 
 
-class Lanes:
-    """Both directions, as seen from the node; without limits at first."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.upload = Lane(clock)
-        self.download = Lane(clock)
-
-    def limit(self, limits: BandwidthLimits) -> None:
-        """Apply other limits from now on."""
-        self.upload.rate = limits.upload_bytes_per_second
-        self.download.rate = limits.download_bytes_per_second
-
-
 _PIPE_BYTES: Final = 2**18
 """More than the default of 64 KiB halves the calls; the kernel gives less to a user who has many pipes."""
 
@@ -96,27 +81,15 @@ _LAST_SECONDS: Final = 2.0
 _T = TypeVar("_T")
 
 
-class Relay:
-    """Moves bytes from `source` to `target`, both non-blocking sockets; a context manager that owns neither."""
+@dataclass(frozen=True)
+class _Relay:
+    """Moves bytes from `source` to `target`, both non-blocking sockets, by way of the pipe `pipe_out`, `pipe_in`."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, lane: Lane) -> None:
-        self._source = source
-        self._target = target
-        self._lane = lane
-
-    def __enter__(self) -> Self:
-        """Open the pipe."""
-        self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with suppress(OSError):
-            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the pipe."""
-        os.close(self._out)
-        os.close(self._in)
+    source: socket.socket
+    target: socket.socket
+    lane: Lane
+    pipe_out: int
+    pipe_in: int
 
     async def send(self, content: bytes) -> None:
         """Send bytes that were received before.
@@ -126,9 +99,9 @@ class Relay:
         """
         view = memoryview(content)
         while view:
-            piece = view[: self._lane.piece_bytes]
-            await self._lane.take(len(piece))
-            await asyncio.get_running_loop().sock_sendall(self._target, piece)
+            piece = view[: self.lane.piece_bytes]
+            await self.lane.take(len(piece))
+            await asyncio.get_running_loop().sock_sendall(self.target, piece)
             view = view[len(piece) :]
 
     async def move(self, limit_bytes: int | None = None) -> int:
@@ -139,11 +112,11 @@ class Relay:
         """
         moved = 0
         while limit_bytes is None or moved < limit_bytes:
-            piece = self._lane.piece_bytes if limit_bytes is None else min(self._lane.piece_bytes, limit_bytes - moved)
+            piece = self.lane.piece_bytes if limit_bytes is None else min(self.lane.piece_bytes, limit_bytes - moved)
             size = await self._receive(piece)
             if not size:
                 break
-            await self._lane.take(size)
+            await self.lane.take(size)
             await self._pass_on(size)
             moved += size
         return moved
@@ -151,25 +124,37 @@ class Relay:
     def end(self) -> None:
         """Tell the target that nothing more follows; it may still answer."""
         with suppress(OSError):
-            self._target.shutdown(socket.SHUT_WR)
+            self.target.shutdown(socket.SHUT_WR)
 
     async def _receive(self, most_bytes: int) -> int:
-        source = self._source.fileno()
+        source = self.source.fileno()
         while True:
             try:
-                return os.splice(source, self._in, most_bytes, flags=_FLAGS)
+                return os.splice(source, self.pipe_in, most_bytes, flags=_FLAGS)
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
                 await wait_for_fd(source, loop.add_reader, loop.remove_reader)
 
     async def _pass_on(self, size_bytes: int) -> None:
-        target = self._target.fileno()
+        target = self.target.fileno()
         while size_bytes:
             try:
-                size_bytes -= os.splice(self._out, target, size_bytes, flags=_FLAGS)
+                size_bytes -= os.splice(self.pipe_out, target, size_bytes, flags=_FLAGS)
             except BlockingIOError:
                 loop = asyncio.get_running_loop()
                 await wait_for_fd(target, loop.add_writer, loop.remove_writer)
+
+
+@contextmanager
+def _open_relay(source: socket.socket, target: socket.socket, lane: Lane) -> Iterator[_Relay]:
+    pipe_out, pipe_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        with suppress(OSError):
+            fcntl.fcntl(pipe_in, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        yield _Relay(source, target, lane, pipe_out, pipe_in)
+    finally:
+        os.close(pipe_out)
+        os.close(pipe_in)
 
 
 async def run_both(sending: Coroutine[Any, Any, _T], answering: Coroutine[Any, Any, None]) -> _T:
@@ -205,7 +190,7 @@ async def relay_all(source: socket.socket, target: socket.socket, lane: Lane) ->
     Raises:
         OSError: a connection is broken.
     """
-    with Relay(source, target, lane) as relay:
+    with _open_relay(source, target, lane) as relay:
         await relay.move()
         relay.end()
 
@@ -247,7 +232,8 @@ class BandwidthProxy:
         """
         self._routes = Routes(environment)
         self._environment = environment
-        self._lanes = Lanes(clock)
+        # As seen from the node.
+        self._upload, self._download = Lane(clock), Lane(clock)
         self.limit(limits)
         self._password = secrets.token_urlsafe(32)
         self._listener = socket.socket()
@@ -272,15 +258,14 @@ class BandwidthProxy:
 
     def limit(self, limits: BandwidthLimits) -> None:
         """Apply other limits, also to the connections that exist."""
-        self._lanes.limit(limits)
+        self._upload.rate = limits.upload_bytes_per_second
+        self._download.rate = limits.download_bytes_per_second
 
     def __enter__(self) -> Self:
         """It listens already."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Listen no more."""
         self._listener.close()
 
@@ -322,12 +307,12 @@ class BandwidthProxy:
 
     async def _tunnel(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> None:
         """Relay all that follows."""
-        to, lanes = head.address, self._lanes
+        to = head.address
         async with dial(to, self._routes.find("https", to), tunnel=True) as server:
             await asyncio.get_running_loop().sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
-            with Relay(client, server, lanes.upload) as relay:
+            with _open_relay(client, server, self._upload) as relay:
                 await relay.send(reader.take(None))
-            await run_both(relay_all(client, server, lanes.upload), relay_all(server, client, lanes.download))
+            await run_both(relay_all(client, server, self._upload), relay_all(server, client, self._download))
 
     async def _forward(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> RequestHead | None:
         """Relay requests to the address of `head` and their answers; return the first one to another address.
@@ -342,7 +327,7 @@ class BandwidthProxy:
 
         async def send() -> RequestHead | None:
             following: RequestHead | None = head
-            with Relay(client, server, self._lanes.upload) as relay:
+            with _open_relay(client, server, self._upload) as relay:
                 while following is not None and following.address == to and not following.tunnels:
                     await relay.send(following.encode(absolute=reads is not None, authorization=authorization))
                     await _relay_body(relay, reader, following.body_bytes)
@@ -352,10 +337,10 @@ class BandwidthProxy:
             return following
 
         async with dial(to, proxy, tunnel=False) as server:
-            return await run_both(send(), relay_all(server, client, self._lanes.download))
+            return await run_both(send(), relay_all(server, client, self._download))
 
 
-async def _relay_body(relay: Relay, reader: HeadReader, size_bytes: int | None) -> None:
+async def _relay_body(relay: _Relay, reader: HeadReader, size_bytes: int | None) -> None:
     """Relay the body of a request; of one without a length, everything until the client has no more."""
     received = reader.take(size_bytes)
     await relay.send(received)

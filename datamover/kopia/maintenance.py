@@ -246,18 +246,17 @@ class BucketSize(NamedTuple):
 
 
 class Maintenance:
-    """Runs kopia's maintenance in one repository, and reads what it recorded there."""
+    """Runs kopia's maintenance in one repository, and reads what it recorded there.
+
+    Each method raises a KopiaError if kopia fails, or if its output has another form.
+    """
 
     def __init__(self, repository: Repository, watchdog: Watchdog) -> None:
         self._repository = repository
         self._watchdog = watchdog
 
     async def read_info(self) -> MaintenanceInfo:
-        """Return kopia's parameters and schedule of maintenance.
-
-        Raises:
-            KopiaError: kopia failed, or its output has another form.
-        """
+        """Return kopia's parameters and schedule of maintenance."""
         answer = (await self._call("maintenance", "info", "--json")).check()
         try:
             return MaintenanceInfo.from_wire(answer.document())
@@ -265,19 +264,11 @@ class Maintenance:
             raise answer.error(f"kopia's output is invalid: {e}") from e
 
     async def own(self) -> None:
-        """Make the identity of Velero and of these agents the owner.
-
-        Raises:
-            KopiaError: kopia failed.
-        """
+        """Make the identity of Velero and of these agents the owner."""
         (await self._call(*OWN_MAINTENANCE)).check()
 
     async def set_full_interval(self, interval: timedelta) -> None:
-        """Set how often full maintenance is due.
-
-        Raises:
-            KopiaError: kopia failed.
-        """
+        """Set how often full maintenance is due."""
         seconds = round(interval.total_seconds())
         (await self._call("maintenance", "set", f"--full-interval={seconds}s")).check()
 
@@ -323,29 +314,17 @@ class Maintenance:
         )
 
     async def measure_bucket(self) -> BucketSize:
-        """Return the size of the repository in the bucket, by listing it.
-
-        Raises:
-            KopiaError: kopia failed, or its output has another form.
-        """
+        """Return the size of the repository in the bucket, by listing it."""
         answer = (await self._call("blob", "stats", "--raw")).check()
         totals = _read_totals(answer)
         return BucketSize(totals["Count"], totals["Total"])
 
     async def count_contents(self) -> int:
-        """Return the number of contents that are not deleted.
-
-        Raises:
-            KopiaError: kopia failed, or its output has another form.
-        """
+        """Return the number of contents that are not deleted."""
         return _read_totals((await self._call("content", "stats", "--raw")).check())["Count"]
 
     async def count_index_blobs(self) -> int:
-        """Return the number of index blobs that are read to open the repository.
-
-        Raises:
-            KopiaError: kopia failed, or its output has another form.
-        """
+        """Return the number of index blobs that are read to open the repository."""
         answer = (await self._call("index", "list", "--json")).check()
         listed = answer.json()
         if not isinstance(listed, list):

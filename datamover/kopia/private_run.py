@@ -60,14 +60,6 @@ class PrivateRun:
     confinement: Confinement | None
 
 
-@dataclass(frozen=True)
-class _Pipe:
-    """A named pipe, and what is written into it, once."""
-
-    path: Path
-    content: bytes
-
-
 @asynccontextmanager
 async def open_private_run(
     program: str, environment: Mapping[str, str], access: VolumeAccess, means: Means, *, redactor: Redactor
@@ -102,11 +94,11 @@ async def open_private_run(
         )
         async with replacing as replacement:
             config["storage"]["config"] = replacement.config
-            pipes = [
-                _Pipe(home / _PASSWORD_FILE, b64encode(environment[_PASSWORD].encode())),
-                _Pipe(home / _CONFIG, json.dumps(config).encode()),
-                *(_Pipe(home / name, content) for name, content in replacement.files.items()),
-            ]
+            pipes = {
+                home / _PASSWORD_FILE: b64encode(environment[_PASSWORD].encode()),
+                home / _CONFIG: json.dumps(config).encode(),
+                **{home / name: content for name, content in replacement.files.items()},
+            }
             bounds = _bounds(config, environment, access=access, own=(home, cache))
             confining = confine(Path(found), bounds, means, home)
             # It opens the volume, which may hang; the caller's watchdog ends the wait.
@@ -128,11 +120,7 @@ def _read_config(environment: Mapping[str, str]) -> JsonDict:
     # kopia keeps a cache directory below its configuration as a relative path.
     caching["cacheDirectory"] = str(path.parent / caching["cacheDirectory"])
     if "accessKeyID" in storage and not storage["accessKeyID"] and (keys := environment_keys(environment)):
-        storage |= {
-            "accessKeyID": keys.access_key,
-            "secretAccessKey": keys.secret_key,
-            "sessionToken": keys.session_token,
-        }
+        storage |= keys.config
     if file := storage.pop("credentialsFile", ""):
         storage["credentials"] = json.loads(Path(file).read_bytes())
     return config
@@ -183,21 +171,21 @@ def _without_secrets(environment: Mapping[str, str], home: Path, files: Iterable
 
 
 @asynccontextmanager
-async def _serve(pipes: list[_Pipe]) -> AsyncIterator[None]:
-    """Write the content of each pipe, in this order, once kopia opens it."""
+async def _serve(pipes: Mapping[Path, bytes]) -> AsyncIterator[None]:
+    """Write the content of each named pipe, in this order, once kopia opens it."""
     ended = threading.Event()
     for pipe in pipes:
-        os.mkfifo(pipe.path, mode=0o600)
+        os.mkfifo(pipe, mode=0o600)
 
     def write(_: object) -> None:
-        for pipe in pipes:
+        for pipe, content in pipes.items():
             # Returns when kopia has opened the other end.
-            fd = os.open(pipe.path, os.O_WRONLY | os.O_CLOEXEC)
+            fd = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                pipe.path.unlink()
+                pipe.unlink()
                 if ended.is_set():
                     return
-                write_all(fd, pipe.content)
+                write_all(fd, content)
             finally:
                 os.close(fd)
 
@@ -210,7 +198,7 @@ async def _serve(pipes: list[_Pipe]) -> AsyncIterator[None]:
                 for pipe in pipes:
                     # kopia did not open it: release the thread.
                     with suppress(FileNotFoundError):
-                        reader = os.open(pipe.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                         stack.callback(os.close, reader)
 
 

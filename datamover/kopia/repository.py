@@ -354,15 +354,12 @@ class Repository:
         kopia connects to a path without a repository: so it needs no index and no password, whose
         key takes 64 MiB to derive, and the running data path keeps its memory.
         """
-        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        arguments = ["repository", "connect", *self._probe_access.arguments, *self._flags(_PROBE_CACHE)]
-        seconds = self._probe_seconds
         try:
-            answer = await self._kopia.call(self.description, *arguments, seconds=seconds, more=config)
+            answer = await self._connect_apart(self._probe_access)
         except KopiaTimeoutError as e:
             # Without keys, it may be the node's identity service that does not answer.
             silent = self._with_origin(f"{self.description} does not answer")
-            parts = [silent, f"timed out after {seconds:.0f} s", *e.lines[-1:]]
+            parts = [silent, f"timed out after {self._probe_seconds:.0f} s", *e.lines[-1:]]
             return Reachability(reachable=False, message=": ".join(parts), outage=True)
         except DataPathError as e:
             return Reachability(reachable=True, message=f"cannot probe {self.description}: {e}")
@@ -379,17 +376,19 @@ class Repository:
         """Return the error if the bucket does not exist; None if it does, or access to it is denied."""
         if self._check_access is None:
             return None
-        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
-        flags = [*self._check_access.arguments, *self._flags(_PROBE_CACHE)]
         try:
-            answer = await self._kopia.call(
-                self.description, "repository", "connect", *flags, seconds=self._probe_seconds, more=config
-            )
+            answer = await self._connect_apart(self._check_access)
         except DataPathError as e:
             _logger.debug("%s: cannot check whether the bucket exists: %s", self.description, e)
             return None
         cause = find_cause(answer.lines)
         return ": ".join([cause, *answer.lines[-1:]]) if cause == NO_BUCKET else None
+
+    async def _connect_apart(self, access: KopiaAccess) -> KopiaAnswer:
+        """Return kopia's answer to connecting in this way; the connection of the repository stays as it is."""
+        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
+        arguments = ("repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE))
+        return await self._kopia.call(self.description, *arguments, seconds=self._probe_seconds, more=config)
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""

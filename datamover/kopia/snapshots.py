@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from core.aio import run_shielded
@@ -22,7 +23,7 @@ from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
 from core.models.transfer_settings import Exclusions
 from core.models.units import format_duration
-from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.process import Kopia
 from datamover.kopia.stalls import read_duration
 from datamover.kopia.storage_calls import KopiaCaller
 
@@ -283,24 +284,17 @@ async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Col
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
     """Delete an incomplete snapshot, even if the caller is canceled meanwhile.
 
+    A killed kopia may have reported a snapshot that it had not written yet.
+
     Raises:
         KopiaError: it could not be deleted.
     """
-
-    async def delete() -> KopiaAnswer:
-        attempted = f"delete incomplete snapshot {snapshot_id}"
-        return await kopia.call(attempted, "snapshot", "delete", snapshot_id, "--delete")
-
-    deadline = Deadline.after(SystemClock(), _DELETE_TIMEOUT)
+    attempted = f"delete incomplete snapshot {snapshot_id}"
+    delete = partial(delete_snapshots, kopia, attempted, [snapshot_id])
     try:
-        answer = await run_shielded(delete, name="delete-snapshot", deadline=deadline)
+        await run_shielded(delete, name="delete-snapshot", deadline=Deadline.after(SystemClock(), _DELETE_TIMEOUT))
     except TimeoutError as e:
-        raise KopiaError(
-            f"delete incomplete snapshot {snapshot_id}: timed out after {_DELETE_TIMEOUT.seconds} s"
-        ) from e
-    # A killed kopia may have reported a snapshot that it had not written yet.
-    if not answer.mentions("no snapshots matched"):
-        answer.check()
+        raise KopiaError(f"{attempted}: timed out after {_DELETE_TIMEOUT.seconds} s") from e
 
 
 async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:

@@ -1,11 +1,10 @@
 """Calls of kopia before and after the data path, which wait for a storage that is slow or does not answer.
 
 kopia itself retries a storage that refuses connections or is busy for four seconds while it opens a
-repository. A storage that restarts needs longer. Does not know what the calls do.
-Source: kopia 0.23.1, repo/blob/s3/s3_storage.go (newStorageWithCredentials); minio-go 7.2.0, retry.go.
-
-Knows which metrics say so. Does not know what follows from it.
-Source: kopia 0.23.1, repo/blob/storagemetrics/storage_metrics.go, cli/observability_flags.go.
+repository. A storage that restarts needs longer. Does not know what the calls do. Measures how long a request takes,
+by kopia's metrics.
+Source: kopia 0.23.1, repo/blob/s3/s3_storage.go (newStorageWithCredentials), cli/observability_flags.go,
+repo/blob/storagemetrics/storage_metrics.go; minio-go 7.2.0, retry.go.
 """
 
 import logging
@@ -14,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, TypeVar
@@ -86,32 +86,23 @@ class WaitLog:
     """Reports to the log only."""
 
     async def waiting(self, message: str) -> None:
-        """Log what the mover waits for."""
+        """Log the message."""
         _logger.warning("%s", message)
 
-    async def ready(self, message: str) -> None:
-        """Log that the wait is over."""
-        _logger.warning("%s", message)
-
-    async def warn(self, message: str) -> None:
-        """Log a problem that does not fail the transfer."""
-        _logger.warning("%s", message)
+    ready = warn = waiting
 
 
 @dataclass(frozen=True)
 class Waits:
-    """How long to wait for a storage, who reports it, and how long a probe of it may take; None: as `limits` say."""
+    """How long to wait for a storage, and who reports it."""
 
     clock: Clock = field(default_factory=SystemClock)
     limits: StallLimits = field(default_factory=StallLimits)
     reporter: WaitReporter = field(default_factory=WaitLog)
-    probe_limit_seconds: float | None = None
 
     @property
     def probe_seconds(self) -> float:
         """How long a probe may take: hardly longer than a stall, so that a short timeout is kept."""
-        if self.probe_limit_seconds is not None:
-            return self.probe_limit_seconds
         timeout = self.limits.timeout.total_seconds() or _PROBE_SECONDS
         return min(_PROBE_SECONDS, max(timeout, _LEAST_PROBE_SECONDS))
 
@@ -168,15 +159,7 @@ class StorageCalls:
         waits: Waits,
         probe: Callable[[], Coroutine[Any, Any, Reachability]],
     ) -> None:
-        """Call the repository `description`.
-
-        Args:
-            kopia: the program, with access to the repository.
-            description: the name of the repository in messages.
-            cache: kopia's cache directory.
-            waits: how long to wait, and who reports it.
-            probe: returns whether the storage answers; it may take half a minute.
-        """
+        """Call the repository `description`; `probe` returns whether its storage answers, within half a minute."""
         self._kopia = kopia
         self._description = description
         self._cache = cache
@@ -198,19 +181,14 @@ class StorageCalls:
             StorageOutageError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
-        return await self.repeat(lambda: self.call_once(attempted, *arguments, output_fd=output_fd))
 
-    async def call_once(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
-        """Return the answer of a call; for a step that `repeat` repeats as a whole.
+        async def call_once() -> KopiaAnswer:
+            meter = Meter(self._waits.clock, Direction.RESTORE)
+            flagged = (meter.counter_argument, *arguments)
+            call = partial(self._kopia.call, attempted, *flagged, seconds=None, output_fd=output_fd)
+            return await self.open_once(meter, call)
 
-        Raises:
-            RepositoryError: the storage does not answer: `repeat` repeats its step.
-        """
-        meter = Meter(self._waits.clock, Direction.RESTORE)
-        return await self.open_once(
-            meter,
-            lambda: self._kopia.call(attempted, meter.counter_argument, *arguments, seconds=None, output_fd=output_fd),
-        )
+        return await self.repeat(call_once)
 
     async def open_once(self, meter: Meter, work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
         """Return the answer of `work`, which opens the repository by a kopia that `meter` measures.

@@ -102,6 +102,7 @@ def _format_text(reading: ProgressMessage) -> str:
 _S3: Final = "s3"
 _LOST_AND_FOUND: Final = "lost+found"
 _T = TypeVar("_T")
+_R = TypeVar("_R", BackupResult, RestoreResult)
 
 
 def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
@@ -186,35 +187,26 @@ class LocalMover:
                 await repository.connect()
             except NotInitializedError:
                 await repository.ensure()
-            return await _with_bar(
-                back_up(repository, parameters, self._build_data_path(meter, repository)), meter, bar
-            )
+            moving = back_up(repository, parameters, self._build_data_path(meter, repository))
+            return await _with_bar(moving, meter, bar)
 
-        result = await self._with_repository(work)
-        if bar is not None:
-            bar.draw(meter.finish(result.total_bytes), last=True)
-        return result
+        return await self._with_repository(work)
 
     async def restore(
         self, snapshot_id: str, target: Path, bar: ProgressBar | None, *, mover: MoverMethod = MoverMethod.PLAIN
     ) -> RestoreResult:
         """Restore a snapshot to a directory or device."""
-        volume = _absolute(target)
-        limits = self._limits
+        volume, limits = _absolute(target), self._limits
         mode, workers = _mode(volume), limits.restore_workers
         # A disk image would otherwise take its full size.
         parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True, mover=mover)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
-            return await _with_bar(
-                restore(repository, parameters, self._build_data_path(meter, repository)), meter, bar
-            )
+            moving = restore(repository, parameters, self._build_data_path(meter, repository))
+            return await _with_bar(moving, meter, bar)
 
-        result = await self._with_repository(work, parameters.workers)
-        if bar is not None:
-            bar.draw(meter.finish(result.total_bytes), last=True)
-        return result
+        return await self._with_repository(work, parameters.workers)
 
     async def list(self) -> list[Snapshot]:
         """Return the snapshots of the repository."""
@@ -256,10 +248,13 @@ class LocalMover:
         return Repository(kopia, address, work_dir, waits=self._waits)
 
 
-async def _with_bar(moving: Coroutine[None, None, _T], meter: Meter, bar: ProgressBar | None) -> _T:
+async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: ProgressBar | None) -> _R:
+    """Return what `moving` returns, and draw its progress."""
     if bar is None:
         return await moving
-    return await run_beside(lambda: bar.follow(meter), moving, name="progress-bar")
+    result = await run_beside(lambda: bar.follow(meter), moving, name="progress-bar")
+    bar.draw(meter.finish(result.total_bytes), last=True)
+    return result
 
 
 def _absolute(path: Path) -> Path:
@@ -301,49 +296,35 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     match options.command:
         case LocalBackup() as backup:
             result = await mover.back_up(backup.source, backup.name, bar, wanted=backup)
-            _print_backup(result, as_json=options.json)
+            _print(result.to_json() if options.json else _describe_backup(result))
         case LocalRestore(snapshot_id, target, overwrite, method):
             if not overwrite:
                 _check_empty(target)
             restored = await mover.restore(snapshot_id, target, bar, mover=method)
-            _print_restore(restored, as_json=options.json)
+            size, path = format_bytes(restored.total_bytes), escape_controls(restored.target.by_path)
+            _print(restored.to_json() if options.json else f"restored {size} to {path}")
             return UnsetAttributesError.exit_code if restored.note else 0
         case LocalList():
-            _print_list(await mover.list(), as_json=options.json)
+            found = await mover.list()
+            _print(json.dumps([asdict(one) for one in found]) if options.json else _describe_list(found))
     return 0
 
 
-def _print_backup(result: BackupResult, *, as_json: bool) -> None:
-    if as_json:
-        _print(result.to_json())
-        return
-    changed_bytes = result.incremental_bytes
-    changed = (
-        ""
-        if changed_bytes is UNSET or changed_bytes == result.total_bytes
-        else f", {format_bytes(changed_bytes)} changed"
-    )
+def _describe_backup(result: BackupResult) -> str:
+    changed_bytes, changed = result.incremental_bytes, ""
+    if changed_bytes is not UNSET and changed_bytes != result.total_bytes:
+        changed = f", {format_bytes(changed_bytes)} changed"
     source = escape_controls(result.source.by_path)
-    _print(f"snapshot {result.snapshot_id} of {source}: {format_bytes(result.total_bytes)}{changed}")
+    return f"snapshot {result.snapshot_id} of {source}: {format_bytes(result.total_bytes)}{changed}"
 
 
-def _print_restore(result: RestoreResult, *, as_json: bool) -> None:
-    if as_json:
-        _print(result.to_json())
-        return
-    _print(f"restored {format_bytes(result.total_bytes)} to {escape_controls(result.target.by_path)}")
+def _describe_list(snapshots: list[Snapshot]) -> str:
+    lines = (
+        f"{one.snapshot_id}  {one.started[:19]}Z  {format_bytes(one.size_bytes):>10}  {escape_controls(one.source)}"
+        for one in snapshots
+    )
+    return "\n".join(lines) or "no snapshots in the repository"
 
 
-def _print_list(snapshots: list[Snapshot], *, as_json: bool) -> None:
-    if as_json:
-        _print(json.dumps([asdict(snapshot) for snapshot in snapshots]))
-        return
-    for one in snapshots:
-        size, source = format_bytes(one.size_bytes), escape_controls(one.source)
-        _print(f"{one.snapshot_id}  {one.started[:19]}Z  {size:>10}  {source}")
-    if not snapshots:
-        _print("no snapshots in the repository")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

@@ -13,7 +13,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -192,20 +192,15 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
         yield Confinement(tuple(steps), opened)
 
 
-@contextmanager
-def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> Iterator[Jail | None]:
+def _open_jail(bounds: Bounds, files: Sequence[Path], means: Means, home: Path) -> AbstractContextManager[Jail | None]:
     trees = [*bounds.read, *bounds.write]
     if means.mounts:
         # kopia removes a file beside its target, which succeeds if there is none, except in a read-only tree.
         read_only = [tree for tree in bounds.read if not any(each.is_relative_to(tree) for each in bounds.write)]
-        with build_jail(home, trees, files, read_only=read_only) as jail:
-            yield jail
-    elif means.in_place:
-        root = bounds.volume.parent if bounds.volume else home
-        with use_as_jail(root, trees, files) as jail:
-            yield jail
-    else:
-        yield None
+        return build_jail(home, trees, files, read_only=read_only)
+    if means.in_place:
+        return use_as_jail(bounds.volume.parent if bounds.volume else home, trees, files)
+    return nullcontext()
 
 
 def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | None) -> Iterator[tuple[Path, Rights]]:

@@ -212,11 +212,10 @@ def _directories(mounted: Path, groups: dict[str, str], controller: str) -> list
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the numbers in a file of one line; none if it does not exist or contains `max`."""
+    """Return the numbers in a file; none if it does not exist or contains `max`."""
     try:
-        words = file.read_text().split()
-        return [int(word) for word in words]
-    except (OSError, ValueError):
+        return [int(word) for line in _lines(file) for word in line.split()]
+    except ValueError:
         return []
 
 

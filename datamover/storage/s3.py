@@ -1,11 +1,9 @@
 """The storage of kopia repositories in S3, or a service compatible with it, and the identities that AWS knows.
 
-Knows AWS's profiles, and which of their keys kopia can use. Does not know kopia's flags, or where the file comes from.
-Source: Velero v1.18, pkg/repository/config/aws.go; AWS SDKs, settings of shared files; for what kopia does by itself:
-minio-go 7.2, pkg/credentials/env_aws.go, iam_aws.go and assume_role.go.
-
-Knows kopia's flags, variables and configuration for it (`datamover.storage.s3` has the identities).
-Source: kopia 0.23.1, cli/storage_s3.go, repo/blob/s3.
+Knows AWS's profiles, which of their keys kopia can use, and kopia's flags, variables and configuration. Does not know
+where the file comes from.
+Source: Velero v1.18, pkg/repository/config/aws.go; AWS SDKs, settings of shared files; kopia 0.23.1, cli/storage_s3.go,
+repo/blob/s3; for what kopia does by itself: minio-go 7.2, pkg/credentials/env_aws.go, iam_aws.go and assume_role.go.
 """
 
 import configparser
@@ -81,6 +79,15 @@ class AwsKeys:
         }
 
     @property
+    def config(self) -> dict[str, str]:
+        """The keys of kopia's configuration that make it use them."""
+        return {
+            "accessKeyID": self.access_key,
+            "secretAccessKey": self.secret_key,
+            "sessionToken": self.session_token,
+        }
+
+    @property
     def origin(self) -> str | None:
         """The origin to name if access is denied; None: the location names it."""
         return None
@@ -135,9 +142,7 @@ class AwsAssumedRole:
         Source: kopia 0.23.1, repo/blob/s3/s3_options.go.
         """
         return {
-            "accessKeyID": self.keys.access_key,
-            "secretAccessKey": self.keys.secret_key,
-            "sessionToken": self.keys.session_token,
+            **self.keys.config,
             "roleARN": self.arn,
             "sessionName": self.session_name,
             "roleEndpoint": _token_service(self.region),
@@ -415,9 +420,7 @@ class S3Storage(Storage):
             "prefix": self.prefix,
             "endpoint": endpoint,
             "region": self.region,
-            "accessKeyID": "",
-            "secretAccessKey": "",
-            "sessionToken": "",
+            **AwsKeys("", "").config,
             **role,
         }
         if not tls:
