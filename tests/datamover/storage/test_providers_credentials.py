@@ -38,7 +38,7 @@ def _keys(config: dict[str, str], environment: dict[str, str], text: str, mounte
         ({}, _ROLE | _KEYS, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
         ({"profile": "team"}, {"AWS_PROFILE": "other"}, _SECRET, _TEAM),
         ({}, {"AWS_PROFILE": "team"}, _SECRET, _TEAM),
-        (_OWN_FILE, {}, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
+        (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/own"}, _SECRET, AwsKeys("SECRETS", "SECRETSKEY")),
         (_OWN_FILE, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/cloud"}, "", AwsKeys("FILES", "FILESKEY")),
         ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/credentials/own"}, "", AwsKeys("FILES", "FILESKEY")),
         ({}, _ROLE, "", AwsRole("arn", "/token")),
