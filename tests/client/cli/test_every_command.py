@@ -70,6 +70,7 @@ backup create new --pvc a/b/c
 backup create new --pvc a/b -l ''
 backup create new -l a=b
 backup create new --pvc app/data --labels a
+backup create new --pvc app/data --labels velero.io/a=b
 backup create new --pvc app/data --ttl soon
 backup create new --pvc app/data --method best
 backup delete --confirm
