@@ -41,13 +41,8 @@ from datamover.kopia.policy import describe_exclusions, read_policy
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import (
-    Snapshot,
-    delete_snapshot,
-    fit_checkpoint_interval,
-    parse_snapshot,
-)
-from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.kopia.snapshots import Snapshot, delete_snapshot, fit_checkpoint_interval, parse_snapshot
+from datamover.runtime.cancellation import run_in_background
 
 __all__ = ["BackupParameters", "back_up", "count_incremental"]
 
@@ -146,7 +141,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         open_run(repository, parameters, data_path, None if fd is None else (fd, device_bytes or 0)) as run,
     ):
         meter.total_bytes = device_bytes or 0
-        interval = _choose_interval(parameters, files_at_most)
+        index_seconds = parameters.limits.index_seconds(files_at_most) if parameters.limits else math.inf
+        interval = parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
         inheritance = await run.prepare()
         if inheritance.warning:
             await data_path.warn(inheritance.warning)
@@ -154,7 +150,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
             await data_path.warn(parent_fault)
         report = NameReport()
         look = partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
-        inspect = _skip_names if fd is not None else look
+        # A device has no names.
+        inspect = look if fd is None else lambda _: report
         cleanup = _cleanup_on_error(run, parameters, data_path, interval)
         async with run_in_background(inspect, name="names") as names, cleanup:
             answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
@@ -184,10 +181,7 @@ async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) ->
 
 @dataclass(frozen=True)
 class _Taken:
-    """A complete snapshot, what it was taken after, the names in the volume, and why its parent was not used.
-
-    `run` has taken it.
-    """
+    """A complete snapshot, its run, what it was taken after, the names in the volume, and why no parent was used."""
 
     snapshot: Snapshot
     inheritance: Inheritance
@@ -204,20 +198,22 @@ async def _build_result(
     compressed, block = parameters.compression is not Compression.NONE, parameters.mode is VolumeMode.BLOCK
     if left_out := await _describe_left_out(repository, parameters, snapshot, report):
         await data_path.warn(left_out)
-    incremental_bytes = taken.run.changed_bytes
+    run = taken.run.report
+    incremental_bytes = run.changed_bytes
     if incremental_bytes is None:
         incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
     excluded = report.excluded
     left_out_size = (excluded.files, excluded.bytes) if excluded else (0, 0)
     size = replace(snapshot.size, left_out=None if report.uncounted else left_out_size)
     shrunk = None if block else await find_shrinkage(size, taken.inheritance, parameters.attempt)
-    if parameters.attempt and parameters.attempt.number > 1:
-        await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
+    attempt = parameters.attempt
+    if attempt and attempt.number > 1 and (warning := await remove_overtaken(repository, parameters.target, attempt)):
+        await data_path.warn(warning)
     own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else None
     notes = (
         shrunk.text if shrunk else None,
         taken.parent_fault,
-        taken.run.note,
+        run.note,
         own,
         left_out,
         report.times_note,
@@ -232,18 +228,13 @@ async def _build_result(
         note="; ".join(filter(None, notes)) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
-        fallback_full=True if taken.parent_fault or taken.run.fell_back else UNSET,
-        fallback_cause=taken.parent_fault or taken.run.cause or UNSET,
-        restart_cause=taken.run.restart_cause or UNSET,
+        fallback_full=True if taken.parent_fault or run.fell_back else UNSET,
+        fallback_cause=taken.parent_fault or run.cause or UNSET,
+        restart_cause=run.restart_cause or UNSET,
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
         left_out=excluded or UNSET,
     )
-
-
-async def _remove_overtaken(repository: Repository, target: str, attempt: BackupAttempt, data_path: DataPath) -> None:
-    if warning := await remove_overtaken(repository, target, attempt):
-        await data_path.warn(warning)
 
 
 @asynccontextmanager
@@ -272,21 +263,15 @@ def _is_interruption(error: BaseException, parameters: BackupParameters) -> bool
     return parameters.attempt is not None and isinstance(error, (KopiaCrashError, StorageOutageError))
 
 
-def _skip_names(_: ShouldStop) -> NameReport:
-    """Return an empty report: a device has no names."""
-    return NameReport()
-
-
 async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -> KopiaError:
     """Return the error with the placeholders in the volume if one of them may have caused it: kopia names none."""
     if not any(text in str(error) for text in _PLACEHOLDER_ERRORS) or not (
-        placeholders := (await wait_for_names()).placeholders
+        placeholders := (await wait_for_names()).placeholders.show()
     ):
         return error
     head, _, lines = str(error).partition("\n")
-    paths = ", ".join(placeholders)
     return KopiaError(
-        f"{head}: the volume has placeholders of kopia, whose data must be in the repository: {paths}\n{lines}"
+        f"{head}: the volume has placeholders of kopia, whose data must be in the repository: {placeholders}\n{lines}"
     )
 
 
@@ -368,11 +353,6 @@ def _count_inodes(volume: Path) -> float | None:
     used = space.f_files - space.f_ffree
     # The root is one: a file system that has none in use does not count them.
     return used if used > 0 else math.inf
-
-
-def _choose_interval(parameters: BackupParameters, files: float) -> timedelta:
-    index_seconds = math.inf if parameters.limits is None else parameters.limits.index_seconds(files)
-    return parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
 
 
 async def _check_complete(kopia: Kopia, answer: KopiaAnswer, device_bytes: int | None) -> Snapshot:

@@ -25,8 +25,6 @@ from core.models.transfer_settings import READY_SETS, Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import escape_controls, join, open_below, open_root, walk_tree
 
-__all__ = ["NameReport", "inspect_names", "mangle"]
-
 _EXAMPLES: Final = 3
 _NAME_LIMIT_BYTES: Final = 255
 """The limit of file systems: NAME_MAX."""
@@ -67,19 +65,33 @@ def _show(directory: bytes, name: bytes) -> str:
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
 
 
-def _keep(examples: list[str], directory: bytes, name: bytes) -> None:
-    """Add a path to the examples, if they are not enough."""
-    if len(examples) < _EXAMPLES:
-        examples.append(_show(directory, name))
+@dataclass
+class NameExamples:
+    """How many entries of a kind there are, and examples for a message: at most three."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, directory: bytes, *names: bytes) -> None:
+        """Count an entry, or some that become the same; the directory's path is relative to the volume's root."""
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(" and ".join(_show(directory, name) for name in names))
+
+    def show(self, separator: str = ", ") -> str:
+        """Return the examples for a message."""
+        return separator.join(self.examples)
 
 
 @dataclass
 class NameReport:
-    """The result of a walk; paths are relative to the volume's root, at most three of each kind.
+    """The result of a walk.
 
     `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read. Those that
     exclusions leave out are counted in `excluded` alone, which is None without exclusions; `uncounted` is how many
-    directories are counted there without what is in them.
+    directories are counted there without what is in them. kopia changes `mangled` names, and `collisions` of them
+    become the same as another one; it does not keep `far_times`, leaves out what is in `left_out`, and takes
+    `placeholders` for something else.
     """
 
     entries: int = 0
@@ -87,46 +99,41 @@ class NameReport:
     complete: bool = False
     excluded: LeftOut | None = None
     uncounted: int = 0
-    mangled: int = 0
-    collisions: int = 0
-    too_long: int = 0
-    far_times: int = 0
-    left_out: int = 0
-    examples: list[str] = field(default_factory=list)
-    colliding: list[str] = field(default_factory=list)
-    longest: list[str] = field(default_factory=list)
-    far: list[str] = field(default_factory=list)
-    out: list[str] = field(default_factory=list)
-    placeholders: list[str] = field(default_factory=list)
+    mangled: NameExamples = field(default_factory=NameExamples)
+    collisions: NameExamples = field(default_factory=NameExamples)
+    too_long: NameExamples = field(default_factory=NameExamples)
+    far_times: NameExamples = field(default_factory=NameExamples)
+    left_out: NameExamples = field(default_factory=NameExamples)
+    placeholders: NameExamples = field(default_factory=NameExamples)
 
     @property
     def warning(self) -> str | None:
         """A warning about changed names, or None."""
-        if not self.mangled:
+        if not self.mangled.count:
             return None
         return (
-            f"{self.mangled} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
-            f"for example in {', '.join(self.examples)}"
+            f"{self.mangled.count} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
+            f"for example in {self.mangled.show()}"
         )
 
     @property
     def times_note(self) -> str | None:
         """What the user should know about the times of files, or None."""
-        if not self.far_times:
+        if not self.far_times.count:
             return None
         return (
-            f"{self.far_times} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: "
-            f"a restore sets wrong ones, for example of {', '.join(self.far)}"
+            f"{self.far_times.count} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot "
+            f"keep: a restore sets wrong ones, for example of {self.far_times.show()}"
         )
 
     @property
     def kinds_note(self) -> str | None:
         """What the user should know about entries that kopia leaves out, or None."""
-        if not self.left_out:
+        if not self.left_out.count:
             return None
         return (
-            f"left out {self.left_out} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, which "
-            f"kopia cannot keep, for example {', '.join(self.out)}"
+            f"left out {self.left_out.count} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, "
+            f"which kopia cannot keep, for example {self.left_out.show()}"
         )
 
     def check(self) -> None:
@@ -136,16 +143,16 @@ class NameReport:
             DataPathError: two names in one directory become the same, or one becomes too long; names examples.
         """
         faults: list[str] = []
-        if self.collisions:
+        if self.collisions.count:
             faults.append(
-                f"{self.collisions} names would be lost: they are not UTF-8, and kopia keeps them under a name "
-                f"that another file in the directory has. Rename them: {'; '.join(self.colliding)}"
+                f"{self.collisions.count} names would be lost: they are not UTF-8, and kopia keeps them under a name "
+                f"that another file in the directory has. Rename them: {self.collisions.show('; ')}"
             )
-        if self.too_long:
+        if self.too_long.count:
             faults.append(
-                f"{self.too_long} names would be too long to restore: with U+FFFD (3 bytes) for each byte that is not "
-                f"UTF-8, the name exceeds {_NAME_LIMIT_BYTES} bytes, or its path below the volume "
-                f"{_PATH_LIMIT_BYTES} bytes. Rename them: {'; '.join(self.longest)}"
+                f"{self.too_long.count} names would be too long to restore: with U+FFFD (3 bytes) for each byte that "
+                f"is not UTF-8, the name exceeds {_NAME_LIMIT_BYTES} bytes, or its path below the volume "
+                f"{_PATH_LIMIT_BYTES} bytes. Rename them: {self.too_long.show('; ')}"
             )
         if faults:
             raise DataPathError(". ".join(faults))
@@ -157,33 +164,10 @@ class NameReport:
         for name in sorted(names):
             new = mangle(name)
             if new.encode() != name:
-                self.mangled += 1
-                _keep(self.examples, directory, name)
+                self.mangled.add(directory, name)
             first = kept.setdefault(new, name)
             if first is not name:
-                self.collisions += 1
-                if len(self.colliding) < _EXAMPLES:
-                    both = (_show(directory, one) for one in (first, name))
-                    self.colliding.append(" and ".join(both))
-
-    def add_long(self, directory: bytes, name: bytes) -> None:
-        """Count a name that is too long as kopia keeps it, or whose path is."""
-        self.too_long += 1
-        _keep(self.longest, directory, name)
-
-    def add_far_time(self, directory: bytes, name: bytes) -> None:
-        """Count a time that kopia does not keep."""
-        self.far_times += 1
-        _keep(self.far, directory, name)
-
-    def add_left_out(self, directory: bytes, name: bytes) -> None:
-        """Count an entry that kopia leaves out."""
-        self.left_out += 1
-        _keep(self.out, directory, name)
-
-    def add_placeholder(self, directory: bytes, name: bytes) -> None:
-        """Record a name that is a placeholder to kopia."""
-        _keep(self.placeholders, directory, name)
+                self.collisions.add(directory, first, name)
 
 
 def inspect_names(
@@ -207,11 +191,11 @@ def inspect_names(
                 kept = _is_kept(entry)
                 report.kept += kept
                 if not kept and not _is_socket(entry):
-                    report.add_left_out(directory, name)
+                    report.left_out.add(directory, name)
                 if kept and not _has_kept_time(entry):
-                    report.add_far_time(directory, name)
+                    report.far_times.add(directory, name)
                 if name.endswith(_PLACEHOLDER):
-                    report.add_placeholder(directory, name)
+                    report.placeholders.add(directory, name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
                 name_bytes = len(mangled.encode()) or len(name)
@@ -219,7 +203,7 @@ def inspect_names(
                     suspects.add(name)
                 too_long = name_bytes > _NAME_LIMIT_BYTES or path_bytes + name_bytes > _PATH_LIMIT_BYTES
                 if too_long and kept:
-                    report.add_long(directory, name)
+                    report.too_long.add(directory, name)
             # It may be deleted meanwhile.
             with suppress(OSError):
                 for names in suspects.in_parts(root, directory):
@@ -266,22 +250,26 @@ class _Filter:
         return bool(directory) and self._exclude.excludes_path(mangle(directory), is_dir=True)
 
     def _is_elsewhere(self, entry: "os.DirEntry[str]") -> bool:
-        try:
-            return entry.stat(follow_symlinks=False).st_dev != self._device
-        except OSError:
-            return False
+        status = _status(entry)
+        return status is not None and status.st_dev != self._device
 
     def _leaves_out(self, entry: "os.DirEntry[str]", path: str) -> bool:
         if self._exclude.excludes_name(path, is_dir=entry.is_dir(follow_symlinks=False)):
             return True
         if self._exclude.max_bytes is None and not self._exclude.one_file_system:
             return False
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
+        if (status := _status(entry)) is None:
             return False
         other = self._exclude.one_file_system and status.st_dev != self._device
         return other or (not stat.S_ISDIR(status.st_mode) and self._exclude.excludes_size(status.st_size))
+
+
+def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
+    """Return the entry's own status; None: it was deleted meanwhile, or cannot be read, which kopia reports."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
 
 
 def _enter(_: bytes, __: "os.DirEntry[str]") -> bool:
@@ -292,10 +280,8 @@ def _size_of(entry: "os.DirEntry[str]") -> int | None:
     """Return the size of a file or link; None for a directory, and 0 for what is gone."""
     if entry.is_dir(follow_symlinks=False):
         return None
-    try:
-        return entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return 0
+    status = _status(entry)
+    return 0 if status is None else status.st_size
 
 
 class _Suspects:
@@ -343,16 +329,12 @@ def _is_kept(entry: "os.DirEntry[str]") -> bool:
 
 def _is_socket(entry: "os.DirEntry[str]") -> bool:
     """Return whether the entry is a socket, which is of no use without its process, or was deleted meanwhile."""
-    try:
-        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-    except OSError:
-        return True
+    status = _status(entry)
+    return status is None or stat.S_ISSOCK(status.st_mode)
 
 
 def _has_kept_time(entry: "os.DirEntry[str]") -> bool:
-    try:
-        time_ns = entry.stat(follow_symlinks=False).st_mtime_ns
-    except OSError:
-        # It was deleted meanwhile, or kopia reports it.
+    if (status := _status(entry)) is None:
         return True
+    time_ns = status.st_mtime_ns
     return time_ns in _TIMES_NS and time_ns + _LINK_ROUNDING_NS * entry.is_symlink() in _TIMES_NS

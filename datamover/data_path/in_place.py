@@ -40,8 +40,6 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.work_dir import join, open_below, open_root
 
-__all__ = ["InPlaceRestorer", "has_entries"]
-
 _logger = logging.getLogger(__name__)
 
 _LOST_AND_FOUND: Final = "lost+found"

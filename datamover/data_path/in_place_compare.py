@@ -7,7 +7,7 @@ What the snapshot does not have is deleted, except what its backup may have left
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from core.models.base import JsonDict
 from core.models.transfer_settings import DELETE_EXTRA_FILES, Exclusions, InPlace
 from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import named, open_directories, read_targets, show_path
+from datamover.data_path.links import named, read_targets, show_path
 from datamover.data_path.refused import Directories, Directory
 from datamover.data_path.stage import (
     STAGE_PATTERN,
@@ -36,8 +36,6 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below
-
-__all__ = ["Comparison", "ExtraFiles", "find_unexplained"]
 
 _Delete = Callable[[str, int, bytes], bool]
 """Deletes an entry of an open directory with all in it, by its name, and returns whether it is gone; the last argument
@@ -298,19 +296,16 @@ class Comparison:
             output, links = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))
             self._links = PendingUnits(links)
             self._directories = directories
-            directories.add(b"", self.snapshot.root_entry)
-            while batch := directories.take():
-                objects = [directory.entry.get("obj", "") for directory in batch]
-                listed = await open_directories(self.repository, self.snapshot, objects, output)
-                await self.actor.in_thread(partial(self._compare, batch, listed), self.doing)
+            while listed := await directories.read(self.repository, self.snapshot, output):
+                await self.actor.in_thread(partial(self._compare, listed), self.doing)
                 if self._links.full:
                     await self._compare_links(output)
                 await self.actor.advance()
             await self._compare_links(output)
 
-    def _compare(self, batch: Sequence[Directory], listed: Iterator[Iterable[JsonDict]], stop: ShouldStop) -> None:
+    def _compare(self, listed: Iterable[tuple[Directory, Iterable[JsonDict]]], stop: ShouldStop) -> None:
         with self.actor.open(stop) as root:
-            for directory, entries in zip(batch, listed, strict=True):
+            for directory, entries in listed:
                 with named(directory.path), open_below(root, directory.path) as fd:
                     known = self._compare_directory(directory.path, entries, fd, stop)
                     if self.rule.delete_extra_files and not stop():

@@ -28,22 +28,6 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import WorkDir, escape_controls, join, open_below, open_root, walk_tree
 
-__all__ = [
-    "DirectoryReader",
-    "Links",
-    "TargetLinks",
-    "find_links",
-    "has_target",
-    "named",
-    "open_directories",
-    "read_entries",
-    "read_targets",
-    "read_together",
-    "remove_links",
-    "show_path",
-]
-
-
 _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too.
 

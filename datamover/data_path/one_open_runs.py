@@ -30,6 +30,7 @@ from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import (
     BackupParameters,
     PlainRun,
+    RunReport,
     SnapshotRun,
     find_parent_fault,
     remove_checkpoints,
@@ -43,8 +44,6 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
-
-__all__ = ["open_run"]
 
 _COPIED: Final = (
     "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
@@ -115,24 +114,8 @@ class _OneOpenRun:
         )
 
     @property
-    def note(self) -> str | None:
-        return _COPIED if self._kopia.result.get("copied") else None
-
-    @property
-    def changed_bytes(self) -> int | None:
-        return None
-
-    @property
-    def fell_back(self) -> bool:
-        return False
-
-    @property
-    def cause(self) -> str | None:
-        return None
-
-    @property
-    def restart_cause(self) -> str | None:
-        return None
+    def report(self) -> RunReport:
+        return RunReport(note=_COPIED if self._kopia.result.get("copied") else None)
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
         if due:
@@ -222,26 +205,24 @@ class _BlockRun(_OneOpenRun):
         return found
 
     @property
-    def note(self) -> str | None:
+    def report(self) -> RunReport:
         fault = self._kopia.result.get("parent_fault")
-        return f"not compared with snapshot {self._parent}: {fault}" if fault else None
+        return RunReport(
+            note=f"not compared with snapshot {self._parent}: {fault}" if fault else None,
+            changed_bytes=int(self._kopia.result["changed_bytes"]),
+            fell_back=bool(self._parent and self._cause),
+            cause=self._cause,
+            restart_cause=self._restart_cause,
+        )
 
     @property
-    def changed_bytes(self) -> int | None:
-        return int(self._kopia.result["changed_bytes"])
-
-    @property
-    def fell_back(self) -> bool:
-        return bool(self._parent and self.cause)
-
-    @property
-    def cause(self) -> str | None:
+    def _cause(self) -> str | None:
         if fault := self._kopia.result.get("changes_fault"):
             return f"{self._choice.described} in doubt: {fault}"
         return self._choice.cause if self._parent else None
 
     @property
-    def restart_cause(self) -> str | None:
+    def _restart_cause(self) -> str | None:
         fault = self._kopia.result.get("checkpoint_fault") or self._checkpoint.fault
         return f"the checkpoint of an earlier attempt is not used: {fault}" if fault else None
 
@@ -266,10 +247,10 @@ class _BlockRun(_OneOpenRun):
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
         answer = await super().back_up(interval, read_all=read_all)
-        if self.cause and self._choice.expected:
-            await self._data_path.warn(f"read all of the device: {self.cause}")
-        if self.restart_cause:
-            await self._data_path.warn(f"read the device again from its start: {self.restart_cause}")
+        if self._cause and self._choice.expected:
+            await self._data_path.warn(f"read all of the device: {self._cause}")
+        if self._restart_cause:
+            await self._data_path.warn(f"read the device again from its start: {self._restart_cause}")
         return answer
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - it is in the parent

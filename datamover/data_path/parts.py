@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -25,9 +25,9 @@ from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Deadline
-from core.errors import DataPathError, KopiaError
+from core.errors import KopiaError
 from core.models.base import JsonDict
-from datamover.data_path.links import DirectoryReader, show_path
+from datamover.data_path.links import DirectoryReader, named, show_path
 from datamover.data_path.probe import Attribute, Attributes
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output, read_directories
@@ -36,17 +36,6 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, open_below, open_root, walk_tree
-
-__all__ = [
-    "PLACEHOLDER",
-    "SKIP_EXISTING",
-    "Part",
-    "PartRestorer",
-    "Parts",
-    "Placeholders",
-    "count_refusal",
-    "find_parts",
-]
 
 _logger = logging.getLogger(__name__)
 
@@ -351,13 +340,9 @@ def count_refusal(error: OSError) -> bool:
     return True
 
 
-@contextmanager
-def _named(path: str) -> Iterator[None]:
+def _named(path: str) -> AbstractContextManager[None]:
     """Name the directory in an error of the system."""
-    try:
-        yield
-    except OSError as e:
-        raise DataPathError(f"cannot restore directory {show_path(path.encode()) or '/'}: {e.strerror}") from e
+    return named(path.encode(), "restore directory")
 
 
 _CLEANUP: Final = timedelta(seconds=1)

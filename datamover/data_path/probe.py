@@ -34,8 +34,6 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import join, open_below, open_root, walk_tree
 
-__all__ = ["TIME_TOLERANCE_NS", "Attribute", "Attributes", "Probe", "allow_writing", "probe_target"]
-
 _logger = logging.getLogger(__name__)
 
 TIME_TOLERANCE_NS: Final = 2 * 10**9

@@ -29,17 +29,6 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below, open_root
 
-__all__ = [
-    "Directories",
-    "Directory",
-    "Folded",
-    "Refused",
-    "count_entries",
-    "find_folded",
-    "find_refused",
-    "keep_name",
-]
-
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
 """Of a path in a message: ten of them must fit into a termination message."""
@@ -147,13 +136,9 @@ async def find_refused(
     doing = f"comparing target {target} with the snapshot"
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
         directories = Directories(file)
-        directories.add(b"", snapshot.root_entry)
         comparison = _Comparison(target, probe, repair=repair, directories=directories, refused=refused or Refused())
-        while batch := directories.take():
-            objects = [one.entry.get("obj", "") for one in batch]
-            entries = await open_directories(kopia, snapshot, objects, output)
-            compare = partial(comparison.compare, batch, entries)
-            await data_path.run_in_thread(compare, doing, lambda: comparison.entries)
+        while listed := await directories.read(kopia, snapshot, output):
+            await data_path.run_in_thread(partial(comparison.compare, listed), doing, lambda: comparison.entries)
         await data_path.run_in_thread(comparison.finish, doing, lambda: comparison.entries)
     return comparison.refused
 
@@ -179,8 +164,24 @@ class Directories:
         self._starts.append(self._file.seek(0, os.SEEK_END))
         self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
 
-    def take(self) -> Sequence[Directory]:
-        """Return the next ones, as many as one call of kopia reads; none: all were taken."""
+    async def read(
+        self, kopia: DirectoryReader, snapshot: Snapshot, output: IO[bytes]
+    ) -> Iterator[tuple[Directory, Iterator[JsonDict]]] | None:
+        """Return the next ones, as many as one call of kopia reads, each with its entries; None: all were read.
+
+        The root is the first one. The entries are to be read before the next call. `output` is open for kopia's output.
+
+        Raises:
+            KopiaError: one of them cannot be read, also while the entries are.
+        """
+        if not self._starts:
+            self.add(b"", snapshot.root_entry)
+        if not (batch := self._take()):
+            return None
+        objects = [one.entry.get("obj", "") for one in batch]
+        return zip(batch, await open_directories(kopia, snapshot, objects, output), strict=True)
+
+    def _take(self) -> Sequence[Directory]:
         first = self._taken
         objects = (self._read(number).entry.get("obj", "") for number in range(first, len(self._starts)))
         self._taken += len(next(read_together(objects), ()))
@@ -207,13 +208,13 @@ class _Comparison:
     refused: Refused
     entries: int = 0
 
-    def compare(self, batch: Sequence[Directory], entries: Iterator[Iterator[JsonDict]], stop: ShouldStop) -> None:
+    def compare(self, listed: Iterable[tuple[Directory, Iterator[JsonDict]]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
         with self._opened() as root:
-            for directory, listed in zip(batch, entries, strict=True):
+            for directory, entries in listed:
                 try:
                     with open_below(root, directory.path) as fd:
-                        self._compare_directory(fd, directory.path, listed, stop)
+                        self._compare_directory(fd, directory.path, entries, stop)
                 except OSError as e:
                     self.refused.add_uncompared(directory.path, e, count_entries(directory.entry) - 1)
                 if stop():
@@ -334,8 +335,14 @@ class Folded:
         """Whether there are any."""
         return self._found
 
-    def add(self, directory: bytes, entries: Iterable[JsonDict], directories: Directories, stop: ShouldStop) -> None:
-        """Add the entries of a directory, and the directories in it to what is still to be read."""
+    def add(
+        self, listed: Iterable[tuple[Directory, Iterable[JsonDict]]], directories: Directories, stop: ShouldStop
+    ) -> None:
+        """Add the entries of directories, and the directories in them to what is still to be read."""
+        for directory, entries in listed:
+            self._add(directory.path, entries, directories, stop)
+
+    def _add(self, directory: bytes, entries: Iterable[JsonDict], directories: Directories, stop: ShouldStop) -> None:
         seen, found = Fingerprints(), False
         for entry in entries:
             if stop():
@@ -373,17 +380,8 @@ async def find_folded(kopia: DirectoryReader, snapshot: Snapshot, data_path: Dat
     folded = Folded()
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
         directories = Directories(file)
-        directories.add(b"", snapshot.root_entry)
-        while batch := directories.take():
-            objects = [one.entry.get("obj", "") for one in batch]
-            listed = await open_directories(kopia, snapshot, objects, output)
-
-            def add(
-                stop: ShouldStop, batch: Sequence[Directory] = batch, listed: Iterator[Iterator[JsonDict]] = listed
-            ) -> None:
-                for directory, entries in zip(batch, listed, strict=True):
-                    folded.add(directory.path, entries, directories, stop)
-
+        while listed := await directories.read(kopia, snapshot, output):
+            add = partial(folded.add, listed, directories)
             await data_path.run_in_thread(add, "looking for names that are alike", lambda: folded.entries)
     return folded
 

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -113,7 +113,10 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         DataPathError: the snapshot is incomplete, or the target cannot be written.
     """
     async with _opening(repository, parameters, data_path):
-        return await _restore(repository, parameters, data_path)
+        snapshot = await repository.open(partial(read_snapshot, repository, parameters.snapshot_id), read_only=True)
+        if snapshot.fault:
+            raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
+        return await _Restoring(repository, snapshot, parameters, data_path).run()
 
 
 @asynccontextmanager
@@ -139,46 +142,6 @@ async def _opening(repository: Repository, parameters: RestoreParameters, data_p
         raise
 
 
-async def _restore(repository: Repository, parameters: RestoreParameters, data_path: DataPath) -> RestoreResult:
-    snapshot = await repository.open(partial(read_snapshot, repository, parameters.snapshot_id), read_only=True)
-    if snapshot.fault:
-        raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
-    data_path.meter.total_bytes = snapshot.size_bytes
-    note, unset, wrote = None, 0, _everything(snapshot, parameters)
-    if parameters.done:
-        _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
-    elif snapshot.by_block:
-        wrote = await _restore_blocks(repository, snapshot, parameters, data_path)
-    elif parameters.mode is VolumeMode.BLOCK:
-        await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
-    else:
-        async with _open_target(parameters.target, data_path) as fd:
-            if await _has_files(parameters, data_path):
-                restorer, refused, wrote = await _restore_in_place(
-                    repository, snapshot, parameters, fd=fd, data_path=data_path
-                )
-            else:
-                restorer, refused = await _restore_files(repository, snapshot, parameters, fd=fd, data_path=data_path)
-            written = data_path.clock.monotonic()
-            await data_path.wait_for(sync_file_system(fd, parameters.target), WRITING)
-        _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
-        refused.check(restorer.attempted, restorer.errors.first)
-        note, unset = refused.unset_text, refused.unset
-        if note and parameters.require_attributes:
-            raise UnsetAttributesError(f"{restorer.attempted}: all data is restored, but {note}")
-        if note:
-            await data_path.warn(note)
-    return RestoreResult(
-        target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
-        total_bytes=snapshot.size_bytes,
-        note=note or UNSET,
-        unset=unset or UNSET,
-        incremental_bytes=UNSET if wrote.size_bytes is None else wrote.size_bytes,
-        fallback_full=True if wrote.all_files else UNSET,
-        fs_type=((await read_file_system(parameters.target, data_path)) if snapshot.by_block else None) or UNSET,
-    )
-
-
 @dataclass(frozen=True)
 class _Written:
     """How many bytes were written, None if that is not known, and whether an incremental restore wrote all files."""
@@ -187,182 +150,262 @@ class _Written:
     all_files: bool = False
 
 
-async def _restore_blocks(
-    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, data_path: DataPath
-) -> _Written:
-    """Write a device that was backed up by block; in place, only what differs."""
-    target, in_place = parameters.target, parameters.in_place is not None
-    if parameters.mode is not VolumeMode.BLOCK:
-        raise DataPathError(
-            f"target {target} has a file system: snapshot {snapshot.snapshot_id} has the blocks of a device, which go "
-            "into a volume of volumeMode Block"
+@dataclass(frozen=True)
+class _Restoring:
+    """The restore of one snapshot to its target."""
+
+    repository: Repository
+    snapshot: Snapshot
+    parameters: RestoreParameters
+    data_path: DataPath
+
+    @property
+    def target(self) -> Path:
+        """The volume."""
+        return self.parameters.target
+
+    async def run(self) -> RestoreResult:
+        """Write the snapshot to the target, wait until it is on the disk, and return the result."""
+        snapshot, parameters, data_path = self.snapshot, self.parameters, self.data_path
+        data_path.meter.total_bytes = snapshot.size_bytes
+        note, unset, wrote = None, 0, self._everything()
+        if parameters.done:
+            _logger.info("an earlier attempt completed the restore of target %s: nothing is written", self.target)
+        elif snapshot.by_block:
+            wrote = await self._restore_blocks()
+        elif parameters.mode is VolumeMode.BLOCK:
+            await restore_device(self.repository, snapshot, self.target, data_path=data_path, compare=parameters.again)
+        else:
+            async with _open_target(self.target, data_path) as fd:
+                if await self._has_files():
+                    restorer, refused, wrote = await self._restore_in_place(fd)
+                else:
+                    restorer, refused = await self._restore_files(fd)
+                written = data_path.clock.monotonic()
+                await data_path.wait_for(sync_file_system(fd, self.target), WRITING)
+            _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
+            refused.check(restorer.attempted, restorer.errors.first)
+            note, unset = refused.unset_text, refused.unset
+            if note and parameters.require_attributes:
+                raise UnsetAttributesError(f"{restorer.attempted}: all data is restored, but {note}")
+            if note:
+                await data_path.warn(note)
+        return RestoreResult(
+            target=VolumePath(by_path=str(self.target), volume_mode=str(parameters.mode)),
+            total_bytes=snapshot.size_bytes,
+            note=note or UNSET,
+            unset=unset or UNSET,
+            incremental_bytes=UNSET if wrote.size_bytes is None else wrote.size_bytes,
+            fallback_full=True if wrote.all_files else UNSET,
+            fs_type=((await read_file_system(self.target, data_path)) if snapshot.by_block else None) or UNSET,
         )
-    compare = parameters.again or in_place
-    workers = parameters.workers
-    size_bytes = await restore_blocks(
-        repository, snapshot, target, workers=workers, data_path=data_path, compare=compare
-    )
-    return _Written(size_bytes if in_place else None)
 
+    def _everything(self) -> _Written:
+        """Return what a restore writes that keeps nothing; a device keeps what it has already."""
+        snapshot, parameters = self.snapshot, self.parameters
+        if parameters.in_place is None or parameters.done:
+            return _Written()
+        size_bytes = snapshot.size_bytes if parameters.mode is VolumeMode.FILESYSTEM else None
+        return _Written(size_bytes, all_files=parameters.in_place.incremental and snapshot.entries > 0)
 
-def _everything(snapshot: Snapshot, parameters: RestoreParameters) -> _Written:
-    """Return what a restore writes that keeps nothing; a device keeps what it has already."""
-    if parameters.in_place is None or parameters.done:
-        return _Written()
-    size_bytes = snapshot.size_bytes if parameters.mode is VolumeMode.FILESYSTEM else None
-    return _Written(size_bytes, all_files=parameters.in_place.incremental and snapshot.entries > 0)
-
-
-async def _has_files(parameters: RestoreParameters, data_path: DataPath) -> bool:
-    """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel.
-
-    Raises:
-        DataPathError: the target cannot be read.
-    """
-    target = parameters.target
-    if parameters.in_place is None:
-        return False
-    try:
-        return await data_path.run_in_thread(partial(has_entries, target), f"reading target {target}")
-    except OSError as e:
-        raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
-
-
-async def _restore_in_place(
-    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, fd: int, data_path: DataPath
-) -> tuple[PartRestorer, Refused, _Written]:
-    """Make the target equal to the snapshot; `fd` is open on it."""
-    target, rule = parameters.target, parameters.in_place or InPlace()
-    if rule.delete_extra_files and (fault := find_unexplained(snapshot)):
-        raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
-    await allow_writing(repository, snapshot, target, data_path=data_path, files=False)
-    # The earlier attempt may have begun when the volume was empty.
-    await _remove_placeholders(parameters, data_path)
-    probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
-    if rule.delete_extra_files and not probe.names:
-        raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
-    folded = await _find_folded(repository, snapshot, probe, data_path)
-    return await _replace_files(
-        repository, snapshot, parameters, probe=probe, folded=folded, fd=fd, data_path=data_path
-    )
-
-
-async def _find_folded(repository: Repository, snapshot: Snapshot, probe: Probe, data_path: DataPath) -> Folded | None:
-    """Return what the target may take for one; None: nothing."""
-    return None if probe.apart else await find_folded(repository, snapshot, data_path) or None
-
-
-async def _replace_files(
-    repository: Repository,
-    snapshot: Snapshot,
-    parameters: RestoreParameters,
-    *,
-    probe: Probe,
-    folded: Folded | None,
-    fd: int,
-    data_path: DataPath,
-) -> tuple[PartRestorer, Refused, _Written]:
-    """Make the target equal to the snapshot, file by file where that is necessary."""
-    target, rule, changed = parameters.target, parameters.in_place or InPlace(), None
-    if rule.incremental and rule.compare_content:
-        from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
-
-        changed = await find_changed(repository, snapshot, target, data_path.watchdog)
-    restorer = _restorer(repository, snapshot, parameters, data_path, tolerant=probe.refuses)
-    restoring = InPlaceRestorer(
-        repository,
-        snapshot,
-        target,
-        rule,
-        restorer,
-        data_path,
-        fitting=parameters.fitting_entries,
-        changed=changed,
-        precision_ns=probe.precision_ns,
-        folded=folded,
-        replaces=parameters.in_place is not None,
-    )
-    await restoring.restore(fd)
-    refused = restoring.refused
-    if restorer.refused or not probe.sound:
-        # kopia has ignored an error in a directory that it wrote as a whole.
-        repair = restorer.errors.count > 0
-        await find_refused(
-            repository, snapshot, target, probe=probe, repair=repair, data_path=data_path, refused=refused
+    async def _restore_blocks(self) -> _Written:
+        """Write a device that was backed up by block; in place, only what differs."""
+        snapshot, parameters, in_place = self.snapshot, self.parameters, self.parameters.in_place is not None
+        if parameters.mode is not VolumeMode.BLOCK:
+            raise DataPathError(
+                f"target {self.target} has a file system: snapshot {snapshot.snapshot_id} has the blocks of a device, "
+                "which go into a volume of volumeMode Block"
+            )
+        size_bytes = await restore_blocks(
+            self.repository,
+            snapshot,
+            self.target,
+            workers=parameters.workers,
+            data_path=self.data_path,
+            compare=parameters.again or in_place,
         )
-    all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
-    return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
+        return _Written(size_bytes if in_place else None)
 
+    async def _has_files(self) -> bool:
+        """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel.
 
-def _restorer(
-    repository: Repository,
-    snapshot: Snapshot,
-    parameters: RestoreParameters,
-    data_path: DataPath,
-    *more: str,
-    tolerant: bool,
-) -> PartRestorer:
-    flags = [
-        # Without it, kopia writes an archive if the target is named like one.
-        "--mode=local",
-        f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
-        *(["--write-sparse-files"] if parameters.sparse else []),
-        *more,
-    ]
-    files = KopiaFiles(volume=parameters.access)
-    return PartRestorer(repository, snapshot, parameters.target, flags, files, data_path, tolerant=tolerant)
+        Raises:
+            DataPathError: the target cannot be read.
+        """
+        if self.parameters.in_place is None:
+            return False
+        try:
+            return await self.data_path.run_in_thread(
+                partial(has_entries, self.target), f"reading target {self.target}"
+            )
+        except OSError as e:
+            raise DataPathError(f"cannot read target {self.target}: {e.strerror}") from e
 
+    async def _restore_in_place(self, fd: int) -> tuple[PartRestorer, Refused, _Written]:
+        """Make the target equal to the snapshot; `fd` is open on it."""
+        target, rule = self.target, self.parameters.in_place or InPlace()
+        if rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
+            raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
+        await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
+        # The earlier attempt may have begun when the volume was empty.
+        await self._remove_placeholders()
+        probe = await self._probe()
+        if rule.delete_extra_files and not probe.names:
+            raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
+        return await self._replace_files(rule, probe=probe, folded=await self._find_folded(probe), fd=fd)
 
-async def _restore_files(
-    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, fd: int, data_path: DataPath
-) -> tuple[PartRestorer, Refused]:
-    """Have kopia write all files; `fd` is open on the target."""
-    target, fitting = parameters.target, parameters.fitting_entries
-    # Between the parts, a tenant could replace a directory that was split.
-    parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
-    if parts.split:
-        _logger.info("restoring %d parts one after the other: the memory does not suffice for all", len(parts.parts))
-    if fitting is not None and (largest := parts.largest).entries > fitting:
-        await data_path.warn(
-            f"{largest.name} has {largest.entries} entries, and kopia keeps all of them in memory: the limit suffices "
-            f"for about {fitting}"
+    async def _probe(self) -> Probe:
+        return await self.data_path.run_in_thread(
+            partial(probe_target, self.target, self.snapshot), f"probing target {self.target}"
         )
-    # kopia leaves the modes of finished files alone.
-    await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
-    probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
-    folded = await _find_folded(repository, snapshot, probe, data_path)
-    resumable = None
-    if parameters.resume and folded is None:
-        resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
-    if not (resumable and resumable.resumed):
-        await _remove_placeholders(parameters, data_path)
-    links = await _replace_links(repository, snapshot, target, data_path=data_path)
-    if folded is not None:
-        _logger.info("restoring file by file: the target may take names of the snapshot for one")
-        full = replace(parameters, in_place=parameters.in_place and InPlace())
-        restorer, refused, _ = await _replace_files(
-            repository, snapshot, full, probe=probe, folded=folded, fd=fd, data_path=data_path
+
+    async def _find_folded(self, probe: Probe) -> Folded | None:
+        """Return what the target may take for one; None: nothing."""
+        return None if probe.apart else await find_folded(self.repository, self.snapshot, self.data_path) or None
+
+    async def _replace_files(
+        self, rule: InPlace, *, probe: Probe, folded: Folded | None, fd: int
+    ) -> tuple[PartRestorer, Refused, _Written]:
+        """Make the target equal to the snapshot, file by file where that is necessary."""
+        repository, snapshot, target, changed = self.repository, self.snapshot, self.target, None
+        if rule.incremental and rule.compare_content:
+            from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
+
+            changed = await find_changed(repository, snapshot, target, self.data_path.watchdog)
+        restorer = self._restorer(tolerant=probe.refuses)
+        restoring = InPlaceRestorer(
+            repository,
+            snapshot,
+            target,
+            rule,
+            restorer,
+            self.data_path,
+            fitting=self.parameters.fitting_entries,
+            changed=changed,
+            precision_ns=probe.precision_ns,
+            folded=folded,
+            replaces=self.parameters.in_place is not None,
         )
+        await restoring.restore(fd)
+        refused = restoring.refused
+        if restorer.refused or not probe.sound:
+            # kopia has ignored an error in a directory that it wrote as a whole.
+            repair = restorer.errors.count > 0
+            await find_refused(
+                repository, snapshot, target, probe=probe, repair=repair, data_path=self.data_path, refused=refused
+            )
+        all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
+        return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
+
+    def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:
+        flags = [
+            # Without it, kopia writes an archive if the target is named like one.
+            "--mode=local",
+            f"--parallel={self.parameters.adapted_workers(self.snapshot, self.repository.request_seconds)}",
+            *(["--write-sparse-files"] if self.parameters.sparse else []),
+            *more,
+        ]
+        files = KopiaFiles(volume=self.parameters.access)
+        return PartRestorer(
+            self.repository, self.snapshot, self.target, flags, files, self.data_path, tolerant=tolerant
+        )
+
+    async def _restore_files(self, fd: int) -> tuple[PartRestorer, Refused]:
+        """Have kopia write all files; `fd` is open on the target."""
+        repository, snapshot, parameters, data_path = self.repository, self.snapshot, self.parameters, self.data_path
+        target, fitting = self.target, parameters.fitting_entries
+        # Between the parts, a tenant could replace a directory that was split.
+        parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
+        if parts.split:
+            _logger.info(
+                "restoring %d parts one after the other: the memory does not suffice for all", len(parts.parts)
+            )
+        if fitting is not None and (largest := parts.largest).entries > fitting:
+            await data_path.warn(
+                f"{largest.name} has {largest.entries} entries, and kopia keeps all of them in memory: the limit "
+                f"suffices for about {fitting}"
+            )
+        # kopia leaves the modes of finished files alone.
+        await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
+        probe = await self._probe()
+        folded = await self._find_folded(probe)
+        resumable = None
+        if parameters.resume and folded is None:
+            resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
+        if not (resumable and resumable.resumed):
+            await self._remove_placeholders()
+        links = await self._replace_links()
+        if folded is not None:
+            _logger.info("restoring file by file: the target may take names of the snapshot for one")
+            restorer, refused, _ = await self._replace_files(InPlace(), probe=probe, folded=folded, fd=fd)
+            return restorer, refused
+        skip = [SKIP_EXISTING] if resumable and resumable.resumed else []
+        restorer = self._restorer(*skip, tolerant=probe.refuses)
+        run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
+        await (resumable.record_during(run_kopia) if resumable else run_kopia())
+        await restorer.finish(parts)
+        await self._check_links(expected=links)
+        refused, repair = Refused(), restorer.refused
+        if repair or not probe.sound:
+            refused = await find_refused(repository, snapshot, target, probe=probe, repair=repair, data_path=data_path)
+        if resumable:
+            await resumable.end()
         return restorer, refused
-    skip = [SKIP_EXISTING] if resumable and resumable.resumed else []
-    restorer = _restorer(repository, snapshot, parameters, data_path, *skip, tolerant=probe.refuses)
-    run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
-    await (resumable.record_during(run_kopia) if resumable else run_kopia())
-    await restorer.finish(parts)
-    await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
-    refused, repair = Refused(), restorer.refused
-    if repair or not probe.sound:
-        refused = await find_refused(repository, snapshot, target, probe=probe, repair=repair, data_path=data_path)
-    if resumable:
-        await resumable.end()
-    return restorer, refused
 
+    async def _remove_placeholders(self) -> None:
+        """Remove the placeholders that an earlier attempt has left; a volume in use never has any."""
+        if self.parameters.again and not self.parameters.in_use:
+            left, doing = Placeholders(self.target), f"looking for placeholders in {self.target}"
+            await self.data_path.run_in_thread(left.remove_left, doing, lambda: left.done)
 
-async def _remove_placeholders(parameters: RestoreParameters, data_path: DataPath) -> None:
-    """Remove the placeholders that an earlier attempt has left; a volume in use never has any."""
-    if parameters.again and not parameters.in_use:
-        left, doing = Placeholders(parameters.target), f"looking for placeholders in {parameters.target}"
-        await data_path.run_in_thread(left.remove_left, doing, lambda: left.done)
+    async def _replace_links(self) -> int:
+        """Remove the links in the target that are in the way of the snapshot's directories and files, and report it.
+
+        Returns:
+            How many symbolic links the target has after the restore.
+        """
+        expected, count, example = self.snapshot.links, 0, b""
+        async with self._found_links(hard=True) as found:
+            for links in found.in_parts():
+                entries = await read_entries(self.repository, self.snapshot, links.paths)
+                if replaced := links.in_the_way(entries):
+                    remove = partial(_remove_links, self.target, replaced)
+                    await self.data_path.run_in_thread(remove, "replacing links in the target")
+                    count, example = count + len(replaced), example or replaced[0]
+                expected += sum(path not in entries for path in links.symbolic)
+        if count:
+            await self.data_path.warn(
+                f"replaced {count} links in the target by what the kopia snapshot has there, "
+                f"for example {show_path(example)}"
+            )
+        return expected
+
+    async def _check_links(self, *, expected: int) -> None:
+        """Check that no directory or file of the snapshot became a link during the restore.
+
+        The snapshot is not read if there are as many links as expected: it may have links in thousands of directories.
+        A tenant could remove a link for each one that replaces something, but could as well remove what is restored.
+
+        Raises:
+            DataPathError: one became a link.
+        """
+        async with self._found_links() as found:
+            if found.symbolic == expected:
+                return
+            for links in found.in_parts():
+                entries = await read_entries(self.repository, self.snapshot, links.symbolic)
+                if wrong := links.in_the_way(entries):
+                    raise DataPathError(
+                        f"{show_path(wrong[0])} became a link during the restore, so it is not restored"
+                    )
+
+    @asynccontextmanager
+    async def _found_links(self, *, hard: bool = False) -> AsyncIterator[TargetLinks]:
+        with open_output(self.repository.work_dir) as file:
+            found = TargetLinks(file)
+            walk = partial(find_links, self.target, found=found, hard=hard)
+            await self.data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
+            yield found
 
 
 @asynccontextmanager
@@ -392,58 +435,5 @@ def _make_target(target: Path, _: ShouldStop) -> int:
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
 
 
-async def _replace_links(repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> int:
-    """Remove the links in the target that are in the way of the snapshot's directories and files, and report it.
-
-    Returns:
-        How many symbolic links the target has after the restore.
-    """
-    expected, count, example = snapshot.links, 0, b""
-    async with _found_links(repository, target, data_path, hard=True) as found:
-        for links in found.in_parts():
-            entries = await read_entries(repository, snapshot, links.paths)
-            if replaced := links.in_the_way(entries):
-                remove = partial(_remove_links, target, replaced)
-                await data_path.run_in_thread(remove, "replacing links in the target")
-                count, example = count + len(replaced), example or replaced[0]
-            expected += sum(path not in entries for path in links.symbolic)
-    if count:
-        await data_path.warn(
-            f"replaced {count} links in the target by what the kopia snapshot has there, "
-            f"for example {show_path(example)}"
-        )
-    return expected
-
-
 def _remove_links(target: Path, links: Sequence[bytes], _: ShouldStop) -> None:
     remove_links(target, links)
-
-
-async def _check_links(
-    repository: Repository, snapshot: Snapshot, target: Path, *, expected: int, data_path: DataPath
-) -> None:
-    """Check that no directory or file of the snapshot became a link during the restore.
-
-    The snapshot is not read if there are as many links as expected: it may have links in thousands of directories. A
-    tenant could remove a link for each one that replaces something, but could as well remove what is restored.
-
-    Raises:
-        DataPathError: one became a link.
-    """
-    async with _found_links(repository, target, data_path) as found:
-        if found.symbolic == expected:
-            return
-        for links in found.in_parts():
-            if wrong := links.in_the_way(await read_entries(repository, snapshot, links.symbolic)):
-                raise DataPathError(f"{show_path(wrong[0])} became a link during the restore, so it is not restored")
-
-
-@asynccontextmanager
-async def _found_links(
-    repository: Repository, target: Path, data_path: DataPath, *, hard: bool = False
-) -> AsyncIterator[TargetLinks]:
-    with open_output(repository.work_dir) as file:
-        found = TargetLinks(file)
-        walk = partial(find_links, target, found=found, hard=hard)
-        await data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
-        yield found

@@ -41,8 +41,6 @@ from datamover.kopia.snapshots import (
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.resources import ResourceLimits
 
-__all__ = ["BackupParameters", "PlainRun", "SnapshotRun", "find_parent_fault", "remove_checkpoints"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -109,6 +107,22 @@ class BackupParameters:
         return self.attempt.earlier_uid if self.attempt else None
 
 
+@dataclass(frozen=True)
+class RunReport:
+    """What the result says about the runs of kopia.
+
+    `changed_bytes`: the parent does not have so many; None: what was read tells. `fell_back`: all was read although
+    there is a parent. `cause`: why, although parent or storage could tell what has changed. `restart_cause`: why a
+    device was read again from its start, although an earlier attempt has saved a checkpoint.
+    """
+
+    note: str | None = None
+    changed_bytes: int | None = None
+    fell_back: bool = False
+    cause: str | None = None
+    restart_cause: str | None = None
+
+
 class SnapshotRun(Protocol):
     """The runs of kopia for one backup, in this order."""
 
@@ -134,28 +148,8 @@ class SnapshotRun(Protocol):
         ...
 
     @property
-    def note(self) -> str | None:
-        """What the result says about it, or None."""
-        ...
-
-    @property
-    def changed_bytes(self) -> int | None:
-        """How many bytes the parent does not have; None: what was read tells."""
-        ...
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether all was read although there is a parent."""
-        ...
-
-    @property
-    def cause(self) -> str | None:
-        """Why all was read, although a parent or the storage could tell what has changed; None: it was not."""
-        ...
-
-    @property
-    def restart_cause(self) -> str | None:
-        """Why a device was read again from its start, although an earlier attempt has saved a checkpoint; or None."""
+    def report(self) -> RunReport:
+        """What the result says about it, once kopia has succeeded."""
         ...
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
@@ -166,11 +160,7 @@ class SnapshotRun(Protocol):
 class PlainRun:
     """kopia's own commands: each opens the repository."""
 
-    note = None
-    changed_bytes = None
-    fell_back = False
-    cause = None
-    restart_cause = None
+    report = RunReport()
 
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None

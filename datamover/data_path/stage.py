@@ -32,23 +32,6 @@ from datamover.kopia.snapshots import EntryType
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import DIRECTORY, open_root
 
-__all__ = [
-    "RUN_BYTES",
-    "STAGE_PATTERN",
-    "OpenStage",
-    "PendingUnits",
-    "Stage",
-    "Step",
-    "Unit",
-    "decide_file",
-    "decide_link",
-    "decide_same_link",
-    "find_mounts",
-    "has_stage",
-    "is_kept_at_root",
-    "is_stage",
-]
-
 _STAGE: Final = ".nodeagent-restore-files"
 STAGE_PATTERN: Final = f"/{_STAGE}/"
 """What leaves it out of a backup: kopia would take the placeholders in it for what they stand for."""

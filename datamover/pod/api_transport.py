@@ -24,8 +24,6 @@ from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive
 
-__all__ = ["HostPort", "HttpError", "PodTransport", "ServerConnection", "pod_transport"]
-
 _PIECE_BYTES: Final = 65536
 
 

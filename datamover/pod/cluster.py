@@ -24,8 +24,9 @@ from core.contract import SNAPSHOT_METADATA_TOKEN, TrackedSnapshot
 from core.errors import ConfigError, DataPathError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
 from core.kube.transport import Retry
+from core.kube.types import ObjectT
 from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
@@ -53,22 +54,6 @@ from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import CredentialsText, FileStorage, KopiaAccess, Storage
-
-__all__ = [
-    "FORBIDDEN_SECONDS",
-    "MOUNTS",
-    "ClusterReader",
-    "MoverTools",
-    "PodContext",
-    "RepositoryAccess",
-    "build_changes",
-    "check_mounted",
-    "check_storage",
-    "list_volume_namespaces",
-    "open_access",
-    "resolve_repository",
-    "resolve_storage",
-]
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -130,10 +115,7 @@ class ClusterReader:
         Raises:
             RepositoryError: it does not exist.
         """
-        raw = await self._client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
-        if raw is None:
-            raise RepositoryError(f"BackupStorageLocation {self._namespace}/{name} does not exist")
-        return BackupStorageLocation.parse(raw)
+        return BackupStorageLocation.parse(await self._read(BACKUP_STORAGE_LOCATIONS, name))
 
     async def repository(self, name: str) -> BackupRepository:
         """Return the BackupRepository.
@@ -141,10 +123,7 @@ class ClusterReader:
         Raises:
             RepositoryError: it does not exist.
         """
-        raw = await self._client.read(BACKUP_REPOSITORIES, self._namespace, name)
-        if raw is None:
-            raise RepositoryError(f"BackupRepository {self._namespace}/{name} does not exist")
-        return BackupRepository.parse(raw)
+        return BackupRepository.parse(await self._read(BACKUP_REPOSITORIES, name))
 
     async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
         """Return the contents of the Secrets that the location references.
@@ -240,12 +219,15 @@ class ClusterReader:
         repository.check_key(wanted)
         return repository
 
+    async def _read(self, resource: Resource[ObjectT], name: str) -> ObjectT:
+        raw = await self._client.read(resource, self._namespace, name)
+        if raw is None:
+            raise RepositoryError(f"{resource.kind} {self._namespace}/{name} does not exist")
+        return raw
+
     async def _secret(self, wanted: SecretKey) -> bytes:
         shown = f"Secret {self._namespace}/{wanted.name}"
-        raw = await self._client.read(SECRETS, self._namespace, wanted.name)
-        if raw is None:
-            raise RepositoryError(f"{shown} does not exist")
-        encoded = (raw.get("data") or {}).get(wanted.key)
+        encoded = ((await self._read(SECRETS, wanted.name)).get("data") or {}).get(wanted.key)
         if encoded is None:
             raise RepositoryError(f'{shown} has no key "{wanted.key}"')
         try:
@@ -344,41 +326,35 @@ async def resolve_repository(
     repository.check_key(RepositoryKey(volume_namespace, location.name))
     limit = parse_cache_limit(repository.spec.repository_config)
     unique_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) if recorded else None
-    place = RepositoryPlace(location, volume_namespace, f"backup repository {repository.name}", limit, unique_id)
-    return await resolve_place(context, place, tools)
+    name = f"backup repository {repository.name}"
+    return await _resolve(context, location, volume_namespace, tools, name=name, cache=limit, unique_id=unique_id)
 
 
-@dataclass(frozen=True)
-class RepositoryPlace:
-    """Where a repository is: in a location, for the volumes of a namespace; `name` is for messages.
+async def _resolve(
+    context: PodContext,
+    location: BackupStorageLocation,
+    volume_namespace: str,
+    tools: MoverTools,
+    *,
+    name: str,
+    cache: CacheLimit,
+    unique_id: str | None = None,
+) -> Repository:
+    """Return the kopia repository in a location for the volumes of a namespace; no BackupRepository is needed.
 
-    `unique_id` is the one that it must have; None: any.
+    `name` is for messages, and `unique_id` the one that it must have; None: any.
     """
-
-    location: BackupStorageLocation
-    volume_namespace: str
-    name: str
-    cache: CacheLimit = field(default_factory=CacheLimit)
-    unique_id: str | None = None
-
-
-async def resolve_place(context: PodContext, place: RepositoryPlace, tools: MoverTools) -> Repository:
-    """Return the kopia repository of that place, not yet connected; no BackupRepository is needed.
-
-    Raises:
-        RepositoryError: the location, its credentials or the password cannot be used.
-    """
-    reader, location = context.reader, place.location
+    reader = context.reader
     secrets = await reader.location_secrets(location)
-    built = build_storage(location, place.volume_namespace, secrets=secrets, environment=context.environment)
+    built = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
     storage = await built.with_fetched_credentials(context.clock, context.redactor)
-    limit = place.cache.at_most(tools.work_dir.cache_limit_mib)
+    limit = cache.at_most(tools.work_dir.cache_limit_mib)
     kopia, access = _give_access(context, storage, tools, password=password)
     # Nothing else can limit what kopia writes to a file system.
     throttle = tools.throttle if isinstance(storage, FileStorage) else None
-    description = f"{place.name} ({storage.description})"
-    address = RepositoryAddress(description, storage, access, throttle, place.unique_id)
+    description = f"{name} ({storage.description})"
+    address = RepositoryAddress(description, storage, access, throttle, unique_id)
     return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
 
 
@@ -483,10 +459,10 @@ class RepositoryAccess:
         """Return the kopia repository for the volumes of a namespace, not yet connected.
 
         Raises:
-            RepositoryError: as of `resolve_place`.
+            RepositoryError: the location, its credentials or the password cannot be used.
         """
-        place = RepositoryPlace(location, volume_namespace, f"repository of namespace {volume_namespace}")
-        return await resolve_place(self.context, place, self.tools)
+        name = f"repository of namespace {volume_namespace}"
+        return await _resolve(self.context, location, volume_namespace, self.tools, name=name, cache=CacheLimit())
 
 
 @contextmanager

@@ -34,8 +34,6 @@ from datamover.runtime.confinement import Bounds, confine, find_means
 from datamover.runtime.lazy_file import LazyFile
 from datamover.runtime.work_dir import escape_controls
 
-__all__ = ["DeviceFiles", "create_image", "open_device_files", "open_image", "recognize"]
-
 _PROGRAM: Final = "debugfs"
 _FOLDERS: Final = "/usr/sbin:/sbin"
 _IMAGE: Final = "device"

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["RESULT_SUFFIX", "SOCKET_NAME", "main", "relay"]
-
 SOCKET_NAME: Final = "node-agent-files.sock"
 """In the directory in which the mover has its work directory (`datamover.runtime.work_dir`)."""
 

@@ -34,8 +34,6 @@ from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
 from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["FileSender", "SendLimits", "list_files", "open_snapshot"]
-
 _LISTED_BYTES: Final = 8 << 20
 """Of the lines of a list: kubelets keep 10 MiB of a log by default.
 

@@ -35,8 +35,6 @@ from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, run_beside
 from datamover.runtime.child import kill_children
 
-__all__ = ["Fence", "TransferFollower", "WatchedTransfer", "exit_fenced", "read_fence_timeout"]
-
 _logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 15.0

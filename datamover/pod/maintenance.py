@@ -38,7 +38,7 @@ from core.mover_specs import MaintainRepository
 from core.redact import Redactor
 from datamover.kopia.causes import WRONG_PASSWORD
 from datamover.kopia.client_config import IDENTITY
-from datamover.kopia.location_files import open_output, read_elements
+from datamover.kopia.location_files import open_output
 from datamover.kopia.maintenance import (
     Maintenance,
     MaintenanceError,
@@ -49,16 +49,13 @@ from datamover.kopia.maintenance import (
     is_full_unfinished,
     parse_full_interval,
 )
-from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import Repository, RepositoryStatus
 from datamover.kopia.snapshots import delete_snapshots
 from datamover.kopia.stalls import Watchdog
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
-from datamover.pod.snapshot_report import SnapshotReporter
+from datamover.pod.snapshot_report import SnapshotReporter, list_stored
 from datamover.runtime.child import children_peak_bytes, own_peak_bytes
-
-__all__ = ["build_maintenance_failure", "maintain"]
 
 _logger = logging.getLogger(__name__)
 
@@ -302,11 +299,8 @@ class _Run:
         attempted = f"{repository.description}: delete checkpoints of devices"
         try:
             with open_output(repository.work_dir) as file:
-                arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
-                answer = await repository.call(attempted, *arguments, output_fd=file.fileno())
-                oldest = context.clock.now() - _CHECKPOINT_AGE
-                listed = read_elements(answer.check(), file, ListedSnapshot)
-                found = [one for one in listed if one.is_device_checkpoint and one.end_time < oldest]
+                read, oldest = await list_stored(repository, file), context.clock.now() - _CHECKPOINT_AGE
+                found = [one for one in read() if one.is_device_checkpoint and one.end_time < oldest]
             if not found:
                 return
             unfinished = await _list_unfinished(context)

@@ -23,16 +23,6 @@ from core.redact import Redactor
 from datamover.kopia.progress import Meter
 from datamover.runtime.cancellation import run_beside
 
-__all__ = [
-    "Reporter",
-    "Termination",
-    "build_failure",
-    "build_success",
-    "report_times",
-    "store_termination_message",
-    "write_termination_message",
-]
-
 _logger = logging.getLogger(__name__)
 
 _FIRST_SECONDS: Final = (0.8, 2.0, 4.0, 8.0)

@@ -27,19 +27,16 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     UnreadRepository,
 )
-from datamover.kopia.location_files import BackupFiles, open_output, read_directories, read_elements
-from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.location_files import BackupFiles, open_output, read_directories
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import delete_snapshots
 from datamover.pod.cluster import PodContext, open_access, resolve_storage
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.snapshot_report import SHOWN_UNREAD, build_unread, read_named_snapshots
+from datamover.pod.snapshot_report import SHOWN_UNREAD, build_unread, list_stored, read_named_snapshots
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage
-
-__all__ = ["delete_transfers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -134,18 +131,8 @@ class _Deleter:
         """Return the snapshots of the transfers, and the copies to check."""
         checks = {one.snapshot_id for one in self.spec.checks}
         with open_output(work_dir) as file:
-
-            async def read() -> KopiaAnswer:
-                attempted = f"{repository.description}: list snapshots"
-                arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
-                return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
-
-            answer = await repository.open(read, read_only=self.spec.dry_run)
-            return [
-                one
-                for one in read_elements(answer, file, ListedSnapshot)
-                if self._is_of(one, wanted) or one.id in checks
-            ]
+            read = await list_stored(repository, file, read_only=self.spec.dry_run)
+            return [one for one in read() if self._is_of(one, wanted) or one.id in checks]
 
     def _is_of(self, one: ListedSnapshot, wanted: set[tuple[str, str]]) -> bool:
         """Return whether it has the tags of the cluster, and of one of the transfers."""

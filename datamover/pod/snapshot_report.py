@@ -15,8 +15,9 @@ pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.1
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, Final
 
 from core.contract import MoverVerb, VolumeMode
@@ -59,17 +60,6 @@ from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.pod.cluster import PodContext, list_volume_namespaces, open_access
 from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir
-
-__all__ = [
-    "SHOWN_UNREAD",
-    "SnapshotReporter",
-    "build_unread",
-    "list_snapshots",
-    "read_backup_snapshots",
-    "read_cluster_references",
-    "read_named_snapshots",
-    "report_snapshots",
-]
 
 _logger = logging.getLogger(__name__)
 
@@ -211,6 +201,24 @@ def _malformed(raw: UncheckedObject) -> ContractError:
     return ContractError(f"{raw['kind']} {raw['metadata']['name']} is malformed")
 
 
+async def list_stored(
+    repository: Repository, file: IO[bytes], *, read_only: bool = True
+) -> Callable[[], Iterator[ListedSnapshot]]:
+    """Let kopia list all snapshots of a repository to `file`, incomplete ones too, and return what reads them there.
+
+    Raises:
+        DataPathError: the repository cannot be opened, or its snapshots cannot be listed.
+    """
+
+    async def read() -> KopiaAnswer:
+        attempted = f"{repository.description}: list snapshots"
+        arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
+        return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
+
+    answer = await repository.open(read, read_only=read_only)
+    return partial(read_elements, answer, file, ListedSnapshot)
+
+
 _REASON_LIMIT: Final = 500
 
 
@@ -250,26 +258,17 @@ class SnapshotReporter:
         """
         context = self.context
         with open_output(self.work_dir) as file:
-            answer = await self.repository.open(lambda: self._list(file), read_only=True)
+            read = await list_stored(self.repository, file)
             references = await read_cluster_references(context.patient_client, context.namespace)
-            doubtful = (one for one in self._read(answer, file) if needs_bucket(one, references))
+            doubtful = (one for one in read() if needs_bucket(one, references))
             wanted = frozenset(name for one in doubtful for name in (one.id, one.backup_uid) if name)
             bucket_read = False
             if wanted:
                 bucket_read, references = await self._read_bucket(wanted, references)
             now = context.clock.now()
-            totals = self._write((one, judge(one, references, now)) for one in self._read(answer, file))
+            totals = self._write((one, judge(one, references, now)) for one in read())
         unread = references.unread if wanted else None
         return SnapshotReport(**totals, bucket_read=bucket_read, unread=unread)
-
-    async def _list(self, file: IO[bytes]) -> KopiaAnswer:
-        attempted = f"{self.repository.description}: list snapshots"
-        arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
-        return (await self.repository.call(attempted, *arguments, output_fd=file.fileno())).check()
-
-    @staticmethod
-    def _read(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[ListedSnapshot]:
-        return read_elements(answer, file, ListedSnapshot)
 
     async def _read_bucket(self, wanted: frozenset[str], references: References) -> tuple[bool, References]:
         """Return whether all files were read, and the references, the bucket's too, or why there are none."""
@@ -378,22 +377,12 @@ class _Lister:
         """Write the lines of one repository, and return how many there are."""
         with open_access(self._context) as access, open_output(access.work_dir) as file:
             repository = await access.resolve_namespace(self._location, volume_namespace)
-
-            async def read() -> KopiaAnswer:
-                attempted = f"{repository.description}: list snapshots"
-                answer = await repository.call(
-                    attempted, "snapshot", "list", "--all", "--json", output_fd=file.fileno()
-                )
-                return answer.check()
-
-            answer = await repository.open(read, read_only=True)
-            count = 0
-            for one in read_elements(answer, file, ListedSnapshot):
-                # kopia lists these in JSON whatever its flags; one of a device has the tags of its backup.
-                if one.incomplete:
-                    continue
-                self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
-                count += 1
+            read, count = await list_stored(repository, file), 0
+            for one in read():
+                # An incomplete one of a device has the tags of its backup.
+                if not one.incomplete:
+                    self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
+                    count += 1
             return count
 
 

@@ -28,9 +28,7 @@ from core.models.verification import (
 )
 from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
-from datamover.kopia.location_files import open_output, read_elements
-from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.references import ListedSnapshot
+from datamover.kopia.location_files import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError, read_snapshot
 from datamover.kopia.stalls import Watchdog
@@ -44,9 +42,7 @@ from datamover.kopia.verification import (
 )
 from datamover.pod.cluster import PodContext, RepositoryAccess, open_access
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.snapshot_report import read_backup_snapshots
-
-__all__ = ["verify_snapshots"]
+from datamover.pod.snapshot_report import list_stored, read_backup_snapshots
 
 _logger = logging.getLogger(__name__)
 
@@ -228,16 +224,10 @@ class _ShareVerifier:
 
     async def _list(self) -> set[str]:
         """Return the IDs of the complete snapshots in the repository."""
-        repository = self.verifier.repository
-
-        async def read() -> KopiaAnswer:
-            attempted, arguments = f"{repository.description}: list snapshots", ("snapshot", "list", "--all", "--json")
-            return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
-
         with open_output(self.access.work_dir) as file:
-            answer = await repository.open(read, read_only=True)
-            # kopia lists incomplete ones in JSON whatever its flags; a backup may delete one at any time.
-            return {one.id for one in read_elements(answer, file, ListedSnapshot) if not one.incomplete}
+            read = await list_stored(self.verifier.repository, file)
+            # A backup may delete an incomplete one at any time.
+            return {one.id for one in read() if not one.incomplete}
 
 
 def _summarize(text: str) -> str:

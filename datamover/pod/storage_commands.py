@@ -53,8 +53,6 @@ from datamover.pod.snapshot_verification import verify_snapshots
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_storage_command"]
-
 _logger = logging.getLogger(__name__)
 
 _VALIDATION_LIMITS: Final = StallLimits(timeout=timedelta(seconds=20))

@@ -76,8 +76,6 @@ from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canc
 from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
-__all__ = ["PodTransfer", "backs_up_alone", "list_acknowledged"]
-
 _logger = logging.getLogger(__name__)
 
 _Move = Callable[[], Coroutine[Any, Any, BackupResult | RestoreResult]]
@@ -95,6 +93,7 @@ class PodTransfer:
 
     def __init__(self, options: PodOptions, context: PodContext) -> None:
         self._options = options
+        self._kind = TRANSFER_KINDS[options.kind_flag]
         self._context = context
         self._reporter: Reporter | None = None
         self._last: ProgressMessage | None = None
@@ -127,7 +126,7 @@ class PodTransfer:
             ConfigError: the environment has an invalid duration.
         """
         saves = self._options.mode is VolumeMode.FILESYSTEM or self._options.tracked is not None
-        if not saves or TRANSFER_KINDS[self._options.kind_flag].verb is not MoverVerb.BACKUP:
+        if not saves or self._kind.verb is not MoverVerb.BACKUP:
             return timedelta()
         return read_checkpoint_grace(self._context.environment)
 
@@ -137,10 +136,8 @@ class PodTransfer:
 
     async def _run(self, work_dir: WorkDir, canceler: Canceler) -> Termination:
         """Move the data while the custom resource is watched for a cancel request."""
-        context = self._context
-        options = self._options
-        kind = TRANSFER_KINDS[options.kind_flag]
-        watched = WatchedTransfer(kind, context.namespace, options.name, options.attempt)
+        context, options = self._context, self._options
+        watched = WatchedTransfer(self._kind, context.namespace, options.name, options.attempt)
         follower = TransferFollower(context.client, watched, clock=context.clock, canceler=canceler)
         return await run_beside(follower.run, self._move_when_started(follower, work_dir), name="transfer-follower")
 
@@ -196,13 +193,13 @@ class PodTransfer:
     ) -> BackupResult | RestoreResult:
         """Open the repository, move the data, and return the result."""
         context, plan = self._context, plan_of(cr)
-        settings = parse_settings(cr.settings, TRANSFER_KINDS[self._options.kind_flag].verb)
+        settings = parse_settings(cr.settings, self._kind.verb)
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
         throttle = BandwidthLimits.of(cr.metadata.annotations)
-        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits, throttle))
+        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits, throttle), reporter)
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
         self._check_mounted()
@@ -236,40 +233,41 @@ class PodTransfer:
         Raises:
             DataPathError: it is not mounted.
         """
-        if TRANSFER_KINDS[self._options.kind_flag].in_use:
+        if self._kind.in_use:
             check_mounted(self._options.volume, self._context.mounts)
 
-    async def _resolve_repository(self, cr: Transfer, workers: int, tools: MoverTools) -> Repository:
+    async def _resolve_repository(
+        self, cr: Transfer, workers: int, tools: MoverTools, reporter: Reporter
+    ) -> Repository:
         """Return the repository of the transfer, not yet connected; `workers` is 0 for a backup."""
         context = self._context
         reader = context.reader
         location = await reader.location(cr.spec.backup_storage_location)
         if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
-        ready = await self._ready_repository(cr.repository_namespace, location.name)
+        ready = await self._ready_repository(cr.repository_namespace, location.name, reporter)
         limited = context.with_go_settings(workers)
         return await resolve_repository(limited, location, ready, tools, recorded=not workers)
 
-    async def _ready_repository(self, volume_namespace: str, location: str) -> BackupRepository:
+    async def _ready_repository(self, volume_namespace: str, location: str, reporter: Reporter) -> BackupRepository:
         """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""
         context, waited = self._context, False
 
         async def report(message: str) -> None:
             nonlocal waited
             waited = True
-            if self._reporter is not None:
-                await self._reporter.waiting(message)
+            await reporter.waiting(message)
 
         deadline = Deadline.after(context.clock, self._options.resource_timeout)
         ready = await context.reader.ensure_repository(volume_namespace, location, deadline=deadline, on_wait=report)
-        if waited and self._reporter is not None:
-            await self._reporter.ready(f"BackupRepository {context.namespace}/{ready.name} is ready")
+        if waited:
+            await reporter.ready(f"BackupRepository {context.namespace}/{ready.name} is ready")
         return ready
 
     def _backup_parameters(
         self, cr: Transfer, plan: BackupPlan, settings: UploaderSettings, follower: TransferFollower
     ) -> BackupParameters:
-        context, kind = self._context, TRANSFER_KINDS[self._options.kind_flag]
+        context, kind = self._context, self._kind
         attempt = BackupAttempt(
             uid=cr.uid,
             number=self._options.attempt,
@@ -305,7 +303,7 @@ class PodTransfer:
     def _restore_parameters(
         self, cr: Transfer, plan: RestorePlan, settings: UploaderSettings, workers: int
     ) -> RestoreParameters:
-        in_use = TRANSFER_KINDS[self._options.kind_flag].in_use
+        in_use = self._kind.in_use
         interval = read_list_interval(self._context.environment)
         return RestoreParameters(
             snapshot_id=plan.snapshot_id,

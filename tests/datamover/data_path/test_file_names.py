@@ -138,8 +138,8 @@ def test_a_name_may_have_255_bytes_and_a_path_4057_as_kopia_keeps_them(
     tmp_path: Path, path: bytes, too_long: int
 ) -> None:
     report = inspect_names(_fill_folder(tmp_path / "v", path), _go_on)
-    assert report.too_long == too_long
-    assert all(len(shown) <= 1001 for shown in report.longest)
+    assert report.too_long.count == too_long
+    assert all(len(shown) <= 1001 for shown in report.too_long.examples)
 
 
 def _fill_folder(root: Path, path: bytes) -> Path:
@@ -151,7 +151,7 @@ def test_skipped_entries_may_have_any_name(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"plain")
     os.mkfifo(os.fsencode(volume) + b"/" + _LONG)
     report = inspect_names(volume, _go_on)
-    assert report.too_long == 0
+    assert report.too_long.count == 0
     report.check()
 
 
@@ -171,7 +171,7 @@ def test_times_outside_of_64_bits_are_counted_and_named() -> None:
         for name, at_ns in {**times, **links}.items():
             _touch(volume / name, at_ns)
         report = inspect_names(volume, _go_on)
-    assert (report.far_times, sorted(report.far)) == (3, ["dir/new", "link", "old"])
+    assert (report.far_times.count, sorted(report.far_times.examples)) == (3, ["dir/new", "link", "old"])
 
 
 def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_same_name_in_two_directories_and_skipped_entries_do_not_collide(tmp
         here.bind(os.fsencode(volume) + b"/a/\xfd")
     os.mkfifo(os.fsencode(volume) + b"/b/\xfd")
     report = inspect_names(volume, _go_on)
-    assert (report.mangled, report.collisions) == (2, 0)
+    assert (report.mangled.count, report.collisions.count) == (2, 0)
     report.check()
 
 
@@ -205,14 +205,14 @@ def test_directories_and_links_collide_too_and_all_are_counted(tmp_path: Path) -
     volume = _fill(tmp_path / "v", b"a/\xff/file", *(b"b/%c" % byte for byte in range(0x80, 0xC0)))
     (volume / "a" / os.fsdecode(b"\xfe")).symlink_to("nowhere")
     report = inspect_names(volume, _go_on)
-    assert (report.mangled, report.collisions) == (66, 64)
-    assert (len(report.examples), len(report.colliding)) == (3, 3)
+    assert (report.mangled.count, report.collisions.count) == (66, 64)
+    assert (len(report.mangled.examples), len(report.collisions.examples)) == (3, 3)
 
 
 def test_the_walk_can_be_stopped_and_skips_deleted_entries(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"\xff")
-    assert inspect_names(volume, lambda: True).mangled == 0
-    assert inspect_names(tmp_path / "gone", _go_on).mangled == 0
+    assert inspect_names(volume, lambda: True).mangled.count == 0
+    assert inspect_names(tmp_path / "gone", _go_on).mangled.count == 0
 
 
 async def test_a_transfer_records_its_warnings_as_events(tmp_path: Path, repository: Path) -> None:
@@ -301,7 +301,7 @@ def test_many_names_that_kopia_changes_are_compared_in_parts(tmp_path: Path, mon
     volume = _fill(tmp_path / "v", *names, *(name[:-1] + b"\xfe" for name in names[:300]), b"x/plain")
     os.mkfifo(os.fsencode(volume) + b"/x/\xfd")
     report = inspect_names(volume, _go_on, Counting())
-    assert (report.mangled, report.collisions, len(report.colliding)) == (1300, 300, 3)
+    assert (report.mangled.count, report.collisions.count, len(report.collisions.examples)) == (1300, 300, 3)
     assert 100 <= most < 200
 
 
