@@ -18,10 +18,13 @@ from datamover.runtime.signals import StopSignal
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.backup_movers import use_backup_mover, use_plain_mover
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.repositories import opened
+from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.datamover.support.trees import make_tree
+from tests.datamover.support.unconfined import record_kopia
 from tests.support.tools import tool
 
 
@@ -70,6 +73,33 @@ def _no_other_creators(monkeypatch: pytest.MonkeyPatch) -> None:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with run_s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    """A proxy before the S3 server."""
+    with run_s3_proxy(s3) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the command line of each kopia."""
+    return record_kopia(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    """A pod whose repository exists and is Ready."""
+    return MoverPod.ready(_new_repository, tmp_path)
+
+
+@pytest.fixture
+def plain_kopia(pod: MoverPod, kopia_program: Path) -> PlainKopia:
+    """kopia by itself, on the pod's repository."""
+    kopia = PlainKopia(kopia_program, pod.folder)
+    kopia.connect(pod.folder / "backups" / "kopia" / "app")
+    return kopia
 
 
 @pytest.fixture

@@ -167,7 +167,3 @@ async def test_an_overtaken_snapshot_that_cannot_be_removed_is_a_warning(failing
     warning = await remove_overtaken(_Lister([_complete("first", "1")], failing), _TARGET, _ATTEMPT)
     assert warning is not None
     assert warning.startswith("could not remove the snapshots of overtaken attempts: ")
-
-
-def test_each_attempt_has_tags_of_its_own() -> None:
-    assert BackupAttempt("u", 1, _alone, _check).tags == {"nodeagent.io/transfer-uid": "u", "nodeagent.io/attempt": "1"}

@@ -4,24 +4,22 @@ import json
 import os
 import re
 import threading
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import StallLimits
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.commandlines import record_kopia
-from tests.datamover.support.data_paths import backup_data_path, build_data_path
+from tests.datamover.support.data_paths import back_up_volume, build_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 
 pytestmark = pytest.mark.processes
@@ -40,19 +38,14 @@ async def test_a_walk_that_hangs_is_reported_and_fails_the_backup(
         return scandir(folder)
 
     monkeypatch.setattr("os.scandir", hang_in_volume)
-    warned: list[str] = []
-
-    async def warn(message: str) -> None:
-        warned.append(message)
-
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    warn = AsyncMock()
     data_path = build_data_path(Direction.BACKUP, warn, limits=StallLimits(timedelta(seconds=3)))
     try:
         with pytest.raises(DataPathError, match=r"^checking the names of files: no progress for \d+s$"):
-            await back_up(mover_repository, request, data_path)
+            await back_up_volume(mover_repository, volume, data_path)
     finally:
         hang.set()
-    assert any(re.match(r"still checking the names of files after \d+s", one) for one in warned)
+    assert any(re.match(r"still checking the names of files after \d+s", one.args[0]) for one in warn.await_args_list)
     assert kopia.snapshots() == []
 
 
@@ -92,11 +85,6 @@ _SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return record_kopia(tmp_path, monkeypatch)
-
-
 @plain_only
 @pytest.mark.parametrize("settings", _SETTINGS)
 async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for_the_files_of_a_volume(
@@ -106,8 +94,5 @@ async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for
     (tmp_path / "volume").mkdir()
     device = tmp_path / "volume" / "device"
     device.write_bytes(bytes(4096))
-    request = replace(BackupParameters(device.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2), **more)
-    if request.mode is VolumeMode.BLOCK:
-        request = replace(request, volume=device)
-    await back_up(mover_repository, request, backup_data_path())
+    await back_up_volume(mover_repository, device if "mode" in more else device.parent, **more)
     assert f" --checkpoint-interval={interval} " in record.read_text()

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from core.contract import VolumeMode
 from datamover.data_path.attempts import Inheritance
-from datamover.data_path.backup import BackupParameters, back_up, count_incremental
+from datamover.data_path.backup import count_incremental
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, list_source
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume
 
 pytestmark = pytest.mark.processes
 
@@ -27,9 +26,7 @@ def _meter(hashed_bytes: int, cached_bytes: int) -> Meter:
 
 
 async def _back_up(movers: Repository, volume: Path) -> Snapshot:
-    await back_up(
-        movers, BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2), backup_data_path()
-    )
+    await back_up_volume(movers, volume)
     found = (await list_source(movers.kopia, _TARGET)).latest
     assert found is not None
     return found

@@ -1,10 +1,7 @@
 """Names that are not UTF-8, and times far away: kopia changes them, and the mover reports that."""
 
 import asyncio
-import json
-import logging
 import os
-import shutil
 import socket
 import threading
 from pathlib import Path
@@ -12,20 +9,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from core.models.transfer_settings import Exclusions
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.file_names import NameReport, inspect_names, mangle
 from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
-from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.processes
 
@@ -60,17 +54,6 @@ async def test_names_are_mangled_as_by_kopia(local_mover: LocalMover, tmp_path: 
         assert [path.name for path in (tmp_path / "out" / str(number)).iterdir()] == [mangle(name)]
 
 
-async def test_mangled_names_are_reported(
-    local_mover: LocalMover, tmp_path: Path, caplog: pytest.LogCaptureFixture, kopia: PlainKopia
-) -> None:
-    volume = _fill(tmp_path / "volume", b"plain", b"caf\xe9/one", b"caf\xe9/tw\xf6", b"deep/er/\xff", "☃".encode())
-    await local_mover.back_up(volume, "", None)
-    (message_part,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-    assert message_part.startswith("3 names are not UTF-8")
-    assert "caf\\xe9" in message_part
-    assert len(kopia.snapshots()) == 1
-
-
 @pytest.mark.sample("one is valid")
 @pytest.mark.parametrize(
     "names",
@@ -101,20 +84,6 @@ async def test_names_that_become_too_long_fail_the_backup_and_leave_no_snapshot(
     assert len(paths) == 3
     shown = _LONG.decode(errors="backslashreplace")
     assert set(paths) <= {f"dir/{shown}", *(f"x{number}{shown}" for number in range(4))}
-    assert kopia.snapshots() == []
-
-
-async def test_a_transfer_with_a_name_that_becomes_too_long_fails_with_its_path(
-    tmp_path: Path, repository: Path, kopia_program: Path
-) -> None:
-    folder = shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", _fill(tmp_path / "volume", b"dir/" + _LONG, b"plain")) == 10
-    assert f"dir/{_LONG.decode(errors='backslashreplace')}" in pod.message
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(folder)
     assert kopia.snapshots() == []
 
 
@@ -215,20 +184,16 @@ def test_the_walk_can_be_stopped_and_skips_deleted_entries(tmp_path: Path) -> No
     assert inspect_names(tmp_path / "gone", _go_on).mangled.count == 0
 
 
-async def test_a_transfer_records_its_warnings_as_events(tmp_path: Path, repository: Path) -> None:
-    shutil.copytree(repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    pod.put_transfer("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
+async def test_a_transfer_records_its_warnings_as_events(pod: MoverPod, tmp_path: Path) -> None:
     volume = _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")
     _touch(volume / "dir" / os.fsdecode(b"\xfe"), 2**63)
-    assert await pod.run("data-upload", volume) == 0
+    result = await pod.transfer("DataUpload", volume, dataMoverConfig={"Speed": "high", "Colour": "red"})
     warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
     assert warned[0] == "ignored settings: Colour (unknown), Speed (unknown)"
-    assert warned[1].startswith("2 names are not UTF-8")
+    assert warned[1].startswith("2 names are not UTF-8: ")
+    assert r"dir/\xfe" in warned[1]
     assert warned[2].startswith("1 modification times are before 1677-09-21 or after 2262-04-11")
     assert len(warned) == 3
-    result = json.loads(pod.message)
     assert result["totalBytes"] == 6
     assert result["note"] == warned[2]
 
@@ -273,8 +238,7 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
         await never.wait()
 
     volume = _fill(tmp_path / "volume", b"\xff")
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    running = asyncio.create_task(back_up(mover_repository, request, backup_data_path(warn)))
+    running = asyncio.create_task(back_up_volume(mover_repository, volume, backup_data_path(warn)))
     await warned.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import VolumeMode
 from datamover.data_path import probe
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.probe import allow_writing
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_data_path
 
 pytestmark = pytest.mark.processes
 
@@ -30,8 +28,7 @@ async def test_only_what_is_restored_again_becomes_writable(
 ) -> None:
     monkeypatch.setattr(probe, "_overrides_modes", lambda: False)
     target, outside = tmp_path / "target", tmp_path / "outside"
-    request = BackupParameters(_make(tmp_path / "volume")[""].parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(mover_repository, request, backup_data_path())
+    backup = await back_up_volume(mover_repository, _make(tmp_path / "volume")[""].parent)
     snapshot = await read_snapshot(mover_repository, backup.snapshot_id)
     again, others = _make(target), _make(target / "others")
     outside.touch(0o400)

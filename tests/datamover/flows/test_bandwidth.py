@@ -1,39 +1,32 @@
 """A data mover with limits: kopia reaches its storage through the proxy, and both obey them."""
 
 import asyncio
-import shutil
 import socket
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from core.clock import SystemClock
 from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
 from datamover.bandwidth.dialing import Address
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
-from tests.datamover.support.trees import describe_tree
+from tests.datamover.support.trees import describe_tree, make_large_file
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.processes
 
-_CLOUD = {"name": "cloud", "key": "key"}
 _RATE = 4_000_000
-_BYTES = 12_000_000
+_MIB = 12
 _LEAST_SECONDS = 2.5
 """Three seconds, less what may pass at once and what is not data."""
 
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    made = tmp_path / "volume"
-    made.mkdir()
-    with Path("/dev/urandom").open("rb") as source:
-        (made / "data").write_bytes(source.read(_BYTES))
-    return made
+    return make_large_file(tmp_path / "volume" / "data", _MIB).parent
 
 
 @pytest.fixture
@@ -51,25 +44,18 @@ def dialed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def _in_a_bucket(s3: S3Server, folder: Path) -> MoverPod:
     """Return a pod whose repository is in a bucket, and ready."""
-    where: dict[str, Any] = {"bucket": s3.make_bucket("limited"), "credential": _CLOUD}
     pod = MoverPod(FakeKube(), folder)
-    pod.put_secret("cloud", "key", s3.credentials_file)
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, **where)
-    pod.put_repository()
-    assert await pod.init() == 0
-    pod.put_repository(phase="Ready")
+    pod.put_bucket(s3, s3.make_bucket("limited"))
+    await pod.create_repository()
     # kopia uses no proxy for an address of this machine.
-    url = s3.url.replace("127.0.0.1", "storage.example.com")
-    pod.put_location({"s3Url": url, "region": "us-east-1"}, **where)
+    pod.put_bucket(s3, "limited", url=s3.url.replace("127.0.0.1", "storage.example.com"))
     return pod
 
 
-async def _seconds(pod: MoverPod, kind: str, flag: str, volume: Path, **spec: str) -> float:
-    clock = SystemClock()
-    pod.put_transfer(kind, **spec)
-    begin = clock.monotonic()
-    assert await pod.run(flag, volume) == 0, pod.message
-    return clock.monotonic() - begin
+async def _seconds(pod: MoverPod, kind: str, volume: Path, **spec: str) -> float:
+    begin = time.monotonic()
+    await pod.transfer(kind, volume, **spec)
+    return time.monotonic() - begin
 
 
 async def test_a_bucket_is_reached_at_the_rate_of_the_annotation(
@@ -79,30 +65,19 @@ async def test_a_bucket_is_reached_at_the_rate_of_the_annotation(
     assert dialed == []
     limits = BandwidthLimits(upload_bytes_per_second=_RATE)
     pod.annotations = {BANDWIDTH_ANNOTATION: limits.to_json()}
-    assert await _seconds(pod, "DataUpload", "data-upload", volume) >= _LEAST_SECONDS
+    assert await _seconds(pod, "DataUpload", volume) >= _LEAST_SECONDS
     assert set(dialed) == {"storage.example.com"}
     snapshot = pod.result["snapshotID"]
     pod.annotations = {BANDWIDTH_ANNOTATION: BandwidthLimits(download_bytes_per_second=_RATE).to_json()}
-    (tmp_path / "out").mkdir()
-    seconds = await _seconds(pod, "DataDownload", "data-download", tmp_path / "out", snapshotID=snapshot)
-    assert seconds >= _LEAST_SECONDS
+    assert await _seconds(pod, "DataDownload", tmp_path / "out", snapshotID=snapshot) >= _LEAST_SECONDS
     assert describe_tree(tmp_path / "out") == describe_tree(volume)
-
-
-@pytest.fixture
-def pod(_new_repository: Path, tmp_path: Path) -> MoverPod:
-    """A pod whose repository is in a directory."""
-    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    return pod
 
 
 async def test_kopia_itself_limits_what_it_writes_to_a_directory(pod: MoverPod, volume: Path) -> None:
     """It lets what belongs to six seconds pass at once."""
-    limits = BandwidthLimits(upload_bytes_per_second=_BYTES // 9)
+    limits = BandwidthLimits(upload_bytes_per_second=(_MIB << 20) // 9)
     pod.annotations = {BANDWIDTH_ANNOTATION: limits.to_json()}
-    assert await _seconds(pod, "DataUpload", "data-upload", volume) >= _LEAST_SECONDS
+    assert await _seconds(pod, "DataUpload", volume) >= _LEAST_SECONDS
 
 
 async def test_without_the_annotation_no_proxy_runs(
@@ -112,7 +87,7 @@ async def test_without_the_annotation_no_proxy_runs(
         raise AssertionError
 
     monkeypatch.setattr("datamover.pod.transfer.BandwidthProxy", refuse)
-    assert await _seconds(pod, "DataUpload", "data-upload", volume) > 0
+    assert await _seconds(pod, "DataUpload", volume) > 0
 
 
 async def test_an_edit_of_the_annotation_reaches_a_running_mover(

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
-from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
+from tests.datamover.support.s3proxy import S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import make_large_file
 from tests.support.fakekube import FakeKube
@@ -48,7 +47,7 @@ class _Bed:
         self.put(cancel=True)
 
     def signal(self) -> None:
-        self.pod.stop._take(signal.SIGTERM, None)
+        self.pod.signal()
 
     def content(self) -> bytes:
         """What the newest snapshot has."""
@@ -58,20 +57,15 @@ class _Bed:
 
 
 @pytest.fixture
-def bed(s3: S3Server, tmp_path: Path, kopia_program: Path) -> Iterator[_Bed]:
+def bed(s3: S3Server, proxy: S3Proxy, tmp_path: Path, kopia_program: Path) -> _Bed:
     bucket = s3.make_bucket(f"block-cancel-{uuid.uuid4()}")
     kopia = PlainKopia(kopia_program, tmp_path)
-    keys = (f"--access-key={s3.access_key}", f"--secret-access-key={s3.secret_key}")
-    address = (f"--endpoint={s3.url.removeprefix('http://')}", "--disable-tls", "--prefix=kopia/app/")
-    kopia.run("repository", "create", "s3", f"--bucket={bucket}", *address, *keys, *IDENTITY)
+    kopia.run("repository", "create", *s3.kopia_flags(bucket), *IDENTITY)
     kopia.run("repository", "set-parameters", "--max-pack-size-mb=10")
-    with run_s3_proxy(s3) as proxy:
-        pod = MoverPod(FakeKube(), tmp_path)
-        config = {"s3Url": proxy.url, "region": "us-east-1"}
-        pod.put_location(config, bucket=bucket, credential={"name": "cloud", "key": "key"})
-        pod.put_secret("cloud", "key", s3.credentials_file)
-        pod.put_repository(phase="Ready")
-        yield _Bed(pod, proxy, make_large_file(tmp_path / "device", _DEVICE_MIB), kopia)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_bucket(s3, bucket, url=proxy.url)
+    pod.put_repository(phase="Ready")
+    return _Bed(pod, proxy, make_large_file(tmp_path / "device", _DEVICE_MIB), kopia)
 
 
 @pytest.mark.parametrize("end", [_Bed.cancel, _Bed.signal], ids=["spec.cancel", "SIGTERM"])

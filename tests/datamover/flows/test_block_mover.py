@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -19,13 +20,13 @@ from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.compare import compare_volume
 from datamover.data_path.parents import BlockChanges
-from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kinds import AUTO_PARENT
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
 from datamover.kopia.verification import verify_snapshot
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path, restore_volume
 from tests.datamover.support.loopdevice import attached
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened, s3_storage
@@ -62,15 +63,12 @@ def _parameters(device: Path) -> BackupParameters:
     return BackupParameters(device, VolumeMode.BLOCK, _SOURCE, parallel=2, tags=_TAGS, by_block=True)
 
 
-async def _back_up(movers: Repository, device: Path, parent: str = "auto") -> BackupResult:
+async def _back_up(movers: Repository, device: Path, parent: str = AUTO_PARENT) -> BackupResult:
     return await back_up(movers, replace(_parameters(device), parent=parent), backup_data_path())
 
 
-async def _restore(
-    movers: Repository, snapshot_id: str, target: Path, in_place: InPlace | None = None
-) -> RestoreResult:
-    request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2, in_place=in_place)
-    return await restore(movers, request, restore_data_path())
+async def _restore(movers: Repository, snapshot_id: str, target: Path, **more: Any) -> RestoreResult:
+    return await restore_volume(movers, snapshot_id, target, mode=VolumeMode.BLOCK, **more)
 
 
 async def test_a_chain_of_backups_is_restored_byte_for_byte(
@@ -109,8 +107,7 @@ async def test_a_restore_tells_which_file_system_the_device_has(
     target.write_bytes(bytes(2 * _MIB))
     backup = await _back_up(mover_repository, device)
     assert (await _restore(for_restores, backup.snapshot_id, target)).fs_type == "xfs"
-    again = RestoreParameters(backup.snapshot_id, target, VolumeMode.BLOCK, workers=2, done=True)
-    assert (await restore(for_restores, again, restore_data_path())).fs_type == "xfs"
+    assert (await _restore(for_restores, backup.snapshot_id, target, done=True)).fs_type == "xfs"
 
 
 async def test_a_restored_device_is_compared_to_its_last_byte(
@@ -209,7 +206,7 @@ async def test_the_parent_is_the_one_that_is_named(
 async def test_a_parent_that_cannot_be_read_is_not_compared_with(
     mover_repository: Repository, device: Path, tree: Path, kopia: PlainKopia
 ) -> None:
-    kopia.run("snapshot", "create", str(tree), f"--override-source=default@default:{_SOURCE}")
+    kopia.snapshot(tree, source=_SOURCE)
     backup = await _back_up(mover_repository, device)
     assert backup.incremental_bytes == 3 * _MIB
     assert "not one of a block device" in str(backup.note)
@@ -222,7 +219,7 @@ async def test_a_restore_in_place_writes_what_differs(
     backup = await _back_up(mover_repository, device)
     content = device.read_bytes()
     target.write_bytes(b"\xff" + content[1:])
-    result = await _restore(for_restores, backup.snapshot_id, target, InPlace(incremental=True))
+    result = await _restore(for_restores, backup.snapshot_id, target, in_place=InPlace(incremental=True))
     assert target.read_bytes() == content
     assert (result.incremental_bytes, result.fallback_full) == (_MIB, UNSET)
 
@@ -255,9 +252,8 @@ async def test_what_does_not_fit_is_refused_before_a_byte_is_written(
     with pytest.raises(DataPathError, match=r"is too small: .* \(nothing was written\)"):
         await _restore(for_restores, backup.snapshot_id, target)
     assert set(target.read_bytes()) == {0xFF}
-    files = RestoreParameters(backup.snapshot_id, tmp_path / "files", VolumeMode.FILESYSTEM, workers=2)
     with pytest.raises(DataPathError, match="go into a volume of volumeMode Block"):
-        await restore(for_restores, files, restore_data_path())
+        await restore_volume(for_restores, backup.snapshot_id, tmp_path / "files")
     assert not (tmp_path / "files").exists()
     with pytest.raises(DataPathError, match="has a file system"):
         await back_up(mover_repository, replace(_parameters(tree), mode=VolumeMode.FILESYSTEM), backup_data_path())

@@ -19,12 +19,12 @@ from core.errors import CanceledError, KopiaCrashError
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.parents import BlockChanges, checkpoint_path
-from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.restore import restore
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.backup_movers import ONE_OPEN
 from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path, restore_parameters, restore_volume
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.repositories import opened
@@ -104,7 +104,7 @@ async def _kill(
 async def _check_restored(movers: Repository, snapshot_id: str, device: Path) -> None:
     target = device.with_name("target")
     target.write_bytes(b"\xff" * (device.stat().st_size + _MIB))
-    await restore(movers, RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2), restore_data_path())
+    await restore_volume(movers, snapshot_id, target, mode=VolumeMode.BLOCK)
     assert target.read_bytes() == device.read_bytes() + b"\xff" * _MIB
 
 
@@ -235,7 +235,7 @@ async def test_a_restore_that_is_killed_goes_on_from_what_is_on_the_device(
     target = device.with_name("target")
     target.touch()
     os.truncate(target, _DEVICE_MIB * _MIB)
-    wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.BLOCK, workers=2)
+    wanted = restore_parameters(backup.snapshot_id, target, mode=VolumeMode.BLOCK)
     for number, least_mib in enumerate((20, 60, 100)):
         running = asyncio.create_task(restore(for_restores, replace(wanted, again=number > 0), restore_data_path()))
         os.kill(await _write_some(target, least_mib * _MIB), signal.SIGKILL)

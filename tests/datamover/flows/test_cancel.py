@@ -1,9 +1,6 @@
 """A cancel, by the custom resource or by a signal, is honored within two seconds in every step."""
 
 import asyncio
-import os
-import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +9,12 @@ import pytest
 
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.unconfined import leave_unconfined
-from tests.support.fakekube import FakeKube
+from tests.datamover.support.pods import FLAGS, MoverPod
+from tests.datamover.support.unconfined import put_program
 
 pytestmark = pytest.mark.processes
 
-_SOURCE = "default@default:snapshot-data-upload-download/kopia/app/data"
+_SOURCE = "snapshot-data-upload-download/kopia/app/data"
 _UNREADABLE = Path("/proc/sys/net/ipv4/route")
 """A directory whose file `flush` cannot be read: kopia keeps an incomplete snapshot of it."""
 
@@ -29,7 +25,6 @@ class _Transfer:
 
     pod: MoverPod
     kind: str
-    flag: str
     spec: dict[str, str]
     started: Path
 
@@ -40,7 +35,7 @@ class _Transfer:
         self.put(cancel=True)
 
     def signal(self) -> None:
-        self.pod.stop._take(signal.SIGTERM, None)
+        self.pod.signal()
 
     async def ends_canceled(
         self, volume: Path, *, held: Callable[[], bool], end: Callable[["_Transfer"], None]
@@ -48,7 +43,7 @@ class _Transfer:
         """Run it, cancel it once `held` is true, and check how it ended."""
         pod = self.pod
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(pod.run(self.flag, volume))
+            running = group.create_task(pod.run(FLAGS[self.kind], volume))
             await pod.wait_for(held)
             assert not running.done()
             end(self)
@@ -59,45 +54,22 @@ class _Transfer:
 
 
 @pytest.fixture
-def plain_kopia(tmp_path: Path, _new_repository: Path, kopia_program: Path) -> PlainKopia:
-    """kopia by itself, on the pod's repository."""
-    folder = tmp_path / "backups" / "kopia" / "app"
-    shutil.copytree(_new_repository, folder)
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(folder)
-    return kopia
-
-
-@pytest.fixture
-def pod(tmp_path: Path, plain_kopia: PlainKopia) -> MoverPod:
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    return pod
-
-
-@pytest.fixture
 def upload(pod: MoverPod, tmp_path: Path) -> _Transfer:
-    return _Transfer(pod, "DataUpload", "data-upload", {}, tmp_path / "started")
+    return _Transfer(pod, "DataUpload", {}, tmp_path / "started")
 
 
 @pytest.fixture
 def download(pod: MoverPod, tree: Path, tmp_path: Path, plain_kopia: PlainKopia) -> _Transfer:
-    plain_kopia.run("snapshot", "create", str(tree), f"--override-source={_SOURCE}", "--pin=velero-pin")
-    (snapshot,) = plain_kopia.snapshots()
-    return _Transfer(pod, "DataDownload", "data-download", {"snapshotID": snapshot["id"]}, tmp_path / "started")
+    snapshot_id = plain_kopia.snapshot(tree, "--pin=velero-pin", source=_SOURCE)
+    return _Transfer(pod, "DataDownload", {"snapshotID": snapshot_id}, tmp_path / "started")
 
 
 def _hold(transfer: _Transfer, program: str, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls of a program whose arguments contain `arguments` start and never exit."""
-    real, folder = shutil.which(program), transfer.started.with_name("bin")
-    folder.mkdir()
-    script = f'case " $* " in *" {arguments} "*) : >{transfer.started}; exec sleep 1000;; esac\nexec {real} "$@"\n'
-    (folder / program).write_text(f"#!/bin/sh\n{script}")
-    (folder / program).chmod(0o755)
-    leave_unconfined(monkeypatch)
+    script = f'case " $* " in *" {arguments} "*) : >{transfer.started}; exec sleep 1000;; esac\nexec PROGRAM "$@"'
+    path = put_program(transfer.started.parent, script, monkeypatch, program)
     if program == "sync":
-        monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / program),))
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        monkeypatch.setattr("datamover.runtime.child._SYNC", (str(path),))
 
 
 _ENDS = pytest.mark.parametrize("end", [_Transfer.cancel, _Transfer.signal], ids=["spec.cancel", "SIGTERM"])
@@ -136,7 +108,14 @@ async def test_cancel_in_each_step_of_a_backup(
     end: Callable[[_Transfer], None],
 ) -> None:
     """`snapshot delete` deletes the checkpoint of an earlier backup."""
-    plain_kopia.run("snapshot", "create", str(_UNREADABLE), f"--override-source={_SOURCE}", "--fail-fast", fails=True)
+    plain_kopia.run(
+        "snapshot",
+        "create",
+        str(_UNREADABLE),
+        f"--override-source=default@default:{_SOURCE}",
+        "--fail-fast",
+        fails=True,
+    )
     _hold(upload, "kopia", arguments, monkeypatch)
     upload.put()
     await upload.ends_canceled(upload.pod.folder / "backups", held=upload.started.exists, end=end)
@@ -158,7 +137,5 @@ async def test_cancel_in_each_step_of_a_restore(
 ) -> None:
     _hold(download, program, arguments, monkeypatch)
     download.put()
-    target = download.pod.folder / "target"
-    target.mkdir()
-    await download.ends_canceled(target, held=download.started.exists, end=end)
+    await download.ends_canceled(download.pod.folder / "target", held=download.started.exists, end=end)
     assert download.pod.reasons()[-2:] == ["Data-Path-Canceled", "Data-Path-Stopped"]

@@ -9,19 +9,16 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from core.contract import VolumeMode
 from core.errors import CanceledError, KopiaError
 from datamover.data_path.attempts import inherit
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
 from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import make_large_file
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
-_SOURCE = "some/volume"
 _OFTEN = timedelta(milliseconds=100)
 
 
@@ -42,9 +39,8 @@ async def _break_off(
     movers: Repository, volume: Path, repository: Path, *, plain_kopia: PlainKopia, cancel: bool
 ) -> None:
     """Back up until there is a checkpoint, then end the backup."""
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
     data_path = backup_data_path()
-    running = asyncio.create_task(back_up(movers, request, data_path))
+    running = asyncio.create_task(back_up_volume(movers, volume, data_path, checkpoint_interval=_OFTEN))
     async with kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
         async with asyncio.timeout(30):
             # kopia may be so much faster than the mover reads its output.
@@ -75,10 +71,8 @@ async def test_a_drained_backup_keeps_its_checkpoints(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
     drain = Drain()
-    request = BackupParameters(
-        volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN, stop=drain.stop
-    )
-    running = asyncio.create_task(back_up(mover_repository, request, backup_data_path()))
+    backing_up = back_up_volume(mover_repository, volume, checkpoint_interval=_OFTEN, stop=drain.stop)
+    running = asyncio.create_task(backing_up)
     async with kopia_frozen_after_a_checkpoint(volume.parent / "repository", kopia) as pid:
         await drain.signal(pid)
     with pytest.raises(CanceledError, match="kopia saved a checkpoint"):
@@ -95,8 +89,7 @@ async def test_the_next_backup_deletes_the_remaining_checkpoints(
     await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2)
-    backup = await back_up(mover_repository, request, backup_data_path(warn))
+    backup = await back_up_volume(mover_repository, volume, backup_data_path(warn))
     assert left
     warn.assert_awaited_once_with(f"removed {len(left)} incomplete snapshots of earlier backups")
     assert [one["id"] for one in kopia.snapshots()] == [backup.snapshot_id]
@@ -108,9 +101,7 @@ async def test_other_sources_and_complete_snapshots_are_kept(
 ) -> None:
     """Also the parent directories of a source, which kopia lists if the source itself has none."""
     for source in ("some", "some/volume", "some/volume/below"):
-        await back_up(
-            mover_repository, BackupParameters(tree, VolumeMode.FILESYSTEM, source, parallel=2), backup_data_path()
-        )
+        await back_up_volume(mover_repository, tree, source=source)
     assert len(kopia.snapshots()) == 3
     for source in ("some/volume", "some/volume/below/more"):
         assert not (await inherit(mover_repository.kopia, f"default@default:{source}", None)).warning

@@ -42,12 +42,6 @@ _REGION = "eu-central-1"
 _LOGIN = "login.microsoftonline.com"
 _IDENTITY = f"AZURE_TENANT_ID={TENANT}\nAZURE_CLIENT_ID={CLIENT}\n"
 _RESTORES = {"DataUpload": "DataDownload", "PodVolumeBackup": "PodVolumeRestore"}
-_FLAGS = {
-    "DataUpload": "data-upload",
-    "DataDownload": "data-download",
-    "PodVolumeBackup": "pod-volume-backup",
-    "PodVolumeRestore": "pod-volume-restore",
-}
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +89,10 @@ def _locate(pod: MoverPod, internet: Internet, bucket: str, credential: str, **c
 
 
 async def _transfer(pod: MoverPod, tree: Path, kinds: Sequence[str] = tuple(_RESTORES)) -> None:
-    assert await pod.init() == 0, pod.message
-    pod.put_repository(phase="Ready")
+    await pod.create_repository()
     for backup in kinds:
-        restore = _RESTORES[backup]
-        pod.put_transfer(backup)
-        assert await pod.run(_FLAGS[backup], tree) == 0, pod.message
-        pod.put_transfer(restore, snapshotID=pod.result["snapshotID"])
-        target = pod.folder / restore
-        target.mkdir()
-        assert await pod.run(_FLAGS[restore], target) == 0, pod.message
+        restore, target = _RESTORES[backup], pod.folder / _RESTORES[backup]
+        await pod.transfer(restore, target, snapshotID=(await pod.transfer(backup, tree))["snapshotID"])
         shutil.rmtree(target / ".velero", ignore_errors=True)
         assert describe_tree(target) == describe_tree(tree), restore
 
@@ -293,13 +281,11 @@ async def test_a_role_is_assumed_again_before_its_keys_expire(
 ) -> None:
     """Within one process of kopia: a transfer may take longer than the keys are valid."""
     identities = _assume_role(pod, internet, s3, "by-short-role")
-    assert await pod.init() == 0, pod.message
-    pod.put_repository(phase="Ready")
+    await pod.create_repository()
     grants = []
     for lifetime in (timedelta(hours=1), timedelta(0)):
         identities.lifetime, before = lifetime, len(identities.granted)
-        pod.put_transfer("DataUpload")
-        assert await pod.run("data-upload", tree) == 0, pod.message
+        await pod.transfer("DataUpload", tree)
         grants.append(len(identities.granted) - before)
     once, again = grants
     assert again > once

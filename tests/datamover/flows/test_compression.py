@@ -1,22 +1,17 @@
 """A compressed volume takes less room, and every reader restores it."""
 
-import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.contract import VolumeMode
 from core.models.transfer_settings import Compression
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.trees import describe_tree
-from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.processes
 
@@ -54,8 +49,7 @@ _FAMILIES = (Compression.ZSTD, Compression.S2, Compression.PGZIP)
 async def test_plain_kopia_restores_what_an_algorithm_has_shrunk(
     mover_repository: Repository, repository: Path, volume: Path, kopia: PlainKopia, algorithm: Compression
 ) -> None:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, compression=algorithm)
-    result = await back_up(mover_repository, parameters, backup_data_path())
+    result = await back_up_volume(mover_repository, volume, compression=algorithm)
     kopia.run("restore", result.snapshot_id, str(volume.parent / "out"))
     assert describe_tree(volume.parent / "out") == describe_tree(volume)
     assert kopia.policy(_SOURCE)["compression"]["compressorName"] == algorithm
@@ -70,11 +64,9 @@ async def test_plain_kopia_restores_what_an_algorithm_has_shrunk(
 async def test_a_later_backup_without_compression_restores_and_sets_the_policy_back(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
-    plain = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2)
-    zipped = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, compression=Compression.ZSTD)
-    await back_up(mover_repository, zipped, backup_data_path())
+    await back_up_volume(mover_repository, volume, compression=Compression.ZSTD)
     (volume / "more").write_text("more")
-    result = await back_up(mover_repository, plain, backup_data_path())
+    result = await back_up_volume(mover_repository, volume)
     kopia.run("restore", result.snapshot_id, str(volume.parent / "out"))
     assert describe_tree(volume.parent / "out") == describe_tree(volume)
     assert kopia.policy(_SOURCE)["compression"]["compressorName"] == "none"
@@ -84,41 +76,25 @@ async def test_a_later_backup_without_compression_restores_and_sets_the_policy_b
 @pytest.fixture
 def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
     """A pod whose repository exists, for a storage class whose algorithm is zstd."""
-    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path, compression=Compression.ZSTD)
-    pod.put_repository(phase="Ready")
-    return pod
-
-
-@dataclass(frozen=True)
-class _Way:
-    """The two kinds that back up and restore a volume: their flags, and the field of their settings."""
-
-    out: tuple[str, str]
-    back: tuple[str, str]
-    key: str
+    return MoverPod.ready(_new_repository, tmp_path, compression=Compression.ZSTD)
 
 
 @pytest.mark.sample("-True-snapshot data", "none-False-pod volumes")
 @pytest.mark.parametrize(
-    "way",
+    ("backup", "restore", "key"),
     [
-        _Way(("DataUpload", "data-upload"), ("DataDownload", "data-download"), "dataMoverConfig"),
-        _Way(("PodVolumeBackup", "pod-volume-backup"), ("PodVolumeRestore", "pod-volume-restore"), "uploaderSettings"),
+        ("DataUpload", "DataDownload", "dataMoverConfig"),
+        ("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings"),
     ],
     ids=["snapshot data", "pod volumes"],
 )
 @pytest.mark.parametrize(("setting", "shrunk"), [("", True), ("none", False)])
 async def test_the_setting_of_a_transfer_precedes_that_of_its_class(
-    pod: MoverPod, volume: Path, *, way: _Way, setting: str, shrunk: bool
+    pod: MoverPod, volume: Path, *, backup: str, restore: str, key: str, setting: str, shrunk: bool
 ) -> None:
-    given: dict[str, Any] = {way.key: {"Compression": setting}}
-    pod.put_transfer(way.out[0], **given)
-    assert await pod.run(way.out[1], volume) == 0
-    result = pod.result
-    (pod.folder / "out").mkdir()
-    pod.put_transfer(way.back[0], snapshotID=result["snapshotID"])
-    assert await pod.run(way.back[1], pod.folder / "out") == 0
+    given: dict[str, Any] = {key: {"Compression": setting}}
+    result = await pod.transfer(backup, volume, **given)
+    await pod.transfer(restore, pod.folder / "out", snapshotID=result["snapshotID"])
     assert (pod.folder / "out" / "log").read_bytes() == (volume / "log").read_bytes()
     assert (_stored(pod.folder / "backups") < result["totalBytes"] / 2) is shrunk
     assert ("storedBytes" in result) is shrunk

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import MoverMethod, VolumeMode
+from core.contract import MoverMethod
 from core.errors import DataPathError
-from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
@@ -21,7 +19,7 @@ from datamover.storage.providers import FileStorage, Storage
 from datamover.storage.s3 import AwsRole, S3Storage
 from tests.datamover.support.attack_matrix import UNCONFINED, record_rate
 from tests.datamover.support.confining import MEANS, use_means
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_data_path, restore_volume
 from tests.datamover.support.identities import serve_role
 from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD
@@ -94,16 +92,15 @@ def outside(tmp_path: Path) -> Path:
 
 
 async def _snapshot(repository: Repository, volume: Path) -> str:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    return (await back_up(repository, parameters, backup_data_path())).snapshot_id
+    return (await back_up_volume(repository, volume)).snapshot_id
 
 
-async def _restore(repository: Repository, snapshot_id: str, target: Path, method: str = "plain") -> bool:
+async def _restore(
+    repository: Repository, snapshot_id: str, target: Path, method: MoverMethod = MoverMethod.PLAIN
+) -> bool:
     """Return whether the restore succeeded."""
-    mover = MoverMethod(method)
-    parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, mover=mover)
     try:
-        await restore(repository, parameters, restore_data_path())
+        await restore_volume(repository, snapshot_id, target, mover=method)
     except DataPathError:
         return False
     return True
@@ -393,8 +390,7 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
 
         data_path = backup_data_path()
         data_path.take_progress = on_line  # type: ignore[method-assign]
-        parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-        await back_up(mover, parameters, data_path)
+        await back_up_volume(mover, volume, data_path)
     assert any(b"KOPIA_CONFIG_PATH" in one for one in seen)
     hidden = (PASSWORD.encode(), b"repository.config.kopia", b"secret-of-loopback")
     assert not any(secret in one for one in seen for secret in hidden)

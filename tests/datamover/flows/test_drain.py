@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
-from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.thorough import DRAINS
 from tests.datamover.support.trees import make_large_file
@@ -60,12 +59,9 @@ class _Bed:
         assert not running.done()
         return running
 
-    def signal(self) -> None:
-        self.pod.stop._take(signal.SIGTERM, None)
-
     async def drain(self) -> None:
         """Send the signal, and wait until kopia has it too."""
-        self.signal()
+        self.pod.signal()
         await self.pod.wait_for(lambda: self.pod.message == _KILLED)
 
     def readings(self) -> list[ProgressMessage]:
@@ -88,40 +84,33 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _open(kopia: PlainKopia, s3: S3Server, command: str, bucket: str) -> None:
-    keys = (f"--access-key={s3.access_key}", f"--secret-access-key={s3.secret_key}")
-    address = (f"--endpoint={s3.url.removeprefix('http://')}", "--disable-tls", "--prefix=kopia/app/")
-    kopia.run("repository", command, "s3", f"--bucket={bucket}", *address, *keys, *IDENTITY)
-
-
 @pytest.fixture(scope="module")
 def new_bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory, kopia_program: Path) -> Path:
     """A bucket with an empty repository, whose packs are small."""
     s3.make_bucket("drain")
     folder = tmp_path_factory.mktemp("bucket")
     kopia = PlainKopia(kopia_program, folder)
-    _open(kopia, s3, "create", "drain")
+    kopia.run("repository", "create", *s3.kopia_flags("drain"), *IDENTITY)
     kopia.run("repository", "set-parameters", "--max-pack-size-mb=10")
     return Path(shutil.move(s3.folder / "drain", folder))
 
 
 @pytest.fixture
-def bed(s3: S3Server, new_bucket: Path, tmp_path: Path, volume: Path, kopia_program: Path) -> Iterator[_Bed]:
+def bed(
+    s3: S3Server, proxy: S3Proxy, new_bucket: Path, tmp_path: Path, volume: Path, kopia_program: Path
+) -> Iterator[_Bed]:
     # Not the bucket of the test before, in which the server may store another object.
     bucket = f"drain-{uuid.uuid4()}"
     shutil.copytree(new_bucket, s3.folder / bucket)
     kopia = PlainKopia(kopia_program, tmp_path)
-    _open(kopia, s3, "connect", bucket)
-    with run_s3_proxy(s3) as proxy:
-        pod = MoverPod(FakeKube(), tmp_path)
-        config = {"s3Url": proxy.url, "region": "us-east-1"}
-        pod.put_location(config, bucket=bucket, credential={"name": "cloud", "key": "key"})
-        pod.put_secret("cloud", "key", s3.credentials_file)
-        pod.put_repository(phase="Ready")
-        # One file at a time, so that little more is read than sent.
-        pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
-        (tmp_path / "termination-log").touch()
-        yield _Bed(pod, proxy, bucket, volume, kopia)
+    kopia.run("repository", "connect", *s3.kopia_flags(bucket), *IDENTITY)
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_bucket(s3, bucket, url=proxy.url)
+    pod.put_repository(phase="Ready")
+    # One file at a time, so that little more is read than sent.
+    pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
+    (tmp_path / "termination-log").touch()
+    yield _Bed(pod, proxy, bucket, volume, kopia)
     shutil.rmtree(s3.folder / bucket, ignore_errors=True)
 
 
@@ -161,7 +150,7 @@ async def test_without_the_grace_the_next_backup_sends_everything_again(bed: _Be
     """As a cancel does: kopia is killed, and the packs that it has sent are in no index."""
     bed.pod.environment = {**os.environ, "DATA_MOVER_CHECKPOINT_GRACE": "0"}
     running = await bed.run_until(50)
-    bed.signal()
+    bed.pod.signal()
     async with asyncio.timeout(2):
         assert await asyncio.shield(running) == 14
     bed.proxy.hold_bytes = 0
@@ -176,7 +165,7 @@ async def test_kopia_is_killed_after_the_grace_if_the_storage_does_not_answer(be
     running = await bed.run_until(10)
     bed.proxy.fail(Fault.REFUSE)
     await bed.drain()
-    bed.signal()
+    bed.pod.signal()
     assert await running == 14
     assert bed.pod.message == f"{_STOPPED}; kopia did not save a checkpoint within 3s: {_CANCELED}"
     assert not running_kopia(BACKUP_VERB)

@@ -1,6 +1,5 @@
 """A transfer of a storage that is far away moves more files in parallel, unless its settings say how many."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,8 @@ import pytest
 
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
-from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.s3proxy import S3Proxy
 from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), plain_only]
@@ -23,42 +20,22 @@ _LIMITS = ResourceLimits(2, 512 << 20)
 
 
 @pytest.fixture
-def far(s3: S3Server) -> Iterator[S3Proxy]:
-    with run_s3_proxy(s3) as proxy:
-        proxy.latency_seconds = _SECONDS
-        yield proxy
-
-
-@pytest.fixture
-async def pod(tmp_path: Path, far: S3Proxy) -> MoverPod:
-    """A pod whose repository exists and is Ready."""
+async def pod(tmp_path: Path, proxy: S3Proxy) -> MoverPod:
+    """A pod whose repository exists and is Ready, in a storage that is far away."""
+    proxy.latency_seconds = _SECONDS
     pod = MoverPod(FakeKube(), tmp_path, limits=_LIMITS)
-    bucket = far.server.make_bucket("far")
-    pod.put_location(
-        {"s3Url": far.url, "region": "us-east-1"}, bucket=bucket, credential={"name": "cloud", "key": "key"}
-    )
-    pod.put_secret("cloud", "key", far.server.credentials_file)
-    pod.put_repository(phase="New")
-    assert await pod.init() == 0
-    pod.put_repository(phase="Ready")
+    pod.put_bucket(proxy.server, proxy.server.make_bucket("far"), url=proxy.url)
+    await pod.create_repository()
     return pod
-
-
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return record_kopia(tmp_path, monkeypatch)
 
 
 async def _go(pod: MoverPod, tree: Path, record: Path, settings: dict[str, str]) -> list[str]:
     """Back up and restore; return kopia's `--parallel` of both."""
     given: dict[str, Any] = {"dataMoverConfig": settings}
     record.write_text("")
-    pod.put_transfer("DataUpload", **given)
-    assert await pod.run("data-upload", tree) == 0, pod.message
+    await pod.transfer("DataUpload", tree, **given)
     target = pod.folder / f"out-{len(list(pod.folder.iterdir()))}"
-    target.mkdir()
-    pod.put_transfer("DataDownload", snapshotID=pod.result["snapshotID"], **given)
-    assert await pod.run("data-download", target) == 0, pod.message
+    await pod.transfer("DataDownload", target, snapshotID=pod.result["snapshotID"], **given)
     words = [word for line in record.read_text().splitlines() for word in line.split()]
     return [word.removeprefix("--parallel=") for word in words if word.startswith("--parallel=")]
 

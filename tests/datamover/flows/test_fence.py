@@ -22,10 +22,9 @@ from core.models.names import ATTEMPTS_ANNOTATION
 from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.kubehttp import KubeServer, serve_kube
 from tests.datamover.support.moverprocess import MoverRun, run_mover_process
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import FLAGS, MoverPod
 from tests.datamover.support.processes import children_of, moves_data
 from tests.datamover.support.trees import make_large_file
-from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -42,7 +41,7 @@ case " $* " in
 *" --progress "*)
   while :; do head -c {_PIECE_BYTES} /dev/urandom; sleep 0.02; done;;
 esac
-exec KOPIA "$@"
+exec PROGRAM "$@"
 """
 """Where kopia would move data, writes at most 50 pieces a second to the target of a restore, or to its output."""
 
@@ -62,8 +61,7 @@ class _Cluster:
             self.target = volume.parent
             self.pod.put_transfer(kind)
             return
-        self.pod.put_transfer("DataUpload")
-        assert await self.pod.run("data-upload", volume if mode is VolumeMode.BLOCK else volume.parent, mode) == 0
+        await self.pod.transfer("DataUpload", volume if mode is VolumeMode.BLOCK else volume.parent, mode)
         self.pod.put_transfer(kind, snapshotID=self.pod.result["snapshotID"])
         if mode is VolumeMode.BLOCK:
             shutil.copy(volume, self.target)
@@ -77,8 +75,7 @@ class _Cluster:
         """Run the mover; yield its process and the ID of that of its kopia, which moves data."""
         await self.prepare(kind, mode)
         self.pod.kube.requests.clear()
-        flag = "data-upload" if kind == "DataUpload" else "data-download"
-        run = MoverRun(flag, str(self.target), self.server.port, str(self.pod.folder), str(mode), means=means)
+        run = MoverRun(FLAGS[kind], str(self.target), self.server.port, str(self.pod.folder), str(mode), means=means)
         path = os.environ["PATH"] if means else f"{_put_writer(self.pod.folder / 'bin')}:{os.environ['PATH']}"
         async with run_mover_process(run, PATH=path, DATA_MOVER_FENCE_TIMEOUT=_TIMEOUT) as mover, asyncio.timeout(60):
 
@@ -105,7 +102,7 @@ class _Cluster:
 
 def _put_writer(folder: Path) -> Path:
     folder.mkdir()
-    (folder / "kopia").write_text(_WRITER.replace("KOPIA", str(shutil.which("kopia"))))
+    (folder / "kopia").write_text(_WRITER.replace("PROGRAM", str(shutil.which("kopia"))))
     (folder / "kopia").chmod(0o755)
     return folder
 
@@ -118,10 +115,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, _new_repository: Path) -> AsyncIterator[_Cluster]:
-    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
+async def cluster(pod: MoverPod, tmp_path: Path) -> AsyncIterator[_Cluster]:
     async with serve_kube(pod.kube) as server:
         yield _Cluster(pod, server, tmp_path / "target")
 

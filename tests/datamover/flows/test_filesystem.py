@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
-from tests.datamover.support.unconfined import leave_unconfined
+from tests.datamover.support.unconfined import put_kopia_without_chown
 
 pytestmark = pytest.mark.processes
 
@@ -184,12 +183,7 @@ async def test_an_owner_that_the_target_rejects_is_ignored(
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.chown(file, 12345, 12345)
     backup = await local_mover.back_up(file.parent, "", None)
-    program = tmp_path / "bin" / "kopia"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
-    program.chmod(0o755)
-    leave_unconfined(monkeypatch)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    put_kopia_without_chown(tmp_path, monkeypatch)
     await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     restored = tmp_path / "out" / "file"
     assert restored.read_bytes() == file.read_bytes()

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import VolumeMode
 from core.errors import IncompleteRestoreError
 from core.models.phases import Phase
 from core.models.transfer_settings import InPlace
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from exposer.pod_status import PodEnd
 from nodeagent.transfers.outcome import decide_outcome
 from tests.datamover.flows.test_in_place import snapshot
-from tests.datamover.support.data_paths import restore_data_path
+from tests.datamover.support.data_paths import restore_volume
 from tests.datamover.support.mounts import mounted_folding
 from tests.datamover.support.trees import describe_tree
 
@@ -71,9 +69,8 @@ async def test_what_the_target_does_not_keep_apart_is_missing_and_all_else_is_as
             (target / "x").mkdir()
             for name in ("x/y", "x/z"):
                 (target / name).write_text("old")
-        parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, in_place=rule)
         with pytest.raises(IncompleteRestoreError) as failed:
-            await restore(mover_repository, parameters, restore_data_path())
+            await restore_volume(mover_repository, snapshot_id, target, in_place=rule)
         if rule is not None and "case" not in rules:
             (target / "x" / "y").unlink()
         assert describe_tree(target) == {name: one for name, one in expected.items() if name not in lost}
@@ -94,8 +91,7 @@ async def test_names_in_another_form_are_reported_and_all_data_is_restored(
     (volume / "d." / "f ").write_text("f")
     snapshot_id = await snapshot(mover_repository, volume)
     with mounted_folding(tmp_path / "target", "end") as target:
-        parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2)
-        result = await restore(mover_repository, parameters, restore_data_path())
+        result = await restore_volume(mover_repository, snapshot_id, target)
         assert (target / "d" / "f").read_text() == "f"
     form = "(another form of its name)"
     assert result.note == f"the target did not take the name of 2 of the entries: d. {form}; d./f  {form}"

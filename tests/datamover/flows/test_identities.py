@@ -61,15 +61,12 @@ class _Bed:
     async def transfer(self, tree: Path, seconds: int, *, backup: float = 0.25, restore: float = 0.8) -> None:
         """Check that each transfer outlasts what it was granted first: one request takes such a share of `seconds`."""
         pod = self.pod
-        pod.put_repository()
-        assert await pod.init() == 0, pod.message
-        pod.put_repository(phase="Ready")
+        await pod.create_repository()
         # A backup makes more than ten requests, one after the other, and a restore three.
         pod.put_transfer("PodVolumeBackup")
         await self._run("pod-volume-backup", tree, seconds * backup)
         pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
         target = pod.folder / "target"
-        target.mkdir()
         await self._run("pod-volume-restore", target, seconds * restore)
         restored = {name: found for name, found in describe_tree(target).items() if not name.startswith(".velero")}
         assert restored == describe_tree(tree)

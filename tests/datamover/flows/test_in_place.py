@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from core.contract import RestoreResult, VolumeMode
+from core.contract import RestoreResult
 from core.errors import IncompleteRestoreError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.trees import describe_tree, make_tree
 
 pytestmark = pytest.mark.processes
@@ -42,15 +40,13 @@ def stack() -> Iterator[ExitStack]:
 
 
 async def snapshot(repository: Repository, volume: Path, **more: Any) -> str:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2, **more)
-    return (await back_up(repository, parameters, backup_data_path())).snapshot_id
+    return (await back_up_volume(repository, volume, **more)).snapshot_id
 
 
 async def restore_in_place(
-    repository: Repository, snapshot_id: str, target: Path, rule: InPlace = INCREMENTAL, **more: Any
+    repository: Repository, snapshot_id: str, target: Path, rule: InPlace = INCREMENTAL
 ) -> RestoreResult:
-    parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, in_place=rule, **more)
-    return await restore(repository, parameters, restore_data_path())
+    return await restore_volume(repository, snapshot_id, target, in_place=rule)
 
 
 class Held:

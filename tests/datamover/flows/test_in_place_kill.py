@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import VolumeMode
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume
 from tests.datamover.support.in_place_process import InPlaceRun, run_in_place_process
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
@@ -88,8 +86,7 @@ async def test_a_kill_at_any_moment_leaves_old_or_new_files_and_the_next_restore
 ) -> None:
     source = tmp_path / "source"
     _fill(source, "new", range(_FILES))
-    request = BackupParameters(source, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    snapshot_id = (await back_up(mover_repository, request, backup_data_path())).snapshot_id
+    snapshot_id = (await back_up_volume(mover_repository, source)).snapshot_id
     during: list[str] = []
     for moment in range(KILLS):
         volume = tmp_path / f"volume {moment}"

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from core.errors import StorageOutageError
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
@@ -48,17 +47,11 @@ def _fill_bucket(program: Path, folder: Path, server: S3Server, count: int) -> P
     return source
 
 
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    with run_s3_proxy(s3) as proxy:
-        proxy.slow = _INDEX
-        yield proxy
-
-
 def _build_pod(folder: Path, proxy: S3Proxy) -> MoverPod:
+    """Return a pod whose storage delays the requests for index blobs."""
+    proxy.slow = _INDEX
     pod = MoverPod(FakeKube(), folder)
-    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, bucket="many", credential={"name": "c", "key": "k"})
-    pod.put_secret("c", "k", proxy.server.credentials_file)
+    pod.put_bucket(proxy.server, "many", url=proxy.url)
     pod.put_repository(phase="Ready")
     return pod
 
@@ -68,9 +61,7 @@ async def _restore(program: Path, folder: Path, proxy: S3Proxy, count: int) -> M
     source = _fill_bucket(program, folder, proxy.server, count)
     (snapshot,) = PlainKopia(program, folder).snapshots()
     pod = _build_pod(folder, proxy)
-    pod.put_transfer("DataDownload", snapshotID=snapshot["id"])
-    (folder / "out").mkdir()
-    assert await pod.run("data-download", folder / "out") == 0, pod.message
+    await pod.transfer("DataDownload", folder / "out", snapshotID=snapshot["id"])
     assert describe_tree(folder / "out") == describe_tree(source)
     return pod
 

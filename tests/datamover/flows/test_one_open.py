@@ -10,18 +10,15 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec import UNSET
 
-from core.contract import BackupResult, MoverMethod, VolumeMode
+from core.contract import BackupResult, MoverMethod
 from core.errors import RepositoryError
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
 from datamover.data_path.attempts import BackupAttempt
-from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.policy import SourcePolicy, ensure_policy
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.commandlines import record_kopia
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.trees import describe_tree
@@ -52,15 +49,11 @@ def _write(path: Path, text: str) -> None:
 async def _back_up(
     repository: Repository, volume: Path, mover: MoverMethod = MoverMethod.ONE_OPEN, **more: Any
 ) -> BackupResult:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, mover=mover, **more)
-    return await back_up(repository, parameters, backup_data_path())
+    return await back_up_volume(repository, volume, mover=mover, **more)
 
 
 async def _restored(repository: Repository, result: BackupResult, target: Path) -> Any:
-    target.mkdir()
-    await restore(
-        repository, RestoreParameters(result.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2), restore_data_path()
-    )
+    await restore_volume(repository, result.snapshot_id, target)
     return describe_tree(target)
 
 
@@ -91,10 +84,7 @@ async def test_snapshot_policy_and_result_are_those_of_plain(
     assert once.to_json() == plain.to_json().replace(plain.snapshot_id, once.snapshot_id)
 
 
-async def test_only_one_kopia_runs(
-    repository: Path, volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = record_kopia(tmp_path, monkeypatch)
+async def test_only_one_kopia_runs(record: Path, repository: Path, volume: Path) -> None:
     for _ in range(2):
         record.write_text("")
         with opened(FileStorage(repository)) as found:

@@ -4,9 +4,9 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,19 +15,16 @@ import pytest
 from core.contract import MoverMethod, VolumeMode
 from core.errors import DataPathError, IncompleteRestoreError, KopiaCrashError, RepositoryError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import SnapshotMissingError
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.commandlines import record_kopia
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.repositories import opened, s3_storage
-from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
-from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.trees import describe_tree, make_large_file
+from tests.datamover.support.unconfined import record_kopia
 
 # It names each way itself, so the run with the other default has nothing to add.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), plain_only]
@@ -55,28 +52,20 @@ class _Bed:
 
     async def back_up(self, volume: Path, *, block: bool = False) -> str:
         mode = VolumeMode.BLOCK if volume.is_file() else VolumeMode.FILESYSTEM
-        parameters = BackupParameters(volume, mode, "some/volume", parallel=2, by_block=block, tags=_tags(block=block))
+        tags = {"snapshot-uploader": "velero-block"} if block else {}
         async with self.movers() as found:
             await found.ensure()
-            return (await back_up(found, parameters, backup_data_path())).snapshot_id
+            return (await back_up_volume(found, volume, mode=mode, by_block=block, tags=tags)).snapshot_id
 
     async def restore(self, snapshot_id: str, method: MoverMethod, password: str = PASSWORD, **more: Any) -> None:
-        parameters = RestoreParameters(
-            snapshot_id, self.target, VolumeMode.FILESYSTEM, workers=2, sparse=True, mover=method
-        )
         async with self.movers(password) as found:
-            await restore(found, replace(parameters, **more), restore_data_path())
-
-
-def _tags(*, block: bool) -> dict[str, str]:
-    return {"snapshot-uploader": "velero-block"} if block else {}
+            await restore_volume(found, snapshot_id, self.target, sparse=True, mover=method, **more)
 
 
 @pytest.fixture
-def bed(s3: S3Server, tmp_path: Path) -> Iterator[_Bed]:
-    s3.make_bucket("one-open")
-    with run_s3_proxy(s3) as proxy:
-        yield _Bed(proxy, tmp_path)
+def bed(proxy: S3Proxy, tmp_path: Path) -> _Bed:
+    proxy.server.make_bucket("one-open")
+    return _Bed(proxy, tmp_path)
 
 
 @pytest.fixture

@@ -2,24 +2,20 @@
 
 import asyncio
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from core.kube.resources import EVENTS
-from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3proxy import Answer, Fault, S3Proxy, run_s3_proxy
-from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.pods import FLAGS, MoverPod
+from tests.datamover.support.s3proxy import Answer, Fault, S3Proxy
 from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-_FLAGS = {"DataUpload": "data-upload", "DataDownload": "data-download"}
-_CLOUD = {"name": "cloud", "key": "key"}
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}</Message></Error>'
 _FAULTS: dict[str, tuple[Fault | Answer, str]] = {
     "refused": (Fault.REFUSE, "the endpoint cannot be reached"),
@@ -32,35 +28,20 @@ _FAULTS: dict[str, tuple[Fault | Answer, str]] = {
 
 
 @pytest.fixture
-def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    s3.make_bucket("opening")
-    with run_s3_proxy(s3) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def pod(tmp_path: Path, proxy: S3Proxy) -> MoverPod:
     """A pod whose location is behind the proxy."""
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, bucket="opening", credential=_CLOUD)
-    pod.put_secret("cloud", "key", proxy.server.credentials_file)
+    pod.put_bucket(proxy.server, proxy.server.make_bucket("opening"), url=proxy.url)
     pod.put_repository()
     return pod
 
 
-async def _make_repository(pod: MoverPod) -> None:
-    assert await pod.init() == 0, pod.message
-    pod.put_repository(phase="Ready")
-
-
 async def _put_transfer(pod: MoverPod, kind: str, tree: Path) -> None:
     """Create the repository and the transfer; a restore is one of a snapshot of the tree."""
-    await _make_repository(pod)
+    await pod.create_repository()
     spec = {}
     if kind == "DataDownload":
-        pod.put_transfer("DataUpload")
-        assert await pod.run("data-upload", tree) == 0, pod.message
-        spec = {"snapshotID": pod.result["snapshotID"]}
+        spec = {"snapshotID": (await pod.transfer("DataUpload", tree))["snapshotID"]}
     pod.put_transfer(kind, **spec)
 
 
@@ -87,11 +68,10 @@ async def test_a_transfer_waits_for_a_storage_that_does_not_answer(
 ) -> None:
     await _put_transfer(pod, kind, tree)
     volume = tree if kind == "DataUpload" else tree.parent / "out"
-    volume.mkdir(exist_ok=True)
     kopias, cause = _FAULTS[fault]
     proxy.fail(kopias)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(pod.run(_FLAGS[kind], volume))
+        running = group.create_task(pod.run(FLAGS[kind], volume))
         await _until_reported(pod, running)
         proxy.recover()
     assert running.result() == 0, pod.message
@@ -135,12 +115,8 @@ def _cancel(pod: MoverPod) -> None:
     pod.put_transfer("DataUpload", cancel=True)
 
 
-def _stop(pod: MoverPod) -> None:
-    pod.stop._take(signal.SIGTERM, None)
-
-
 @pytest.mark.sample("refused-SIGTERM")
-@pytest.mark.parametrize("end", [_cancel, _stop], ids=["spec.cancel", "SIGTERM"])
+@pytest.mark.parametrize("end", [_cancel, MoverPod.signal], ids=["spec.cancel", "SIGTERM"])
 @pytest.mark.parametrize("fault", ["refused", "503"])
 async def test_a_cancel_ends_the_wait_for_a_storage(
     pod: MoverPod, proxy: S3Proxy, tree: Path, fault: str, end: Callable[[MoverPod], None]

@@ -21,22 +21,27 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec import UNSET
 
-from core.contract import BackupResult, VolumeMode
+from core.contract import BackupResult
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.links import show_path
 from datamover.data_path.probe import TIME_TOLERANCE_NS, Probe
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
 from datamover.data_path.stage import is_kept_at_root
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import (
+    back_up_volume,
+    backup_data_path,
+    restore_data_path,
+    restore_parameters,
+    restore_volume,
+)
 from tests.datamover.support.kept_trees import Outcome, Tree, differences, inspect, restorable
 from tests.datamover.support.mounts import mounted_folding
 from tests.datamover.support.random_trees import Folder, create, folders
 from tests.datamover.support.thorough import EXAMPLES, SAME_EXAMPLES, TIMEOUT_SECONDS
-from tests.datamover.support.unconfined import leave_unconfined
+from tests.datamover.support.unconfined import put_kopia_without_chown
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(TIMEOUT_SECONDS)]
 
@@ -71,9 +76,8 @@ def _created(folder: Path, tree: Folder) -> Iterator[tuple[Path, Tree]]:
 
 async def _back_up(repository: Repository, here: Path) -> tuple[BackupResult, str]:
     """Back up the tree in a folder, and return the result with all that is reported."""
-    request = BackupParameters(here / "v", VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
     warn = AsyncMock()
-    result = await back_up(repository, request, backup_data_path(warn))
+    result = await back_up_volume(repository, here / "v", backup_data_path(warn), source=f"any/{here.name}")
     warnings = [one.args[0] for one in warn.await_args_list]
     _check_note("" if result.note is UNSET else result.note, warnings)
     return result, "; ".join(warnings)
@@ -124,11 +128,9 @@ class Way:
     def parameters(self, snapshot_id: str, target: Path, entries: int) -> RestoreParameters:
         # Each file of a directory that is split has a kopia of its own.
         fitting = max(1, entries // 2) if self.split and entries < _FEW else None
-        return RestoreParameters(
+        return restore_parameters(
             snapshot_id,
             target,
-            VolumeMode.FILESYSTEM,
-            workers=2,
             sparse=self.sparse,
             resume=ResumeSettings("2", LIST_INTERVAL) if self.resumable else None,
             fitting_entries=fitting,
@@ -160,11 +162,7 @@ def _target(repository: Repository, way: Way, here: Path) -> Iterator[Path]:
         if way.compared or not way.owners:
             patch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
         if not way.owners:
-            program = here / "kopia"
-            program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
-            program.chmod(0o755)
-            leave_unconfined(patch)
-            patch.setattr(repository.kopia, "_program", str(program))
+            patch.setattr(repository.kopia, "_program", str(put_kopia_without_chown(here, patch)))
         yield target
 
 
@@ -266,10 +264,7 @@ async def test_any_tree_becomes_any_other_one_in_place_and_then_nothing_is_writt
         create(here / "t", other)
         rule = InPlace(incremental=incremental, delete_extra_files=True, compare_content=content)
         for written in (None, 0) if incremental else (None,):
-            parameters = RestoreParameters(
-                backup.snapshot_id, here / "t", VolumeMode.FILESYSTEM, workers=2, in_place=rule
-            )
-            result = await restore(mover_repository, parameters, restore_data_path())
+            result = await restore_volume(mover_repository, backup.snapshot_id, here / "t", in_place=rule)
             assert result.note is UNSET
             found = {
                 path: one for path, one in inspect(here / "t").items() if path in outcome.tree or not _is_kept(path)

@@ -7,16 +7,12 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from core.contract import VolumeMode
 from core.errors import IncompleteRestoreError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from tests.datamover.support.backup_movers import ONE_OPEN
-from tests.datamover.support.commandlines import record_kopia
-from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_data_path, restore_parameters
 from tests.datamover.support.trees import describe_tree
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -25,17 +21,11 @@ _PLACEHOLDER = ".kopia-entry"
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return record_kopia(tmp_path, monkeypatch)
-
-
-@pytest.fixture
 async def parameters(record: Path, mover_repository: Repository, tree: Path, tmp_path: Path) -> RestoreParameters:
     """Restore a backup of the tree."""
-    request = BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    result = await back_up(mover_repository, request, backup_data_path())
+    result = await back_up_volume(mover_repository, tree)
     record.write_text("")
-    return RestoreParameters(result.snapshot_id, tmp_path / "target", VolumeMode.FILESYSTEM, workers=2)
+    return restore_parameters(result.snapshot_id, tmp_path / "target")
 
 
 def _restored(record: Path, parameters: RestoreParameters) -> Sequence[list[str]]:
@@ -61,7 +51,7 @@ _BELOW_A = {23: [["a"]], 22: [["a/b"]], 5: [["a/b/c/file"]] * 20}
 async def test_the_result_is_that_of_one_kopia(
     record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters, fitting: int
 ) -> None:
-    data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
+    data_path = restore_data_path(warn := AsyncMock())
     result = await restore(mover_repository, replace(parameters, fitting_entries=fitting), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
     if not ONE_OPEN:
@@ -106,7 +96,7 @@ async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters
 ) -> None:
     """Between two parts, the pod could replace a directory."""
-    data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
+    data_path = restore_data_path(warn := AsyncMock())
     await restore(mover_repository, replace(parameters, fitting_entries=5, in_use=True), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
     assert ONE_OPEN or _restored(record, parameters) == [[""]]
@@ -119,7 +109,7 @@ async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
     mover_repository: Repository, tree: Path, parameters: RestoreParameters, rule: InPlace | None
 ) -> None:
     parameters = replace(parameters, fitting_entries=22, in_place=rule)
-    data_path = build_data_path(Direction.RESTORE, AsyncMock())
+    data_path = restore_data_path()
     data_path.meter.finish_part = Mock(side_effect=RuntimeError("interrupted"))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="interrupted"):
         await restore(mover_repository, parameters, data_path)
@@ -127,6 +117,6 @@ async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
     (parameters.target / f"left{_PLACEHOLDER}").write_text('{"name": "left", "type": "d"}')
     (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("")
     (mine := parameters.target / "a" / f"mine{_PLACEHOLDER}").write_text("{}")
-    await restore(mover_repository, replace(parameters, again=True), build_data_path(Direction.RESTORE, AsyncMock()))
+    await restore(mover_repository, replace(parameters, again=True), restore_data_path())
     mine.unlink()
     assert describe_tree(parameters.target) == describe_tree(tree)

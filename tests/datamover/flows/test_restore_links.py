@@ -9,28 +9,19 @@ from typing import Any
 
 import pytest
 
-from core.contract import VolumeMode
 from core.errors import DataPathError
-from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.trees import describe_tree
-from tests.datamover.support.unconfined import leave_unconfined
+from tests.datamover.support.unconfined import put_program
 
 pytestmark = pytest.mark.processes
 
 
 async def _snapshot(repository: Repository, volume: Path) -> str:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    return (await back_up(repository, parameters, backup_data_path())).snapshot_id
-
-
-async def _restore(repository: Repository, snapshot_id: str, target: Path) -> None:
-    parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2)
-    await restore(repository, parameters, restore_data_path())
+    return (await back_up_volume(repository, volume)).snapshot_id
 
 
 def _fill(volume: Path) -> Path:
@@ -51,7 +42,7 @@ async def test_links_within_the_target_are_replaced_not_written_through(
     (volume / "f").unlink()
     (volume / "f").symlink_to("g")
     (volume / "other").symlink_to("h")
-    await _restore(mover_repository, snapshot_id, volume)
+    await restore_volume(mover_repository, snapshot_id, volume)
     assert (volume / "other").readlink() == Path("h")
     (volume / "other").unlink()
     assert describe_tree(volume) == before
@@ -67,7 +58,7 @@ async def test_files_that_share_an_inode_are_restored_apart_and_names_that_are_n
     (volume / "f").hardlink_to(volume / "g")
     (volume / "h").write_text("of the tenant")
     (volume / "mine").hardlink_to(volume / "h")
-    await _restore(mover_repository, snapshot_id, volume)
+    await restore_volume(mover_repository, snapshot_id, volume)
     assert (volume / "mine").read_text() == "of the tenant"
     (volume / "mine").unlink()
     assert describe_tree(volume) == before
@@ -81,7 +72,7 @@ async def test_names_that_were_of_one_file_in_the_backup_stay_so(mover_repositor
     before = describe_tree(volume)
     snapshot_id = await _snapshot(mover_repository, volume)
     (volume / "g").write_text("changed since")
-    await _restore(mover_repository, snapshot_id, volume)
+    await restore_volume(mover_repository, snapshot_id, volume)
     assert describe_tree(volume) == before
     assert (volume / "a" / "g").samefile(volume / "g")
 
@@ -111,7 +102,7 @@ async def test_a_link_that_appears_during_the_restore_is_found_whatever_its_time
 
     _after_kopia(mover_repository, swap, monkeypatch)
     with pytest.raises(DataPathError, match=r"^a became a link during the restore, so it is not restored$"):
-        await _restore(mover_repository, snapshot_id, target)
+        await restore_volume(mover_repository, snapshot_id, target)
 
 
 async def test_a_link_that_a_pod_creates_for_itself_during_the_restore_does_no_harm(
@@ -119,7 +110,7 @@ async def test_a_link_that_a_pod_creates_for_itself_during_the_restore_does_no_h
 ) -> None:
     snapshot_id, target = await _snapshot(mover_repository, _fill(tmp_path / "volume")), tmp_path / "target"
     _after_kopia(mover_repository, partial(os.symlink, "b", target / "own"), monkeypatch)
-    await _restore(mover_repository, snapshot_id, target)
+    await restore_volume(mover_repository, snapshot_id, target)
     assert (target / "own").is_symlink()
 
 
@@ -137,7 +128,7 @@ async def test_restored_links_are_not_looked_up_in_the_snapshot(
 
     monkeypatch.setattr(mover_repository, "call", count)
     (tmp_path / "target").mkdir()
-    await _restore(mover_repository, snapshot_id, tmp_path / "target")
+    await restore_volume(mover_repository, snapshot_id, tmp_path / "target")
     assert any(path.is_symlink() for path in (tmp_path / "target").rglob("*"))
     assert calls == [f"manifest show {snapshot_id}"]
 
@@ -146,23 +137,18 @@ async def test_restored_links_are_not_looked_up_in_the_snapshot(
 async def test_a_storage_that_does_not_answer_while_links_are_looked_up_is_waited_for(
     mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    volume, program = tmp_path / "volume", tmp_path / "bin" / "kopia"
+    volume = tmp_path / "volume"
     (volume / "a").mkdir(parents=True)
     snapshot_id = await _snapshot(mover_repository, volume)
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "a").symlink_to("/etc")
-    program.parent.mkdir()
-    program.write_text(
-        f"""#!/bin/sh
+    script = f"""
 case " $* " in *" show k"*)
     if mkdir {tmp_path}/failed; then echo "dial tcp: connection refused" >&2; exit 1; fi
 esac
-exec {shutil.which("kopia")} "$@"
+exec PROGRAM "$@"
 """
-    )
-    program.chmod(0o755)
-    leave_unconfined(monkeypatch)
-    mover_repository.kopia._program = str(program)
-    await _restore(mover_repository, snapshot_id, tmp_path / "target")
+    mover_repository.kopia._program = str(put_program(tmp_path, script, monkeypatch))
+    await restore_volume(mover_repository, snapshot_id, tmp_path / "target")
     assert (tmp_path / "failed").exists()
     assert not (tmp_path / "target" / "a").is_symlink()

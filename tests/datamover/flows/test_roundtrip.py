@@ -8,19 +8,16 @@ from unittest.mock import AsyncMock
 import pytest
 from msgspec import UNSET
 
-from core.contract import VolumeMode
 from core.errors import DataPathError, IncompleteRestoreError, KopiaError, UnsetAttributesError
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.finished import has_done_file, write_done_file
 from datamover.data_path.probe import Probe
 from datamover.data_path.refused import Refused
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
@@ -106,8 +103,7 @@ async def test_the_mover_restores_and_continues_a_backup_of_plain_kopia(
     local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:
     shutil.rmtree(tree / "cache")
-    created = kopia.run("snapshot", "create", str(tree), "--override-source=default@default:some/volume", "--json")
-    await local_mover.restore(json.loads(created)["id"], tmp_path / "out", None)
+    await local_mover.restore(kopia.snapshot(tree, source="some/volume"), tmp_path / "out", None)
     next_one = await local_mover.back_up(tree, "some/volume", None)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
     assert next_one.incremental_bytes == 0
@@ -159,18 +155,14 @@ async def test_a_restore_over_entries_of_another_type_restores_all_others_and_na
 async def test_attributes_that_the_target_does_not_take_fail_a_restore_that_requires_them(
     mover_repository: Repository, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(mover_repository, request, backup_data_path())
+    backup = await back_up_volume(mover_repository, tree)
     (refused := Refused()).add_unset(b"f", {"owner": "owner 0:0 instead of 1:1"})
     monkeypatch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
     monkeypatch.setattr("datamover.data_path.restore.find_refused", AsyncMock(return_value=refused))
-    wanted = RestoreParameters(
-        backup.snapshot_id, tmp_path / "out", VolumeMode.FILESYSTEM, workers=2, require_attributes=True
-    )
     with pytest.raises(
         UnsetAttributesError, match=r"all data is restored, but the target did not take the owner of 1 "
     ):
-        await restore(mover_repository, wanted, restore_data_path())
+        await restore_volume(mover_repository, backup.snapshot_id, tmp_path / "out", require_attributes=True)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
@@ -266,27 +258,12 @@ def test_only_a_file_of_this_restore_in_the_volume_itself_is_its_done_file(tmp_p
     assert has_done_file(outside, "uid")
 
 
-async def test_an_incomplete_snapshot_is_not_a_parent(
-    local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
-) -> None:
-    """The newest complete one is used, of any origin; a newer incomplete one is ignored."""
-    volume = make_large_file(tmp_path / "volume" / "file", 5).parent
-    await local_mover.back_up(volume, "some/volume", None)
-    override = "--override-source=default@default:some/volume"
-    kopia.run("snapshot", "create", "/proc/sys/net/ipv4/route", override, "--fail-fast", fails=True)
-    assert len(kopia.snapshots()) == 2
-    again = await local_mover.back_up(volume, "some/volume", None)
-    assert (again.incremental_bytes, again.total_bytes) == (0, 5 << 20)
-
-
 async def test_zeros_become_holes_when_configured(mover_repository: Repository, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
     os.truncate(file, 10 << 20)
-    request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-    backup = await back_up(mover_repository, request, backup_data_path())
+    backup = await back_up_volume(mover_repository, file.parent)
     for sparse in (True, False):
-        wanted = RestoreParameters(backup.snapshot_id, tmp_path / str(sparse), VolumeMode.FILESYSTEM, 2, sparse=sparse)
-        await restore(mover_repository, wanted, restore_data_path())
+        await restore_volume(mover_repository, backup.snapshot_id, tmp_path / str(sparse), sparse=sparse)
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20
 
@@ -301,12 +278,10 @@ async def test_a_volume_is_restored_that_its_data_fills(
         make_ext4(image, size_bytes, "-m", "0")
     with mounted_image(images[0], tmp_path / "volume") as volume, mounted_image(images[1], tmp_path / "out") as target:
         fill(volume / "full")
-        parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
-        backup = await back_up(mover_repository, parameters, backup_data_path())
+        backup = await back_up_volume(mover_repository, volume)
         resume = ResumeSettings("uid", LIST_INTERVAL)
-        wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, resume=resume)
         with caplog.at_level("INFO"):
-            await restore(mover_repository, wanted, restore_data_path())
+            await restore_volume(mover_repository, backup.snapshot_id, target, resume=resume)
         assert sorted(path.name for path in target.iterdir()) == ["full", "lost+found"]
         assert (target / "full").read_bytes() == (volume / "full").read_bytes()
         assert any("is full: writing all files again" in one.message for one in caplog.records)

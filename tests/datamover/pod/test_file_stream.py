@@ -17,11 +17,6 @@ from tests.datamover.support.stored_files import Received, SnapshotBed, build_se
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def bed(_stored_volume: SnapshotBed, tmp_path: Path) -> SnapshotBed:
-    return _stored_volume.copy(tmp_path)
-
-
 async def test_a_directory_arrives_with_all_that_kopia_keeps(bed: SnapshotBed) -> None:
     received = await receive(bed)
     assert (received.code, received.whole) == (0, True)

@@ -9,10 +9,9 @@ import pytest
 from core.contract import VolumeMode, parse_result
 from core.mover_specs import ListFiles
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
-from datamover.data_path.backup import BackupParameters, back_up
 from datamover.pod.storage_commands import run_storage_command
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.data_paths import back_up_volume
 from tests.datamover.support.disks import LONG, ODD, make_disk
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened
@@ -52,9 +51,9 @@ def _store(form: str, disk: Path, folder: Path, kopia_program: Path) -> Snapshot
 
 
 async def _back_up(disk: Path, place: Path) -> str:
-    wanted = BackupParameters(disk, VolumeMode.BLOCK, _SOURCE, parallel=2, tags=_TAGS, by_block=True)
     with opened(FileStorage(place)) as repository:
-        return (await back_up(repository, wanted, backup_data_path())).snapshot_id
+        wanted = {"mode": VolumeMode.BLOCK, "source": _SOURCE, "tags": _TAGS, "by_block": True}
+        return (await back_up_volume(repository, disk, **wanted)).snapshot_id
 
 
 async def _list(bed: SnapshotBed, path: str, capsys: pytest.CaptureFixture[str], limit: int = 100) -> list[FileEntry]:

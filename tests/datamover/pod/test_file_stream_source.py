@@ -16,11 +16,6 @@ from tests.datamover.support.stored_files import SnapshotBed
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def bed(_stored_volume: SnapshotBed, tmp_path: Path) -> SnapshotBed:
-    return _stored_volume.copy(tmp_path)
-
-
 class Lister:
     """Lists, and reads what was printed."""
 

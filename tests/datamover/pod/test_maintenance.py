@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +18,9 @@ from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.processes import running_kopia
-from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
-from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.trees import make_large_file
+from tests.datamover.support.unconfined import put_program
 from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -30,23 +29,14 @@ _ERROR: Final = "Repo maintenance error: "
 
 
 @pytest.fixture
-def released(pod: MoverPod) -> MoverPod:
-    """A pod of a Job that the leader has released."""
-    pod.put_job()
-    return pod
-
-
-@pytest.fixture
 def bucket(tmp_path: Path) -> Path:
     return tmp_path / "backups" / "kopia" / "app"
 
 
 @pytest.fixture
-def other(kopia_program: Path, tmp_path: Path, released: MoverPod, bucket: Path) -> PlainKopia:
+def other(plain_kopia: PlainKopia) -> PlainKopia:
     """kopia of another cluster, or a person, on the same repository."""
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(bucket)
-    return kopia
+    return plain_kopia
 
 
 def _info(kopia: PlainKopia) -> Any:
@@ -247,20 +237,16 @@ async def test_the_full_interval_of_a_found_repository_changes_only_on_request(
     assert _info(other)["full"]["interval"] == 21600 * 10**9
 
 
-def _replace_kopia(monkeypatch: pytest.MonkeyPatch, folder: Path, kopia: Path, words: str, script: str) -> None:
+def _replace_kopia(monkeypatch: pytest.MonkeyPatch, folder: Path, words: str, script: str) -> None:
     """Let a script run instead of kopia where its arguments contain `words`."""
-    (folder / "bin").mkdir()
-    program = folder / "bin" / "kopia"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *"{words}"*) {script};; esac\nexec {kopia} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    put_program(folder, f'case "$*" in *"{words}"*) {script};; esac\nexec PROGRAM "$@"', monkeypatch)
 
 
 async def test_a_run_that_recorded_nothing_has_failed(
-    released: MoverPod, tmp_path: Path, kopia_program: Path, monkeypatch: pytest.MonkeyPatch
+    released: MoverPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f'env > {tmp_path}/env; echo "$@" > {tmp_path}/argv; echo Finished full maintenance. >&2; exit 0'
-    _replace_kopia(monkeypatch, tmp_path, kopia_program, "maintenance run", script)
+    _replace_kopia(monkeypatch, tmp_path, "maintenance run", script)
     released.limits = ResourceLimits(2, 200 << 20)
     assert await released.maintain() == 1
     assert released.message == (
@@ -278,30 +264,21 @@ async def test_a_run_that_recorded_nothing_has_failed(
 
 
 async def test_a_size_that_cannot_be_measured_fails_no_maintenance(
-    released: MoverPod, tmp_path: Path, kopia_program: Path, monkeypatch: pytest.MonkeyPatch
+    released: MoverPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _replace_kopia(monkeypatch, tmp_path, kopia_program, "content stats", "exit 1")
+    _replace_kopia(monkeypatch, tmp_path, "content stats", "exit 1")
     assert await released.maintain() == 0, released.message
     assert released.result["mode"] == "full"
     assert "contents" not in released.result
 
 
 @pytest.fixture
-def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    with run_s3_proxy(s3) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def on_s3(s3: S3Server, proxy: S3Proxy, tmp_path: Path) -> MoverPod:
+async def on_s3(proxy: S3Proxy, tmp_path: Path) -> MoverPod:
     """A pod of a released Job, whose repository is in a bucket behind a proxy."""
     pod = MoverPod(FakeKube(), tmp_path)
-    name = s3.make_bucket("maintenance")
-    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, bucket=name, credential={"name": "c", "key": "k"})
-    pod.put_secret("c", "k", s3.credentials_file)
-    pod.put_repository(phase="Ready")
+    pod.put_bucket(proxy.server, proxy.server.make_bucket("maintenance"), url=proxy.url)
+    await pod.create_repository()
     pod.put_job()
-    assert await pod.init() == 0, pod.message
     return pod
 
 
@@ -334,7 +311,7 @@ async def test_after_a_full_run_that_was_killed_the_next_is_full_again(
         if end == "kill":
             os.kill(kopia.pid, signal.SIGKILL)
         else:
-            on_s3.stop._take(signal.SIGTERM, None)
+            on_s3.signal()
     assert running.result() == 1
     assert on_s3.message.rpartition("\n")[2] == f"{_ERROR}{cause}"
     assert running_kopia("maintenance run") == []

@@ -1,7 +1,6 @@
 """What a maintenance pod checks before kopia runs, and how its failure is reported. There is no kopia here."""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -69,7 +68,7 @@ async def test_a_signal_ends_the_wait(pod: MoverPod) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.maintain())
         await asyncio.sleep(5)
-        pod.stop._take(signal.SIGTERM, None)
+        pod.signal()
     assert running.result() == 1
     assert pod.message == f"{_ERROR}the data mover was stopped by SIGTERM"
 

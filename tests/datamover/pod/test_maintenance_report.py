@@ -1,4 +1,4 @@
-"""The snapshot report at the end of a maintenance: it fails and delays nothing."""
+"""What else a maintenance does: the snapshot report at its end, which fails and delays nothing, and old checkpoints."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -7,9 +7,11 @@ import pytest
 
 from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import RepositoryError
+from core.kube.resources import DATA_UPLOADS
 from core.snapshot_contract import REPORTED_LINE, SnapshotTotal
 from datamover.pod import maintenance
 from datamover.pod.snapshot_report import SnapshotReporter
+from tests.datamover.support.checkpoints import leave_device_checkpoint
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 
@@ -17,23 +19,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def released(pod: MoverPod) -> MoverPod:
-    """A pod of a Job that the leader has released."""
-    pod.put_job()
-    return pod
-
-
-@pytest.fixture
-def snapshot(pod: MoverPod, kopia_program: Path, tmp_path: Path) -> str:
+def snapshot(plain_kopia: PlainKopia, tmp_path: Path) -> str:
     """The ID of a snapshot that a person made in the repository of the pod."""
-    assert pod.folder == tmp_path
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(tmp_path / "backups" / "kopia" / "app")
-    data = tmp_path / "data"
-    data.mkdir()
+    (data := tmp_path / "data").mkdir()
     (data / "file").write_bytes(b"12345")
-    kopia.run("snapshot", "create", str(data))
-    return str(kopia.snapshots()[0]["id"])
+    return plain_kopia.snapshot(data)
 
 
 async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
@@ -77,3 +67,31 @@ async def test_a_report_that_does_not_end_is_given_up(released: MoverPod, monkey
     result = parse_result(MaintenanceResult, released.message)
     assert result.mode is MaintenanceMode.FULL
     assert result.report_error == "timed out after 0s"
+
+
+async def test_a_checkpoint_is_deleted_once_nothing_continues_from_it(
+    released: MoverPod, plain_kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day after it was saved."""
+    pod, kopia = released, plain_kopia
+    pod.put_transfer("DataUpload")
+    (transfer,) = pod.stored(DATA_UPLOADS)
+    uids = (transfer["metadata"]["uid"], "uid-of-a-deleted-one")
+    for uid in uids:
+        leave_device_checkpoint(kopia, tmp_path, uid)
+    (data := tmp_path / "data").mkdir()
+    complete = kopia.snapshot(data)
+    ids = {one.get("tags", {}).get("tag:nodeagent.io/transfer-uid"): one["id"] for one in kopia.snapshots()}
+    own, deleted = (ids[uid] for uid in uids)
+
+    async def maintain() -> set[str]:
+        kopia.run("maintenance", "set", "--pause-full=0s")
+        assert await pod.maintain(ignore_foreign=True) == 0, pod.message
+        assert pod.result["mode"] == "full"
+        return {one["id"] for one in kopia.snapshots()}
+
+    assert await maintain() == {own, deleted, complete}
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_AGE", timedelta(0))
+    assert await maintain() == {own, complete}
+    pod.put_transfer("DataUpload", phase="Failed")
+    assert await maintain() == {complete}

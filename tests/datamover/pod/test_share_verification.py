@@ -1,6 +1,5 @@
 """Shares of a repository are read with a real kopia: what is damaged names its snapshots, and nothing else does."""
 
-import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -69,8 +68,7 @@ def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pyte
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_bytes(os.urandom(200_000))
-        flags = (f"--override-source=default@default:/{name}", "--json")
-        snapshots.append(str(json.loads(kopia.run("snapshot", "create", str(tmp_path / name), *flags))["id"]))
+        snapshots.append(kopia.snapshot(tmp_path / name, source=f"/{name}"))
     bed = Bed(pod, repository, snapshots[0], snapshots[1], capsys)
     _refer(pod, snapshots[0])
     return bed

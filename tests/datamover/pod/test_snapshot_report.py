@@ -1,8 +1,6 @@
 """The snapshot report of a pod, with a real kopia and a bucket: what is listed, and that nothing is changed."""
 
 import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +13,7 @@ from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotRepo
 from tests.datamover.support.backupfiles import put_backup
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
+from tests.datamover.support.s3proxy import S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
@@ -24,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 _BUCKET: Final = "report"
 _UIDS: Final = [f"{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}" for digit in "abcdef"]
 _OWN, _REMOVED, _FOREIGN, _RESTORED, _RECENT, *_ = _UIDS
-_SOURCE: Final = "default@default:snapshot-data-upload-download/kopia/app/data"
+_SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
 _LISTING: Final = "prefix=p%2Fbackups%2F"
 
 
@@ -45,11 +43,11 @@ class Bed:
             "snapshot-uploader": "kopia",
             "velero.io/async-operation-id": f"du-{backup_uid}.6601d200-6a9c-48c7358b3",
         }
-        flags = [f"--override-source={_SOURCE}", "--pin=velero-pin", "--json"]
+        flags = ["--pin=velero-pin"]
         flags += [f"--tags={key}:{value}" for key, value in tags.items()]
         if old:
             flags += ["--start-time=2020-01-01 00:00:00 UTC", "--end-time=2020-01-01 00:01:00 UTC"]
-        return str(json.loads(self.kopia.run("snapshot", "create", str(self.data), *flags))["id"])
+        return self.kopia.snapshot(self.data, *flags, source=_SOURCE)
 
     def put_backup_object(self, uid: str) -> None:
         meta = {"namespace": "velero", "name": f"b-{uid[0]}", "uid": uid}
@@ -65,24 +63,14 @@ class Bed:
 
 
 @pytest.fixture
-def proxy(s3: S3Server) -> Iterator[S3Proxy]:
-    with run_s3_proxy(s3) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 async def bed(kopia_program: Path, s3: S3Server, proxy: S3Proxy, tmp_path: Path) -> Bed:
     prefix = s3.folder / s3.make_bucket(_BUCKET) / "p"
     prefix.mkdir()
     pod = MoverPod(FakeKube(), tmp_path)
-    storage, credential = {"bucket": _BUCKET, "prefix": "p"}, {"name": "c", "key": "k"}
-    pod.put_location({"s3Url": proxy.url, "region": "us-east-1"}, objectStorage=storage, credential=credential)
-    pod.put_secret("c", "k", s3.credentials_file)
+    pod.put_bucket(s3, _BUCKET, url=proxy.url, objectStorage={"bucket": _BUCKET, "prefix": "p"})
     pod.put_repository(phase="Ready")
     kopia = PlainKopia(kopia_program, tmp_path)
-    address = ("--bucket", _BUCKET, "--prefix=p/kopia/app/", "--disable-tls", "--region=us-east-1")
-    keys = ("--endpoint", s3.url.removeprefix("http://"), "--access-key", s3.access_key)
-    kopia.run("repository", "create", "s3", *address, *keys, "--secret-access-key", s3.secret_key, *IDENTITY)
+    kopia.run("repository", "create", *s3.kopia_flags(_BUCKET, "p/kopia/app/"), *IDENTITY)
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_bytes(b"12345")
@@ -115,7 +103,7 @@ async def test_the_snapshot_of_a_removed_backup_is_listed_and_no_other(
         id=removed,
         verdict=SnapshotVerdict.UNREFERENCED,
         reason=f"no Backup has the UID {_REMOVED}, and no transfer and no file in the bucket names the snapshot",
-        source=_SOURCE,
+        source=f"default@default:{_SOURCE}",
         start="2020-01-01T00:00:00Z",
         bytes=5,
         command=f"kopia snapshot delete {removed} --delete",

@@ -1,6 +1,5 @@
 """Snapshots are read back with a real kopia: what passes, how faults are named, what cannot be verified."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -52,11 +51,10 @@ def stored(_new_repository: Path, kopia_program: Path, tmp_path_factory: pytest.
     repository = Path(shutil.copytree(_new_repository, root / "repository"))
     kopia = PlainKopia(kopia_program, root)
     kopia.connect(repository)
-    flags = (f"--override-source=default@default:{_SOURCE}", "--json")
-    snapshot = str(json.loads(kopia.run("snapshot", "create", str(folder), *flags))["id"])
+    snapshot = kopia.snapshot(folder, source=_SOURCE)
     with device.open("rb") as content:
-        of_device = kopia.run("snapshot", "create", str(device), "--stdin-file=device", *flags, stdin=content)
-    return Stored(repository, folder, snapshot, device.read_bytes(), str(json.loads(of_device)["id"]))
+        of_device = kopia.snapshot(device, "--stdin-file=device", source=_SOURCE, stdin=content)
+    return Stored(repository, folder, snapshot, device.read_bytes(), of_device)
 
 
 @dataclass
@@ -71,8 +69,7 @@ class Bed:
 
     def snapshot(self, path: Path) -> str:
         self.kopia.connect(self.repository)
-        flags = [f"--override-source=default@default:{_SOURCE}", "--json"]
-        return str(json.loads(self.kopia.run("snapshot", "create", str(path), *flags))["id"])
+        return self.kopia.snapshot(path, source=_SOURCE)
 
     def pack(self) -> Path:
         """Return the file of the repository with the content of files."""

@@ -12,13 +12,12 @@ import pytest
 from core.mover_specs import ValidateLocation
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.s3proxy import Fault, run_s3_proxy
+from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-_CLOUD = {"name": "cloud", "key": "key"}
 _AVAILABLE, _NEEDS_POD = {"needsPod": False}, {"needsPod": True}
 
 
@@ -31,28 +30,26 @@ async def _validate(pod: MoverPod, *, keys_only: bool = False) -> int:
 def on_s3(s3: S3Server, tmp_path: Path) -> MoverPod:
     """A pod whose location is a bucket, with keys."""
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_location({"s3Url": s3.url}, bucket=s3.make_bucket("validation"), credential=_CLOUD)
-    pod.put_secret("cloud", "key", s3.credentials_file)
+    pod.put_bucket(s3, s3.make_bucket("validation"))
     return pod
 
 
 @pytest.mark.parametrize("access_mode", ["ReadWrite", "ReadOnly"])
 async def test_a_bucket_is_available_and_stays_empty(s3: S3Server, on_s3: MoverPod, access_mode: str) -> None:
     bucket = s3.make_bucket("empty")
-    on_s3.put_location({"s3Url": s3.url}, bucket=bucket, credential=_CLOUD, accessMode=access_mode)
+    on_s3.put_bucket(s3, bucket, accessMode=access_mode)
     assert await _validate(on_s3, keys_only=True) == 0, on_s3.message
     assert on_s3.result == _AVAILABLE
     assert list((s3.folder / bucket).iterdir()) == []
 
 
 async def test_a_bucket_with_repositories_is_available(on_s3: MoverPod) -> None:
-    on_s3.put_repository()
-    assert await on_s3.init() == 0, on_s3.message
+    await on_s3.create_repository()
     assert await _validate(on_s3) == 0, on_s3.message
 
 
 async def test_a_missing_bucket_is_named(s3: S3Server, on_s3: MoverPod) -> None:
-    on_s3.put_location({"s3Url": s3.url}, bucket="missing", credential=_CLOUD)
+    on_s3.put_bucket(s3, "missing")
     assert await _validate(on_s3) == 12
     assert "the bucket does not exist" in on_s3.message
     assert "s3://missing/kopia/" in on_s3.message
@@ -72,12 +69,13 @@ async def test_a_missing_secret_is_named(on_s3: MoverPod, s3: S3Server) -> None:
 
 
 @pytest.mark.thorough
-async def test_an_endpoint_that_refuses_connections_is_reported_within_a_minute(s3: S3Server, on_s3: MoverPod) -> None:
-    with run_s3_proxy(s3) as proxy:
-        on_s3.put_location({"s3Url": proxy.url}, bucket="validation", credential=_CLOUD)
-        proxy.fail(Fault.REFUSE)
-        async with asyncio.timeout(100):
-            assert await _validate(on_s3) == 16
+async def test_an_endpoint_that_refuses_connections_is_reported_within_a_minute(
+    proxy: S3Proxy, on_s3: MoverPod
+) -> None:
+    on_s3.put_bucket(proxy.server, "validation", url=proxy.url)
+    proxy.fail(Fault.REFUSE)
+    async with asyncio.timeout(100):
+        assert await _validate(on_s3) == 16
     assert "the endpoint cannot be reached" in on_s3.message
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -28,25 +27,14 @@ from tests.support.fakekube import FakeKube
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def plain_kopia(pod: MoverPod, kopia_program: Path) -> PlainKopia:
-    """kopia by itself, on the pod's repository."""
-    kopia = PlainKopia(kopia_program, pod.folder)
-    kopia.connect(pod.folder / "backups" / "kopia" / "app")
-    return kopia
-
-
 @pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "file system")
 async def test_a_data_upload_and_a_data_download_restore_a_volume(
     pod: MoverPod, tree: Path, tmp_path: Path, plain_kopia: PlainKopia
 ) -> None:
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0
+    await pod.transfer("DataUpload", tree)
     backup = parse_result(BackupResult, pod.message)
     _check_events(pod, backup.total_bytes)
-    pod.put_transfer("DataDownload", snapshotID=backup.snapshot_id)
-    (tmp_path / "target").mkdir()
-    assert await pod.run("data-download", tmp_path / "target") == 0
+    await pod.transfer("DataDownload", tmp_path / "target", snapshotID=backup.snapshot_id)
     assert describe_tree(tmp_path / "target") == describe_tree(tree)
     assert pod.result == {
         "target": {"byPath": str(tmp_path / "target"), "volumeMode": "Filesystem"},
@@ -76,8 +64,7 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
     pod.cluster, pod.annotations = "uid-1", named
     pod.mounts = pod.folder / "mounts"
     pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
-    pod.put_transfer(kind)
-    assert await pod.run("data-upload" if kind == "DataUpload" else "pod-volume-backup", tree) == 0
+    await pod.transfer(kind, tree)
     (listed,) = map(ListedSnapshot.from_wire, plain_kopia.snapshots())
     assert (listed.cluster, listed.backup_name, listed.backup_volumes) == ("uid-1", "night.1", 2)
     assert listed.claim == claim
@@ -86,11 +73,8 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
 async def test_a_data_download_restores_the_backup_of_a_pod_volume(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
     pod.mounts = pod.folder / "mounts"
     pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
-    pod.put_transfer("PodVolumeBackup")
-    assert await pod.run("pod-volume-backup", tree) == 0, pod.message
-    pod.put_transfer("DataDownload", snapshotID=parse_result(BackupResult, pod.message).snapshot_id)
-    (tmp_path / "target").mkdir()
-    assert await pod.run("data-download", tmp_path / "target") == 0, pod.message
+    await pod.transfer("PodVolumeBackup", tree)
+    await pod.transfer("DataDownload", tmp_path / "target", snapshotID=pod.result["snapshotID"])
     assert describe_tree(tmp_path / "target") == describe_tree(tree)
 
 
@@ -112,8 +96,7 @@ async def test_the_events_are_also_files_for_the_agent_of_the_node(pod: MoverPod
     files = tmp_path / "events"
     files.mkdir()
     pod.environment = {**os.environ, EVENTS_VARIABLE: str(files)}
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0
+    await pod.transfer("DataUpload", tree)
     newest = {event["reason"]: event for event in pod.kube.objects(EVENTS)}
     written = {path.name: json.loads(path.read_text()) for path in files.iterdir()}
     assert {reason: event["message"] for reason, event in written.items()} == {
@@ -126,8 +109,7 @@ async def test_events_that_cannot_be_written_to_files_are_recorded(
     pod: MoverPod, tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pod.environment = {**os.environ, EVENTS_VARIABLE: str(tmp_path / "absent")}
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0
+    await pod.transfer("DataUpload", tree)
     _check_events(pod, parse_result(BackupResult, pod.message).total_bytes)
     assert f"cannot write an Event to {tmp_path}/absent: No such file or directory" in caplog.text
 
@@ -137,8 +119,7 @@ async def test_the_last_progress_contains_all_sent_and_deduplicated_bytes(pod: M
     packs = pod.folder / "backups" / "kopia" / "app"
     before = _stored_bytes(packs)
     make_large_file(tmp_path / "volume" / "one", 5)
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tmp_path / "volume") == 0
+    await pod.transfer("DataUpload", tmp_path / "volume")
     first, sent = _last_progress(pod), _stored_bytes(packs) - before
     shutil.copy(tmp_path / "volume" / "one", tmp_path / "volume" / "same")
     assert await pod.run("data-upload", tmp_path / "volume") == 0
@@ -161,12 +142,9 @@ def _last_progress(pod: MoverPod) -> dict[str, int]:
 
 @pytest.mark.interop("1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "file system")
 async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
-    pod.put_transfer("PodVolumeBackup")
-    assert await pod.run("pod-volume-backup", tree) == 0
-    pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
+    await pod.transfer("PodVolumeBackup", tree)
     target = tmp_path / "target"
-    target.mkdir()
-    assert await pod.run("pod-volume-restore", target) == 0
+    await pod.transfer("PodVolumeRestore", target, snapshotID=pod.result["snapshotID"])
     assert [path.name for path in (target / ".velero").iterdir()] == ["uid-of-restore"]
     shutil.rmtree(target / ".velero")
     assert describe_tree(target) == describe_tree(tree)
@@ -209,7 +187,7 @@ async def test_the_first_progress_arrives_within_a_second_however_long_the_repos
         await pod.wait_for(lambda: bool(pod.reasons()))
         async with asyncio.timeout(1):
             await pod.wait_for(lambda: "Data-Path-Progress" in dict(pod.events()))
-        _signal(pod)
+        pod.signal()
     assert pod.reasons()[0] == "Data-Path-Started"
 
 
@@ -233,10 +211,6 @@ async def test_a_transfer_that_is_final_before_it_starts_ends_canceled(
 async def test_a_deleted_custom_resource_cancels_the_transfer(pod: MoverPod, tree: Path) -> None:
     assert await pod.run("data-upload", tree) == 14
     assert pod.message == "DataUpload velero/transfer-1 no longer exists: data path is canceled"
-
-
-def _signal(pod: MoverPod) -> None:
-    pod.stop._take(signal.SIGTERM, None)
 
 
 async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
@@ -317,20 +291,14 @@ async def test_a_rejected_watch_fails_the_transfer(pod: MoverPod, tree: Path) ->
 
 async def test_a_new_repository_in_a_bucket_accepts_a_backup(s3: S3Server, tree: Path, tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, bucket=s3.make_bucket("pod"), credential=_CLOUD)
-    pod.put_secret("cloud", "key", s3.credentials_file)
-    pod.put_repository()
-    assert await pod.init() == 0
+    pod.put_bucket(s3, s3.make_bucket("pod"))
+    await pod.create_repository()
     created = pod.result["uniqueID"]
-    assert await pod.init() == 0
+    await pod.create_repository()
     assert pod.result["uniqueID"] == created
-    pod.put_repository(phase="Ready")
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0
-    backup = pod.result["snapshotID"]
+    backup = (await pod.transfer("DataUpload", tree))["snapshotID"]
     assert (s3.folder / "pod" / "kopia" / "app" / "kopia.repository").is_file()
-    pod.put_transfer("DataDownload", snapshotID=backup)
-    assert await pod.run("data-download", tmp_path / "out") == 0
+    await pod.transfer("DataDownload", tmp_path / "out", snapshotID=backup)
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
@@ -347,7 +315,7 @@ async def test_inherited_credentials_give_access_to_a_bucket(
 
 async def test_a_wrong_secret_key_is_reported_and_not_shown(s3: S3Server, tmp_path: Path) -> None:
     pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_location({"s3Url": s3.url}, bucket=s3.make_bucket("wrong"), credential=_CLOUD)
+    pod.put_bucket(s3, s3.make_bucket("wrong"))
     pod.put_secret("cloud", "key", s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
     pod.put_repository()
     assert await pod.init() == 12
@@ -364,6 +332,3 @@ async def test_no_repository_is_created_in_a_read_only_location(tmp_path: Path) 
     assert await pod.init() == 12
     assert "cannot create it: its BackupStorageLocation is read-only" in pod.message
     assert not list((tmp_path / "backups" / "kopia" / "app").glob("kopia.*"))
-
-
-_CLOUD = {"name": "cloud", "key": "key"}

@@ -10,12 +10,11 @@ import pytest
 
 from core.contract import VolumeMode
 from core.models.transfer_settings import InPlace
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import FLAGS, MoverPod
 from tests.datamover.support.trees import describe_tree
 
 pytestmark = pytest.mark.processes
 
-_FLAGS = {"DataDownload": "data-download", "PodVolumeRestore": "pod-volume-restore"}
 _SETTINGS = {"DataDownload": "dataMoverConfig", "PodVolumeRestore": "uploaderSettings"}
 
 
@@ -60,15 +59,14 @@ def _rows(*kinds: str) -> list[Any]:
 @pytest.mark.parametrize("row", _rows("DataDownload", "PodVolumeRestore"))
 async def test_a_file_system_becomes_the_snapshot(pod: MoverPod, tree: Path, row: _Row) -> None:
     before, rule = describe_tree(tree), row.rule
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", tree) == 0
+    await pod.transfer("DataUpload", tree)
     total_bytes = pod.result["totalBytes"]
     (tree / "setuid").write_text("changed")
     (tree / "extra").write_text("of mine")
     (tree / ".velero").mkdir()
     (tree / ".velero" / "uid-of-an-earlier-restore").touch()
     row.put(pod)
-    assert await pod.run(_FLAGS[row.kind], tree, in_place=rule) == 0
+    assert await pod.run(FLAGS[row.kind], tree, in_place=rule) == 0
     expected: dict[str, Any] = {
         "target": {"byPath": str(tree), "volumeMode": "Filesystem"},
         "totalBytes": total_bytes,
@@ -91,8 +89,7 @@ async def test_a_device_is_written_as_a_whole(pod: MoverPod, tmp_path: Path, row
     device, rule = tmp_path / "device", row.rule
     content = bytes(range(256)) * 4096
     device.write_bytes(content)
-    pod.put_transfer("DataUpload")
-    assert await pod.run("data-upload", device, VolumeMode.BLOCK) == 0
+    await pod.transfer("DataUpload", device, VolumeMode.BLOCK)
     device.write_bytes(b"x" * len(content))
     row.put(pod)
     assert await pod.run("data-download", device, VolumeMode.BLOCK, in_place=rule) == 0

@@ -13,11 +13,9 @@ from core.kube.resources import DATA_DOWNLOADS
 from core.models.phases import Attempts
 from datamover.data_path.restore import RestoreParameters
 from datamover.data_path.resume import ResumeSettings
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import FLAGS, MoverPod
 
 pytestmark = pytest.mark.processes
-
-_KINDS = {"DataDownload": "data-download", "PodVolumeRestore": "pod-volume-restore"}
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path
     pod.put_transfer(kind, snapshotID="k1")
     pod.mounts = volume / "mountinfo"
     pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
-    assert await pod.run(_KINDS[kind], volume, VolumeMode.FILESYSTEM, **more) == 0, pod.message
+    assert await pod.run(FLAGS[kind], volume, VolumeMode.FILESYSTEM, **more) == 0, pod.message
     assert restore.await_args is not None
     parameters = restore.await_args.args[1]
     assert isinstance(parameters, RestoreParameters)
@@ -78,9 +76,7 @@ async def test_a_pod_volume_that_an_earlier_attempt_has_restored_is_not_written_
     pod: MoverPod, tree: Path, tmp_path: Path
 ) -> None:
     """The agent did not see its end; the application may have started, and changed its files."""
-    pod.put_transfer("PodVolumeBackup")
-    assert await pod.run("pod-volume-backup", tree) == 0, pod.message
-    snapshot_id = pod.result["snapshotID"]
+    snapshot_id = (await pod.transfer("PodVolumeBackup", tree))["snapshotID"]
     pod.put_transfer("PodVolumeRestore", snapshotID=snapshot_id)
     target = tmp_path / "target"
     target.mkdir()
@@ -89,8 +85,7 @@ async def test_a_pod_volume_that_an_earlier_attempt_has_restored_is_not_written_
     next(path for path in target.rglob("*") if path.is_file() and path.stat().st_size).write_text("newer")
     before = _states(target)
     pod.attempts = Attempts(number=2)
-    pod.put_transfer("PodVolumeRestore", snapshotID=snapshot_id)
-    assert await pod.run("pod-volume-restore", target) == 0, pod.message
+    await pod.transfer("PodVolumeRestore", target, snapshotID=snapshot_id)
     assert pod.result == first
     assert _states(target) == before
 

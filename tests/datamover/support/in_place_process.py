@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from core.contract import VolumeMode
 from core.models.transfer_settings import InPlace
-from datamover.data_path.restore import RestoreParameters, restore
 from datamover.storage.providers import FileStorage
-from tests.datamover.support.data_paths import restore_data_path
+from tests.datamover.support.data_paths import restore_volume
 from tests.datamover.support.repositories import opened
 
 _ROOT = Path(__file__).parents[3]
@@ -44,9 +42,8 @@ def run_in_place_process(run: InPlaceRun) -> Iterator[subprocess.Popen[bytes]]:
 
 async def _run(run: InPlaceRun) -> None:
     rule = InPlace(incremental=run.incremental, delete_extra_files=run.delete)
-    parameters = RestoreParameters(run.snapshot_id, Path(run.volume), VolumeMode.FILESYSTEM, workers=2, in_place=rule)
     with opened(FileStorage(Path(run.repository))) as repository:
-        await restore(repository, parameters, restore_data_path())
+        await restore_volume(repository, run.snapshot_id, Path(run.volume), in_place=rule)
 
 
 if __name__ == "__main__":

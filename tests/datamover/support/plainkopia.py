@@ -46,6 +46,12 @@ class PlainKopia:
     def connect(self, repository: Path) -> None:
         self.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
 
+    def snapshot(self, path: Path | str, *flags: str, source: str = "", stdin: BinaryIO | None = None) -> str:
+        """Create a snapshot, of the path `source` if given, and return its ID."""
+        named = [f"--override-source=default@default:{source}"] if source else []
+        made = self.run("snapshot", "create", str(path), *named, *flags, "--json", stdin=stdin)
+        return str(json.loads(made)["id"])
+
     def snapshots(self) -> list[dict[str, Any]]:
         """Return every snapshot, including incomplete ones."""
         found: list[dict[str, Any]] = json.loads(

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import json
 import os
+import shutil
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from core.clock import Clock, SystemClock
 from core.contract import VolumeMode
@@ -27,18 +29,24 @@ from core.models.phases import Attempts
 from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, ReportSnapshots
 from datamover.arguments import LogOptions, PodOptions
+from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.cluster import MOUNTS, PodContext
 from datamover.pod.storage_commands import run_storage_command
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
+from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"
 JOB: Final = f"{REPOSITORY}-maintain-job-1"
+FLAGS: Final = {kind.resource.kind: flag for flag, kind in TRANSFER_KINDS.items()}
+CLOUD: Final = {"name": "cloud", "key": "key"}
+"""The credential of a location, which names the Secret."""
+
 _NAMESPACE: Final = "velero"
 _POLL_SECONDS: Final = 0.02
 
@@ -82,6 +90,14 @@ class MoverPod:
     cluster: str = ""
     compression: Compression = Compression.NONE
 
+    @classmethod
+    def ready(cls, repository: Path, folder: Path, **more: Any) -> Self:
+        """Return one whose BackupRepository is Ready; its repository is a copy of the given one."""
+        shutil.copytree(repository, folder / "backups" / "kopia" / "app")
+        pod = cls(FakeKube(), folder, **more)
+        pod.put_repository(phase="Ready")
+        return pod
+
     def __post_init__(self) -> None:
         self.stop = StopSignal()
         self.put_location({"fspath": str(self.folder / "backups")}, provider="velero.io/fs")
@@ -101,6 +117,12 @@ class MoverPod:
                 "spec": {"provider": provider, "config": config, "objectStorage": storage, **spec},
             }
         )
+
+    def put_bucket(self, server: S3Server, bucket: str, *, url: str = "", **spec: Any) -> None:
+        """Let the location be a bucket, with the keys of the server, which may be behind a proxy at `url`."""
+        self.put_secret(*CLOUD.values(), server.credentials_file)
+        config = {"s3Url": url or server.url, "region": "us-east-1"}
+        self.put_location(config, bucket=bucket, credential=CLOUD, **spec)
 
     def put_repository(
         self, annotations: dict[str, str] | None = None, config: dict[str, str] | None = None, **status: Any
@@ -158,6 +180,24 @@ class MoverPod:
             **more,
         )
         return await PodTransfer(options, self.context).run()
+
+    async def transfer(
+        self, kind: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM, **spec: Any
+    ) -> dict[str, Any]:
+        """Create or replace the transfer, run its data mover, which must succeed, and return the result."""
+        self.put_transfer(kind, **spec)
+        assert await self.run(FLAGS[kind], volume, mode) == 0, self.message
+        return dict(self.result)
+
+    def signal(self) -> None:
+        """Let the signal arrive that ends a pod."""
+        self.stop._take(signal.SIGTERM, None)
+
+    async def create_repository(self) -> None:
+        """Create the repository, or find it, and make its BackupRepository Ready."""
+        self.put_repository()
+        assert await self.init() == 0, self.message
+        self.put_repository(phase="Ready")
 
     async def init(self) -> int:
         """Run `init-repository` and return its exit code."""

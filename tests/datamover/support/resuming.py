@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import VolumeMode
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
-from tests.datamover.support.data_paths import restore_data_path
+from tests.datamover.support.data_paths import restore_data_path, restore_parameters
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import make_tree
 
@@ -74,7 +73,7 @@ class Seed:
     def restore_to(self, target: Path, uid: str = _UID) -> RestoreParameters:
         """Return a restore with a list that is written as often as possible."""
         resume = ResumeSettings(uid, timedelta(milliseconds=1))
-        return RestoreParameters(self.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=True, resume=resume)
+        return restore_parameters(self.snapshot_id, target, sparse=True, resume=resume)
 
     def check(self, target: Path) -> None:
         """Check that the target equals the reference."""
@@ -85,11 +84,9 @@ class Seed:
 
 def make_seed(volume: Path, repository: Path, kopia: PlainKopia) -> Seed:
     """Back up the volume into the repository, to which kopia is connected."""
-    kopia.run("snapshot", "create", str(volume), "--override-source=default@default:some/volume")
-    (snapshot,) = kopia.snapshots()
-    reference = volume.with_name("reference")
-    kopia.run("restore", snapshot["id"], str(reference), "--mode=local", "--write-sparse-files")
-    return Seed(repository, snapshot["id"], reference)
+    snapshot_id, reference = kopia.snapshot(volume, source="some/volume"), volume.with_name("reference")
+    kopia.run("restore", snapshot_id, str(reference), "--mode=local", "--write-sparse-files")
+    return Seed(repository, snapshot_id, reference)
 
 
 def list_of(target: Path, uid: str = _UID) -> Path:

@@ -35,6 +35,12 @@ class S3Server:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
+    def kopia_flags(self, bucket: str, prefix: str = "kopia/app/") -> list[str]:
+        """Return the arguments by which kopia itself creates a repository in a bucket, or connects to it."""
+        address = (f"--endpoint={self.url.removeprefix('http://')}", "--disable-tls", "--region=us-east-1")
+        keys = (f"--access-key={self.access_key}", f"--secret-access-key={self.secret_key}")
+        return ["s3", f"--bucket={bucket}", f"--prefix={prefix}", *address, *keys]
+
     @property
     def credentials_file(self) -> str:
         """The content of Velero's Secret `cloud-credentials`."""

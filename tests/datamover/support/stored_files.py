@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import os
 import shutil
 import sys
@@ -36,7 +35,7 @@ class SnapshotBed:
         pod = MoverPod(FakeKube(), folder)
         pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
         kopia.run("repository", "create", "filesystem", f"--path={place}", *IDENTITY)
-        return cls(pod, volume, json.loads(kopia.run("snapshot", "create", str(volume), "--json"))["id"])
+        return cls(pod, volume, kopia.snapshot(volume))
 
     def copy(self, folder: Path) -> "SnapshotBed":
         """Return one with a pod and a repository of its own, and the same volume."""
