@@ -98,7 +98,7 @@ def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
 def plain_kopia(pod: MoverPod, kopia_program: Path) -> PlainKopia:
     """kopia by itself, on the pod's repository."""
     kopia = PlainKopia(kopia_program, pod.folder)
-    kopia.connect(pod.folder / "backups" / "kopia" / "app")
+    kopia.connect(pod.repository)
     return kopia
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -50,13 +50,14 @@ class _HangingKopia(Kopia):
         raise AssertionError
 
 
-def _hang(probe: Callable[[], Awaitable[Reachability]], warned: list[str], meter: _FakeMeter | None = None) -> DataPath:
-    clock = LoopClock()
+def _hang(found: Reachability | Exception, warn: AsyncMock) -> DataPath:
+    """Return a data path without progress, whose repository a probe finds so."""
+    probe = AsyncMock(side_effect=[found] * 1000)
+    return DataPath(_FakeMeter(LoopClock(), Direction.BACKUP), Watchdog(LoopClock(), warn, probe))
 
-    async def warn(message: str) -> None:
-        warned.append(message)
 
-    return DataPath(meter or _FakeMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe))
+def _warnings(warn: AsyncMock) -> list[str]:
+    return [call.args[0] for call in warn.await_args_list]
 
 
 async def _error_of(data_path: DataPath) -> AgentError:
@@ -78,80 +79,58 @@ async def _error_of(data_path: DataPath) -> AgentError:
 async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     found: Reachability, kind: type[AgentError], seconds: int, warnings: list[str]
 ) -> None:
-    async def probe() -> Reachability:
-        return found
-
-    warned: list[str] = []
-    started = LoopClock().monotonic()
-    error = await _error_of(_hang(probe, warned))
+    started, warn = LoopClock().monotonic(), AsyncMock()
+    error = await _error_of(_hang(found, warn))
     assert type(error) is kind
     assert LoopClock().monotonic() - started == pytest.approx(seconds, abs=10)
     shown = "1h0m0s" if kind is DataPathError else "10m0s"
     assert str(error) == f"back up /volume: no progress for {shown}: {found.message}\nthe last line"
     output = "; last output of kopia: the last line"
-    assert warned == [f"no progress for {idle}: {found.message}{output}" for idle in warnings]
+    assert _warnings(warn) == [f"no progress for {idle}: {found.message}{output}" for idle in warnings]
 
 
 @pytest.mark.looptime
 async def test_activity_during_the_probe_ends_the_stall() -> None:
     """The result of the probe does not matter then."""
-    warned: list[str] = []
-    meter = _FakeMeter(LoopClock(), Direction.BACKUP)
-    probed = asyncio.Event()
+    meter, probed, warn = _FakeMeter(LoopClock(), Direction.BACKUP), asyncio.Event(), AsyncMock()
 
     async def probe() -> Reachability:
         meter.moved += 1
         probed.set()
         return _UNREACHABLE
 
-    data_path = _hang(probe, warned, meter)
+    data_path = DataPath(meter, Watchdog(LoopClock(), warn, probe))
     running = asyncio.create_task(data_path.run(_HangingKopia(), "back up /volume"))
     await asyncio.sleep(1000)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert probed.is_set()
-    assert warned == []
+    warn.assert_not_awaited()
 
 
 @pytest.mark.looptime
 async def test_a_data_path_whose_repository_cannot_be_probed_fails_after_the_longer_timeout(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def probe() -> NoReturn:
-        raise ZeroDivisionError("full")
-
-    started, warned = LoopClock().monotonic(), list[str]()
-    error = await _error_of(_hang(probe, warned))
+    started, warn = LoopClock().monotonic(), AsyncMock()
+    error = await _error_of(_hang(ZeroDivisionError("full"), warn))
     assert str(error).startswith("back up /volume: no progress for 1h0m0s: cannot probe the repository: ZeroDivision")
     assert LoopClock().monotonic() - started == pytest.approx(3600, abs=10)
-    assert len(warned) == 6
+    assert len(_warnings(warn)) == 6
     assert "cannot probe the repository" in [one.message for one in caplog.records if one.levelno == logging.ERROR]
 
 
 @pytest.mark.looptime
 async def test_an_unexpected_error_of_a_check_does_not_end_the_watchdog(caplog: pytest.LogCaptureFixture) -> None:
-    async def probe() -> Reachability:
-        return _UNREACHABLE
-
-    async def warn(_: str) -> NoReturn:
-        raise ZeroDivisionError
-
-    clock = LoopClock()
-    error = await _error_of(DataPath(_FakeMeter(clock, Direction.BACKUP), Watchdog(clock, warn, probe)))
+    error = await _error_of(_hang(_UNREACHABLE, AsyncMock(side_effect=ZeroDivisionError)))
     assert isinstance(error, RepositoryError)
     assert "back up /volume: cannot check for a stall" in caplog.messages
 
 
 @pytest.mark.looptime
 async def test_a_wait_without_progress_is_reported_and_fails_after_the_timeout() -> None:
-    warned: list[str] = []
-    started = LoopClock().monotonic()
-
-    async def probe() -> Reachability:
-        return _REACHABLE
-
-    entries = 0
+    started, warn, entries = LoopClock().monotonic(), AsyncMock(), 0
 
     async def progress_for_an_hour() -> None:
         nonlocal entries
@@ -160,20 +139,14 @@ async def test_a_wait_without_progress_is_reported_and_fails_after_the_timeout()
             entries += 1
         await asyncio.Event().wait()
 
-    data_path = _hang(probe, warned)
+    data_path = _hang(_REACHABLE, warn)
     with pytest.raises(DataPathError, match=r"^checking names: no progress for 10m0s$"):
         await data_path.wait_for_progress(progress_for_an_hour(), "checking names", lambda: entries)
     assert LoopClock().monotonic() - started == pytest.approx(3600 + 600, abs=10)
-    assert warned[:2] == ["still checking names after 2m0s", "still checking names after 4m0s"]
+    assert _warnings(warn)[:2] == ["still checking names after 2m0s", "still checking names after 4m0s"]
 
 
 @pytest.mark.looptime
 async def test_a_wait_returns_its_result() -> None:
-    async def probe() -> Reachability:
-        return _REACHABLE
-
-    async def work() -> str:
-        await asyncio.sleep(300)
-        return "done"
-
-    assert await _hang(probe, []).wait_for_progress(work(), "working", lambda: 0) == "done"
+    working = asyncio.sleep(300, result="done")
+    assert await _hang(_REACHABLE, AsyncMock()).wait_for_progress(working, "working", lambda: 0) == "done"

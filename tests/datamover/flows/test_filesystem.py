@@ -14,6 +14,7 @@ from datamover.arguments import LocalBackup
 from datamover.kopia.stalls import EndlessFiles
 from datamover.local.command import LocalMover
 from tests.datamover.support.backup_movers import BACKUP_VERB, plain_only
+from tests.datamover.support.data_paths import copy_volume
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -110,9 +111,8 @@ async def test_sockets_pipes_and_devices_are_left_out_and_only_sockets_are_not_n
         names.add("null")
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(str(volume / "socket"))
-    backup = await local_mover.back_up(volume, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    backup, out = await copy_volume(local_mover, volume)
+    assert [path.name for path in out.iterdir()] == ["file"]
     note, _, examples = str(backup.note).partition(", for example ")
     assert note.startswith(f"left out {len(names)} pipes, devices, and links")
     assert set(examples.split(", ")) == names
@@ -123,9 +123,8 @@ async def test_a_new_file_system_is_restored(local_mover: LocalMover, tree: Path
     for folder in (tree, tmp_path / "out"):
         (folder / "lost+found").mkdir(parents=True, mode=0o700)
     (tree / "lost+found" / "#12").write_text("found again")
-    backup = await local_mover.back_up(tree, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+    _, out = await copy_volume(local_mover, tree)
+    assert describe_tree(out) == describe_tree(tree)
 
 
 # -- not kept by kopia ------------------------------------------------------------------------------------------------
@@ -142,37 +141,26 @@ _ACCESS_LIST = struct.pack("<I", 2) + b"".join(
 """Source: linux/posix_acl_xattr.h: user 12345 has all permissions."""
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("user.note", b"x"), ("system.posix_acl_access", _ACCESS_LIST)], ids=["attribute", "ACL"]
-)
-async def test_extended_attributes_and_access_lists_are_not_kept(
-    local_mover: LocalMover, tmp_path: Path, name: str, value: bytes
+async def test_of_files_and_directories_kopia_keeps_less_than_a_file_system_has(
+    local_mover: LocalMover, tmp_path: Path
 ) -> None:
-    file = make_large_file(tmp_path / "volume" / "file", 1)
-    os.setxattr(file, name, value)
-    backup = await local_mover.back_up(file.parent, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert name in os.listxattr(file)
-    assert name not in os.listxattr(tmp_path / "out" / "file")
-
-
-async def test_access_times_are_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
-    file = make_large_file(tmp_path / "volume" / "file", 1)
-    os.utime(file, ns=(1_000_000_000, 2_000_000_000))
-    backup = await local_mover.back_up(file.parent, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    restored = (tmp_path / "out" / "file").stat()
-    assert restored.st_mtime_ns == 2_000_000_000
-    assert restored.st_atime_ns != 1_000_000_000
-
-
-async def test_a_directory_gets_the_latest_time_of_its_contents(local_mover: LocalMover, tmp_path: Path) -> None:
+    """A directory gets the latest time of its contents; hard links become files."""
     file = make_large_file(tmp_path / "volume" / "folder" / "file", 1)
-    os.utime(file, ns=(2_000_000_000, 2_000_000_000))
+    (file.parent / "same").hardlink_to(file)
+    attributes = {"user.note": b"x", "system.posix_acl_access": _ACCESS_LIST}
+    for name, value in attributes.items():
+        os.setxattr(file, name, value)
+    os.utime(file, ns=(1_000_000_000, 2_000_000_000))
     os.utime(file.parent, ns=(1_000_000_000, 1_000_000_000))
-    backup = await local_mover.back_up(tmp_path / "volume", "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert (tmp_path / "out" / "folder").stat().st_mtime_ns == 2_000_000_000
+    backup, out = await copy_volume(local_mover, tmp_path / "volume")
+    first, second = (out / "folder" / name for name in ("file", "same"))
+    assert first.stat().st_atime_ns != 1_000_000_000
+    assert {one.stat().st_mtime_ns for one in (first, second, first.parent)} == {2_000_000_000}
+    assert not first.samefile(second)
+    assert first.read_bytes() == second.read_bytes() == file.read_bytes()
+    assert backup.total_bytes == 2 << 20
+    assert attributes.keys() <= set(os.listxattr(file))
+    assert not attributes.keys() & set(os.listxattr(first))
 
 
 async def test_an_owner_that_the_target_rejects_is_ignored(
@@ -197,17 +185,5 @@ async def test_a_name_that_grows_to_the_limit_of_the_file_system_is_restored(
     folder = tmp_path / "volume" / os.fsdecode(b"\xe9" * 85)
     folder.mkdir(parents=True)
     (folder / os.fsdecode(b"\xff" * 85)).write_text("content")
-    backup = await local_mover.back_up(folder.parent, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert (tmp_path / "out" / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"
-
-
-async def test_hard_links_are_not_kept_but_their_content_is(local_mover: LocalMover, tmp_path: Path) -> None:
-    file = make_large_file(tmp_path / "volume" / "file", 1)
-    (file.parent / "same").hardlink_to(file)
-    backup = await local_mover.back_up(file.parent, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    restored = [tmp_path / "out" / name for name in ("file", "same")]
-    assert not restored[0].samefile(restored[1])
-    assert restored[0].read_bytes() == restored[1].read_bytes() == file.read_bytes()
-    assert backup.total_bytes == 2 << 20
+    _, out = await copy_volume(local_mover, folder.parent)
+    assert (out / ("\ufffd" * 85) / ("\ufffd" * 85)).read_text() == "content"

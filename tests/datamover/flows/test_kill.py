@@ -37,23 +37,6 @@ def _stored(repository: Path) -> int:
     return total
 
 
-class Moments:
-    """The moments of the kills: the parts of the data that had been sent, and whether that was before the last byte."""
-
-    def __init__(self) -> None:
-        self.parts: list[float] = []
-        self.during = 0
-
-    def add(self, part: float, *, ended: bool) -> None:
-        self.parts.append(part)
-        self.during += part > 0 and not ended
-
-    def check(self, who: str) -> None:
-        shown = ", ".join(f"{part:.0%}" for part in self.parts)
-        print(f"\n{who} killed when so much had been sent: {shown}; {self.during} in mid-transfer")  # noqa: T201 - the moments are the result
-        assert self.during >= len(self.parts) * 3 / 4
-
-
 @contextmanager
 def _closing(fd: int) -> Iterator[int]:
     try:
@@ -113,7 +96,7 @@ async def test_a_kill_at_any_moment_needs_no_repair(
     kopia: PlainKopia,
     request: pytest.FixtureRequest,
 ) -> None:
-    moments = Moments()
+    moments: list[tuple[float, bool]] = []
     for number in range(KILLS):
         volume = make_large_file(tmp_path / f"volume {number}" / "file", _SIZE_MIB).parent
         before = _stored(repository)
@@ -128,7 +111,7 @@ async def test_a_kill_at_any_moment_needs_no_repair(
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
         snapshots = kopia.snapshots()
-        moments.add(sent / (_SIZE_MIB << 20), ended=len(snapshots) > number)
+        moments.append((sent / (_SIZE_MIB << 20), len(snapshots) > number))
         assert all("incomplete" not in one for one in snapshots)
         for one in snapshots[number:]:
             kopia.run("snapshot", "delete", one["id"], "--delete")
@@ -138,4 +121,8 @@ async def test_a_kill_at_any_moment_needs_no_repair(
         for folder in (tmp_path / "out", volume):
             shutil.rmtree(folder)
     kopia.run("snapshot", "verify", "--verify-files-percent=100")
-    moments.check(request.node.callspec.id)
+    shown = ", ".join(f"{part:.0%}" for part, _ in moments)
+    during = sum(part > 0 and not ended for part, ended in moments)
+    who = request.node.callspec.id
+    print(f"\n{who} killed when so much had been sent: {shown}; {during} in mid-transfer")  # noqa: T201 - the moments are the result
+    assert during >= KILLS * 3 / 4

@@ -17,7 +17,7 @@ from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.data_paths import back_up_volume, restore_volume
+from tests.datamover.support.data_paths import back_up_volume, copy_volume, restore_volume
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
@@ -36,9 +36,8 @@ async def test_the_released_kopia_creates_a_repository_and_moves_everything(
     repository = tmp_path / "released"
     repository.mkdir()
     mover = build_local_mover(str(repository))
-    backup = await mover.back_up(tree, "", None)
-    await mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+    _, out = await copy_volume(mover, tree)
+    assert describe_tree(out) == describe_tree(tree)
     assert json.loads((repository / "kopia.repository.f").read_text())["keyAlgo"] == "scrypt-65536-8-1"
 
 
@@ -60,10 +59,9 @@ async def test_everything_that_kopia_keeps_is_restored(
 async def test_the_backup_of_an_empty_volume_succeeds(local_mover: LocalMover, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "empty" / "pipe")
-    backup = await local_mover.back_up(tmp_path / "empty", "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
+    backup, out = await copy_volume(local_mover, tmp_path / "empty")
     assert (backup.empty_snapshot, backup.total_bytes) == (True, 0)
-    assert not list((tmp_path / "out").iterdir())
+    assert not list(out.iterdir())
 
 
 async def test_a_later_backup_counts_only_what_changed(local_mover: LocalMover, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.processes
 
 
 class Server:
-    """Answers every request with `answer`, and records the requests."""
+    """Answers every request of `transport` with `answer`, and records the requests."""
+
+    transport: PodTransport
 
     def __init__(self) -> None:
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -47,26 +49,25 @@ def _transport(port: int, folder: Path) -> PodTransport:
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[tuple[Server, PodTransport]]:
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
     serving = Server()
     listening = await asyncio.start_server(serving.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     (tmp_path / "token").write_text("first-token\n")
-    transport = _transport(port, tmp_path)
-    yield serving, transport
-    await transport.close()
+    serving.transport = _transport(port, tmp_path)
+    yield serving
+    await serving.transport.close()
     serving.hold.set()
     listening.close()
     await listening.wait_closed()
     await asyncio.sleep(0.05)
 
 
-async def test_a_request_has_the_current_token(server: tuple[Server, PodTransport], tmp_path: Path) -> None:
-    serving, transport = server
-    await transport.request(Request("GET", "/api/v1/pods", {"fieldSelector": "metadata.name=a b"}))
+async def test_a_request_has_the_current_token(server: Server, tmp_path: Path) -> None:
+    await server.transport.request(Request("GET", "/api/v1/pods", {"fieldSelector": "metadata.name=a b"}))
     (tmp_path / "token").write_text("second-token")
-    await transport.request(Request("PATCH", "/api/v1/pods/x", body=b'{"a":1}', content_type=MERGE_PATCH))
-    first, second = serving.received
+    await server.transport.request(Request("PATCH", "/api/v1/pods/x", body=b'{"a":1}', content_type=MERGE_PATCH))
+    first, second = server.received
     assert first.startswith("GET /api/v1/pods?fieldSelector=metadata.name%3Da+b HTTP/1.1")
     assert "Authorization: Bearer first-token\r\n" in first
     assert "Authorization: Bearer second-token\r\n" in second
@@ -74,51 +75,46 @@ async def test_a_request_has_the_current_token(server: tuple[Server, PodTranspor
     assert second.endswith('{"a":1}')
 
 
-async def test_a_response_of_any_status_is_returned(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
-    serving.answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
-    response = await transport.request(Request("GET", "/x"))
+async def test_a_response_of_any_status_is_returned(server: Server) -> None:
+    server.answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
+    response = await server.transport.request(Request("GET", "/x"))
     assert (response.status, response.body, response.retry_after) == (429, b"busy", "7")
 
 
-async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
+async def test_a_stream_is_read_line_by_line_however_long_a_line_is(server: Server) -> None:
     long = b"x" * 300_000
-    serving.answer = (
+    server.answer = (
         b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 300012\r\n\r\none\n" + long + b"\nlast\nno"
     )
-    async with transport.stream(Request("GET", "/x", {"watch": "true"})) as lines:
+    async with server.transport.stream(Request("GET", "/x", {"watch": "true"})) as lines:
         assert [line async for line in lines] == [b"one", long, b"last", b"no"]
 
 
 async def test_a_response_that_is_larger_than_any_object_is_not_read_to_its_end(
-    server: tuple[Server, PodTransport],
+    server: Server,
 ) -> None:
-    serving, transport = server
-    serving.answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 18000000\r\n\r\n" + b"x" * 18_000_000
+    server.answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 18000000\r\n\r\n" + b"x" * 18_000_000
     with pytest.raises(UnreachableError, match="GET /x: the response exceeds 16 MiB"):
-        await transport.request(Request("GET", "/x"))
+        await server.transport.request(Request("GET", "/x"))
     with pytest.raises(GoneError, match="GET /x: a line exceeds 16 MiB"):
-        async with transport.stream(Request("GET", "/x")) as lines:
+        async with server.transport.stream(Request("GET", "/x")) as lines:
             await anext(lines)
 
 
-async def test_a_rejected_stream_raises_the_servers_error(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
+async def test_a_rejected_stream_raises_the_servers_error(server: Server) -> None:
     body = b'{"message": "no permission", "reason": "Forbidden"}'
-    serving.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    server.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with pytest.raises(ForbiddenError, match="no permission"):
-        async with transport.stream(Request("GET", "/x")):
+        async with server.transport.stream(Request("GET", "/x")):
             pass
 
 
-async def test_a_stream_without_data_times_out(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
-    serving.hold.clear()
-    serving.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none\n"
+async def test_a_stream_without_data_times_out(server: Server) -> None:
+    server.hold.clear()
+    server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none\n"
     seen = []
     with pytest.raises(UnreachableError):
-        async with transport.stream(Request("GET", "/x", timeout_seconds=0.1)) as lines:
+        async with server.transport.stream(Request("GET", "/x", timeout_seconds=0.1)) as lines:
             seen.extend([line async for line in lines])
 
 
@@ -137,17 +133,14 @@ def test_outside_a_pod_there_is_no_transport(tmp_path: Path) -> None:
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 
-async def test_a_token_that_cannot_be_read_for_a_moment_ends_no_watch(
-    server: tuple[Server, PodTransport], tmp_path: Path
-) -> None:
+async def test_a_token_that_cannot_be_read_for_a_moment_ends_no_watch(server: Server, tmp_path: Path) -> None:
     """As while the kubelet replaces it."""
-    _, transport = server
     (tmp_path / "token").rename(tmp_path / "away")
     with pytest.raises(UnreachableError, match=r"^GET /x: cannot read service account token .*: No such file") as e:
-        await transport.request(Request("GET", "/x"))
+        await server.transport.request(Request("GET", "/x"))
     assert e.value.retry
     (tmp_path / "away").rename(tmp_path / "token")
-    assert (await transport.request(Request("GET", "/x"))).status == 200
+    assert (await server.transport.request(Request("GET", "/x"))).status == 200
 
 
 def test_a_missing_token_is_an_error_at_the_start(tmp_path: Path) -> None:
@@ -157,15 +150,13 @@ def test_a_missing_token_is_an_error_at_the_start(tmp_path: Path) -> None:
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 
-async def test_one_connection_serves_consecutive_requests(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
+async def test_one_connection_serves_consecutive_requests(server: Server) -> None:
     for _ in range(3):
-        await transport.request(Request("GET", "/x"))
-    assert (len(serving.received), serving.connections) == (3, 1)
+        await server.transport.request(Request("GET", "/x"))
+    assert (len(server.received), server.connections) == (3, 1)
 
 
-async def test_concurrent_requests_do_not_wait_for_each_other(server: tuple[Server, PodTransport]) -> None:
-    serving, transport = server
-    async with transport.stream(Request("GET", "/x", {"watch": "true"})):
-        await transport.request(Request("GET", "/x"))
-    assert serving.connections == 2
+async def test_concurrent_requests_do_not_wait_for_each_other(server: Server) -> None:
+    async with server.transport.stream(Request("GET", "/x", {"watch": "true"})):
+        await server.transport.request(Request("GET", "/x"))
+    assert server.connections == 2

@@ -127,7 +127,7 @@ async def _relay_after_damage(bed: SnapshotBed) -> Received:
     async with asyncio.timeout(60):
         while not (bed.pod.folder / SOCKET_NAME).exists():
             await asyncio.sleep(0.05)
-    for blob in (bed.pod.folder / "location" / "kopia" / "app").glob("p*/**/*.f"):
+    for blob in bed.pod.repository.glob("p*/**/*.f"):
         blob.unlink()
     return await relay_in_process()
 

@@ -46,7 +46,7 @@ def _store(form: str, disk: Path, folder: Path, kopia_program: Path) -> Snapshot
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", str(kopia_program.parent), prepend=os.pathsep)
             patch.setenv("VELERO_SCRATCH_DIR", str(folder))
-            bed.snapshot_id = asyncio.run(_back_up(disk, folder / "location" / "kopia" / "app"))
+            bed.snapshot_id = asyncio.run(_back_up(disk, bed.pod.repository))
     return bed
 
 
@@ -92,7 +92,7 @@ async def test_a_device_arrives_with_its_own_size(bed: SnapshotBed) -> None:
 
 
 async def test_a_repository_that_lost_blocks_is_the_cause(bed: SnapshotBed) -> None:
-    for blob in (bed.pod.folder / "location" / "kopia" / "app").glob("p*/**/*.f"):
+    for blob in bed.pod.repository.glob("p*/**/*.f"):
         blob.unlink()
     assert await run_storage_command(ListFiles(**bed.place("/", device=True)), bed.pod.context) == 11
     assert "read blocks of" in bed.pod.message

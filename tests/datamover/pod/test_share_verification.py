@@ -1,7 +1,6 @@
 """Shares of a repository are read with a real kopia: what is damaged names its snapshots, and nothing else does."""
 
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,6 @@ from datamover.pod import snapshot_verification
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
-from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -37,7 +35,6 @@ class Bed:
     """A pod whose repository has two snapshots with a file of their own; a completed backup refers to the first."""
 
     pod: MoverPod
-    repository: Path
     first: str
     second: str
     capture: pytest.CaptureFixture[str]
@@ -57,21 +54,14 @@ class Bed:
 
 
 @pytest.fixture
-def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
-    repository = Path(shutil.copytree(_new_repository, tmp_path / "location" / "kopia" / "app"))
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.connect(repository)
+def bed(pod: MoverPod, plain_kopia: PlainKopia, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
     snapshots = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_bytes(os.urandom(200_000))
-        snapshots.append(kopia.snapshot(tmp_path / name, source=f"/{name}"))
-    bed = Bed(pod, repository, snapshots[0], snapshots[1], capsys)
+        snapshots.append(plain_kopia.snapshot(tmp_path / name, source=f"/{name}"))
     _refer(pod, snapshots[0])
-    return bed
+    return Bed(pod, *snapshots, capsys)
 
 
 def _refer(pod: MoverPod, snapshot: str, *, backup: str = "") -> None:
@@ -108,7 +98,7 @@ async def test_all_shares_together_have_each_content_once(bed: Bed) -> None:
 
 
 async def test_damage_in_a_share_names_the_snapshot_that_has_it(bed: Bed) -> None:
-    pack = _packs(bed.repository)[0]
+    pack = _packs(bed.pod.repository)[0]
     content = bytearray(pack.read_bytes())
     content[1000:1100] = bytes(100)
     pack.write_bytes(content)
@@ -122,7 +112,7 @@ async def test_damage_in_a_share_names_the_snapshot_that_has_it(bed: Bed) -> Non
 
 
 async def test_a_pack_that_is_missing_is_found_by_each_share(bed: Bed) -> None:
-    _packs(bed.repository)[0].unlink()
+    _packs(bed.pod.repository)[0].unlink()
     for share in (3, 9):
         assert sorted(one.outcome or "" for one in (await bed.run(share)).values()) == [_FAILED, _PASSED]
 
@@ -142,7 +132,7 @@ async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, mon
         return [*found, replace(found[0], id=deleted)]
 
     monkeypatch.setattr(snapshot_verification, "read_elements", read_before)
-    _packs(bed.repository)[0].unlink()
+    _packs(bed.pod.repository)[0].unlink()
     found = await bed.run(0)
     assert set(found) == {bed.first, bed.second}
     # A Velero server deletes snapshots before the Backup.
@@ -159,7 +149,7 @@ async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, mon
 
 
 async def test_a_repository_that_is_gone_fails_all_backups_that_refer_to_it(bed: Bed) -> None:
-    (bed.repository / "kopia.repository.f").unlink()
+    (bed.pod.repository / "kopia.repository.f").unlink()
     assert {name: one.outcome for name, one in (await bed.run(5)).items()} == {bed.first: _FAILED}
 
 

@@ -117,7 +117,6 @@ class Bed:
     pod: MoverPod
     stored: StoredSnapshots
     blobs: Blobs
-    directory: Path
     capture: pytest.CaptureFixture[str]
 
     async def read_back(self, *names: str) -> dict[str, VerifiedSnapshot]:
@@ -132,7 +131,7 @@ class Bed:
         return await self._run((name,), spec)
 
     async def _run(self, names: tuple[str, ...], spec: Callable[..., VerifySnapshots]) -> dict[str, VerifiedSnapshot]:
-        self.stored.write(self.blobs, self.directory)
+        self.stored.write(self.blobs, self.pod.repository)
         ids = {self.stored.ids[name]: name for name in names}
         assert await run_storage_command(spec(snapshots=tuple(ids)), self.pod.context) == 0, self.pod.message
         lines = map(VERIFIED_LINE.parse, self.capture.readouterr().out.splitlines())
@@ -143,9 +142,8 @@ class Bed:
 def bed(stored: StoredSnapshots, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
-    pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
-    (directory := tmp_path / "location" / "kopia" / "app").mkdir(parents=True)
-    return Bed(pod, stored, dict(stored.blobs), directory, capsys)
+    pod.repository.mkdir(parents=True)
+    return Bed(pod, stored, dict(stored.blobs), capsys)
 
 
 def _check(row: _Row, results: Mapping[str, VerifiedSnapshot]) -> None:

@@ -16,7 +16,6 @@ from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.trees import make_tree
-from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -63,17 +62,16 @@ class Bed:
 
     pod: MoverPod
     kopia: PlainKopia
-    repository: Path
     stored: Stored
     capture: pytest.CaptureFixture[str]
 
     def snapshot(self, path: Path) -> str:
-        self.kopia.connect(self.repository)
+        self.kopia.connect(self.pod.repository)
         return self.kopia.snapshot(path, source=_SOURCE)
 
     def pack(self) -> Path:
         """Return the file of the repository with the content of files."""
-        return max((self.repository / "p").rglob("*.f"), key=lambda path: path.stat().st_size)
+        return max((self.pod.repository / "p").rglob("*.f"), key=lambda path: path.stat().st_size)
 
     async def run(
         self, *snapshots: str, percent: float = 100.0, volume: Path | None = None, block: bool = False
@@ -93,11 +91,7 @@ class Bed:
 
 @pytest.fixture
 def bed(stored: Stored, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
-    pod = MoverPod(FakeKube(), tmp_path)
-    pod.put_repository(phase="Ready")
-    pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
-    repository = Path(shutil.copytree(stored.repository, tmp_path / "location" / "kopia" / "app"))
-    return Bed(pod, PlainKopia(kopia_program, tmp_path), repository, stored, capsys)
+    return Bed(MoverPod.ready(stored.repository, tmp_path), PlainKopia(kopia_program, tmp_path), stored, capsys)
 
 
 @pytest.fixture
@@ -143,7 +137,7 @@ async def test_names_of_files_neither_forge_a_cause_nor_control_a_terminal(bed: 
     (folder / "connection refused: \x1b[2J").write_bytes(os.urandom(100_000))
     (folder / "failed to open repository\nerror: access denied").write_bytes(os.urandom(100_000))
     snapshot = bed.snapshot(folder)
-    for pack in (bed.repository / "p").rglob("*.f"):
+    for pack in (bed.pod.repository / "p").rglob("*.f"):
         pack.unlink()
     (found,) = await bed.run(snapshot)
     assert (found.outcome, found.fault_count) == (_FAILED, 2)
@@ -172,7 +166,7 @@ async def test_nothing_is_found_in_a_volume_that_is_right(
 ) -> None:
     """The restored one has more than the snapshot."""
     make(tree := tmp_path / "tree")
-    bed.kopia.connect(bed.repository)
+    bed.kopia.connect(bed.pod.repository)
     if make is _make_with_exclusions:
         rules = ("--add-ignore=*.tmp", "--add-ignore=/cache/")
         bed.kopia.run("policy", "set", f"default@default:{_SOURCE}", *rules)

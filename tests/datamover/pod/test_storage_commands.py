@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from core.mover_specs import ValidateLocation
 from datamover.pod.storage_commands import run_storage_command
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.pods import CLOUD, MoverPod
 from tests.datamover.support.s3proxy import Fault, S3Proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
@@ -48,24 +49,33 @@ async def test_a_bucket_with_repositories_is_available(on_s3: MoverPod) -> None:
     assert await _validate(on_s3) == 0, on_s3.message
 
 
-async def test_a_missing_bucket_is_named(s3: S3Server, on_s3: MoverPod) -> None:
-    on_s3.put_bucket(s3, "missing")
-    assert await _validate(on_s3) == 12
-    assert "the bucket does not exist" in on_s3.message
-    assert "s3://missing/kopia/" in on_s3.message
+def _lose_bucket(pod: MoverPod, s3: S3Server) -> None:
+    pod.put_bucket(s3, "missing")
 
 
-async def test_a_wrong_key_is_reported_and_not_shown(s3: S3Server, on_s3: MoverPod) -> None:
-    on_s3.put_secret("cloud", "key", s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
+def _replace_key(pod: MoverPod, s3: S3Server) -> None:
+    pod.put_secret(*CLOUD.values(), s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
+
+
+def _name_another_secret(pod: MoverPod, s3: S3Server) -> None:
+    pod.put_location({"s3Url": s3.url}, bucket="b", credential=CLOUD | {"name": "other"})
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        pytest.param(_lose_bucket, ("the bucket does not exist", "s3://missing/kopia/"), id="bucket"),
+        pytest.param(_replace_key, ("the secret access key is not accepted",), id="key"),
+        pytest.param(_name_another_secret, ("Secret velero/other does not exist",), id="Secret"),
+    ],
+)
+async def test_what_makes_a_location_unavailable_is_named_and_no_secret_shown(
+    s3: S3Server, on_s3: MoverPod, change: Callable[[MoverPod, S3Server], None], texts: Sequence[str]
+) -> None:
+    change(on_s3, s3)
     assert await _validate(on_s3) == 12
-    assert "the secret access key is not accepted" in on_s3.message
+    assert all(text in on_s3.message for text in texts)
     assert "not-the-secret-key" not in on_s3.message
-
-
-async def test_a_missing_secret_is_named(on_s3: MoverPod, s3: S3Server) -> None:
-    on_s3.put_location({"s3Url": s3.url}, bucket="b", credential={"name": "other", "key": "key"})
-    assert await _validate(on_s3) == 12
-    assert on_s3.message == "Secret velero/other does not exist"
 
 
 @pytest.mark.thorough

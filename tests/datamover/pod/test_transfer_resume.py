@@ -36,40 +36,20 @@ async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path
     return parameters
 
 
-async def test_a_data_download_lists_what_it_finishes(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
-    parameters = await _parameters(pod, "DataDownload", restore, tmp_path)
-    (stored,) = pod.stored(DATA_DOWNLOADS)
-    assert parameters.resume == ResumeSettings(stored["metadata"]["uid"], timedelta(seconds=5))
-    assert not parameters.again
-
-
-async def test_the_interval_of_the_list_is_configurable(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
-    found = []
-    for text in ("1m", "0"):
-        pod.environment = {**os.environ, "DATA_MOVER_RESTORE_LIST_INTERVAL": text}
-        found.append((await _parameters(pod, "DataDownload", restore, tmp_path)).resume)
-    assert found[0] is not None
-    assert found[0].interval == timedelta(minutes=1)
-    assert found[1] is not None
-    assert not found[1].interval
-
-
-async def test_attributes_are_required_if_the_node_agent_says_so(
-    pod: MoverPod, tmp_path: Path, restore: AsyncMock
-) -> None:
-    assert not (await _parameters(pod, "DataDownload", restore, tmp_path)).require_attributes
-    assert (await _parameters(pod, "DataDownload", restore, tmp_path, require_attributes=True)).require_attributes
-
-
-async def test_no_list_is_put_into_the_volume_of_a_pod(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
-    assert (await _parameters(pod, "PodVolumeRestore", restore, tmp_path)).resume is None
-
-
-async def test_another_attempt_compares_what_it_writes_to_a_device(
-    pod: MoverPod, tmp_path: Path, restore: AsyncMock
-) -> None:
+async def test_what_a_restore_is_told(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
+    """No list is put into the volume of a pod; another attempt compares what it writes to a device."""
+    found = await _parameters(pod, "DataDownload", restore, tmp_path)
+    uid = pod.stored(DATA_DOWNLOADS)[0]["metadata"]["uid"]
+    assert found.resume == ResumeSettings(uid, timedelta(seconds=5))
+    assert not found.again
+    assert not found.require_attributes
     pod.attempts = Attempts(number=2)
-    assert (await _parameters(pod, "DataDownload", restore, tmp_path)).again
+    for text, interval in (("1m", timedelta(minutes=1)), ("0", timedelta())):
+        pod.environment = {**os.environ, "DATA_MOVER_RESTORE_LIST_INTERVAL": text}
+        found = await _parameters(pod, "DataDownload", restore, tmp_path, require_attributes=True)
+        assert found.resume is not None
+        assert (found.resume.interval, found.again, found.require_attributes) == (interval, True, True)
+    assert (await _parameters(pod, "PodVolumeRestore", restore, tmp_path)).resume is None
 
 
 async def test_a_pod_volume_that_an_earlier_attempt_has_restored_is_not_written_again(

@@ -12,6 +12,7 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Reachability, Report, StallLimits, Watchdog
+from datamover.local.command import LocalMover
 
 
 def build_data_path(
@@ -46,6 +47,13 @@ async def back_up_volume(
     repository: Repository, volume: Path, data_path: DataPath | None = None, **more: Any
 ) -> BackupResult:
     return await back_up(repository, backup_parameters(volume, **more), data_path or backup_data_path())
+
+
+async def copy_volume(mover: LocalMover, volume: Path) -> tuple[BackupResult, Path]:
+    """Back up a volume and restore it beside it; return the result of the backup, and the target."""
+    backup, out = await mover.back_up(volume, "", None), volume.with_name("out")
+    await mover.restore(backup.snapshot_id, out, None)
+    return backup, out
 
 
 async def restore_volume(

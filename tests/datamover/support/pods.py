@@ -93,8 +93,8 @@ class MoverPod:
     @classmethod
     def ready(cls, repository: Path, folder: Path, **more: Any) -> Self:
         """Return one whose BackupRepository is Ready; its repository is a copy of the given one."""
-        shutil.copytree(repository, folder / "backups" / "kopia" / "app")
         pod = cls(FakeKube(), folder, **more)
+        shutil.copytree(repository, pod.repository)
         pod.put_repository(phase="Ready")
         return pod
 
@@ -149,6 +149,11 @@ class MoverPod:
                 "status": {"phase": phase},
             }
         )
+
+    @property
+    def repository(self) -> Path:
+        """The directory of the repository, unless the location is another one."""
+        return self.folder / "backups" / "kopia" / "app"
 
     @property
     def context(self) -> PodContext:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import restore_data_path, restore_parameters
 from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.trees import make_tree
+from tests.datamover.support.trees import describe_tree, make_tree
 
 _UID = "6b4c1a1e-uid"
 OLD_NS = 1_600_000_000_123_456_789
@@ -46,20 +47,11 @@ def make_volume(root: Path, files: int = _FILES) -> Path:
 
 def _describe(root: Path) -> dict[str, tuple[object, ...]]:
     """Return all that a restore determines of each entry, also the times of directories and the holes of files."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in [root, *root.rglob("*")]:
-        status = path.lstat()
-        content: object = path.readlink() if path.is_symlink() else b"" if path.is_dir() else path.read_bytes()
-        blocks = status.st_blocks if path.is_file() and not path.is_symlink() else 0
-        found[str(path.relative_to(root))] = (
-            oct(status.st_mode),
-            status.st_uid,
-            status.st_gid,
-            status.st_mtime_ns,
-            content,
-            blocks,
-        )
-    return found
+    found = {name: (entry, (root / name).lstat()) for name, entry in describe_tree(root).items()}
+    return {
+        name: (*entry, status.st_mtime_ns, status.st_blocks if stat.S_ISREG(status.st_mode) else 0)
+        for name, (entry, status) in found.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import os
-import shutil
 import sys
 import tarfile
 from asyncio.subprocess import PIPE
@@ -29,20 +28,14 @@ class SnapshotBed:
 
     @classmethod
     def make(cls, kopia: PlainKopia, folder: Path, volume: Path) -> "SnapshotBed":
-        root = folder / "location"
-        place = root / "kopia" / "app"
-        place.mkdir(parents=True)
         pod = MoverPod(FakeKube(), folder)
-        pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
-        kopia.run("repository", "create", "filesystem", f"--path={place}", *IDENTITY)
+        pod.repository.mkdir(parents=True)
+        kopia.run("repository", "create", "filesystem", f"--path={pod.repository}", *IDENTITY)
         return cls(pod, volume, kopia.snapshot(volume))
 
     def copy(self, folder: Path) -> "SnapshotBed":
         """Return one with a pod and a repository of its own, and the same volume."""
-        root = Path(shutil.copytree(self.pod.folder / "location", folder / "location"))
-        pod = MoverPod(FakeKube(), folder)
-        pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
-        return SnapshotBed(pod, self.volume, self.snapshot_id)
+        return SnapshotBed(MoverPod.ready(self.pod.repository, folder), self.volume, self.snapshot_id)
 
     def place(self, path: str = "", **more: Any) -> dict[str, Any]:
         """Return the fields of a specification that name a path in the snapshot."""
