@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ async def _in_a_bucket(s3: S3Server, folder: Path) -> MoverPod:
     return pod
 
 
-async def _seconds(pod: MoverPod, kind: str, volume: Path, **spec: str) -> float:
+async def _seconds(pod: MoverPod, kind: str, volume: Path, **spec: Any) -> float:
     begin = time.monotonic()
     await pod.transfer(kind, volume, **spec)
     return time.monotonic() - begin

@@ -52,8 +52,10 @@ def _store(form: str, disk: Path, folder: Path, kopia_program: Path) -> Snapshot
 
 async def _back_up(disk: Path, place: Path) -> str:
     with opened(FileStorage(place)) as repository:
-        wanted = {"mode": VolumeMode.BLOCK, "source": _SOURCE, "tags": _TAGS, "by_block": True}
-        return (await back_up_volume(repository, disk, **wanted)).snapshot_id
+        backup = await back_up_volume(
+            repository, disk, mode=VolumeMode.BLOCK, source=_SOURCE, tags=_TAGS, by_block=True
+        )
+        return backup.snapshot_id
 
 
 async def _list(bed: SnapshotBed, path: str, capsys: pytest.CaptureFixture[str], limit: int = 100) -> list[FileEntry]:

@@ -60,8 +60,9 @@ def bed(pod: MoverPod, plain_kopia: PlainKopia, tmp_path: Path, capsys: pytest.C
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_bytes(os.urandom(200_000))
         snapshots.append(plain_kopia.snapshot(tmp_path / name, source=f"/{name}"))
-    _refer(pod, snapshots[0])
-    return Bed(pod, *snapshots, capsys)
+    first, second = snapshots
+    _refer(pod, first)
+    return Bed(pod, first, second, capsys)
 
 
 def _refer(pod: MoverPod, snapshot: str, *, backup: str = "") -> None:

@@ -54,7 +54,8 @@ def _lose_bucket(pod: MoverPod, s3: S3Server) -> None:
 
 
 def _replace_key(pod: MoverPod, s3: S3Server) -> None:
-    pod.put_secret(*CLOUD.values(), s3.credentials_file.replace(s3.secret_key, "not-the-secret-key"))
+    wrong = s3.credentials_file.replace(s3.secret_key, "not-the-secret-key")
+    pod.put_secret(CLOUD["name"], CLOUD["key"], wrong)
 
 
 def _name_another_secret(pod: MoverPod, s3: S3Server) -> None:

@@ -82,7 +82,7 @@ _MIB = 1 << 20
 _NOTE = "read everything, since spec.parentSnapshot is not usable: "
 
 
-async def _back_up(pod: MoverPod, volume: Path, **spec: str) -> BackupResult:
+async def _back_up(pod: MoverPod, volume: Path, **spec: Any) -> BackupResult:
     await pod.transfer("DataUpload", volume, **spec)
     return parse_result(BackupResult, pod.message)
 

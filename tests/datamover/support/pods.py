@@ -120,7 +120,7 @@ class MoverPod:
 
     def put_bucket(self, server: S3Server, bucket: str, *, url: str = "", **spec: Any) -> None:
         """Let the location be a bucket, with the keys of the server, which may be behind a proxy at `url`."""
-        self.put_secret(*CLOUD.values(), server.credentials_file)
+        self.put_secret(CLOUD["name"], CLOUD["key"], server.credentials_file)
         config = {"s3Url": url or server.url, "region": "us-east-1"}
         self.put_location(config, bucket=bucket, credential=CLOUD, **spec)
 
