@@ -20,7 +20,7 @@ from benchmarks.figures import Summary, print_report, spread, table
 from benchmarks.lives import Life, live
 from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape, change_tree, make_tree
-from tests.cluster.conftest import Bed
+from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import HandKopia, open_kopia
 from tests.cluster.site import Site

@@ -10,8 +10,6 @@ Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md and
 https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -8,8 +8,6 @@ only if every digest was read.
 Source: https://distribution.github.io/distribution/spec/api/ and https://distribution.github.io/distribution/spec/auth/token/
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

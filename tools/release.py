@@ -8,24 +8,20 @@ With TAG, such as v0.1.0, it must name the version, and CHANGELOG.md must have a
 "Unreleased" one will do.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import yaml
 
 from core.version import VERSION
 from tools.wheel import ReleaseError, check_installed, check_wheel, run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["check_chart", "check_tag", "main", "read_notes", "write_checksums"]
 

@@ -9,8 +9,6 @@ same document.
 Source: https://cyclonedx.org/docs/1.6/json/ and https://github.com/package-url/purl-spec
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

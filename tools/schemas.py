@@ -9,17 +9,13 @@ Kubernetes, which `go` downloads and whose hash is pinned here. For another vers
 Source: https://github.com/kubernetes/kubernetes/tree/master/api/openapi-spec
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 __all__ = ["KINDS", "PINS", "build_schemas", "main"]
 

@@ -1,19 +1,15 @@
 """What a wheel of the project must have, and what must run when it is installed."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import zipfile
 from email.parser import HeaderParser
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from core.version import VERSION
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["ReleaseError", "check_installed", "check_licenses", "check_wheel", "run"]
 

@@ -5,16 +5,12 @@ Most of what they do is to wait, so they run in several processes at the same ti
 in `tests.cluster.sharing`. The arguments are pytest's; `--thorough` before them runs what `make test` leaves out.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.testbed.layout import ROOT
-
-__all__ = ["FOLDERS", "LANES", "LAST", "main"]
 
 LANES = {
     "changing": "changes of the agents' nodes, pods and configuration; the demonstration",

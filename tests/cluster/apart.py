@@ -1,25 +1,16 @@
 """An agent of a test's own: that of `deploy/`, on one node and in another namespace, changed by the test."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tests.testbed.api import Resource
+from tests.cluster.bed import Bed
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__ = ["CALM_NODE", "CLOCK_OFFSET", "OTHER_NODE", "ApartAgent", "installed_apart"]
 
 _DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 _ACCOUNTS = ("node-agent", "node-agent-mover")

@@ -4,11 +4,9 @@ A broken mover pod is put where the agent finds it, labeled and owned as if an e
 created it: so the real scheduler and the real kubelet report the cause, and no other transfer is affected.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
@@ -17,27 +15,12 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
+from tests.cluster.bed import Bed
+from tests.cluster.scenes import Volume
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.objects import FAULT_CONFIG_MAP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.scenes import Volume
-    from tests.testbed.api import Json
-
-__all__ = [
-    "HELD_TOLERATION",
-    "MISSING",
-    "break_storage",
-    "build_mover",
-    "build_pod_volume_transfer",
-    "build_target",
-    "build_waiting_pod",
-    "tainted",
-]
 
 MISSING = "missing"
 

@@ -3,17 +3,10 @@
 Knows the messages of scheduler, kubelet and storage. `tests.cluster.breakage` produces the causes.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.cluster.breakage import MISSING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["CASES", "ELSEWHERE", "OPEN", "Case", "called"]
 
 OPEN = "open"
 """A storage location that can be used."""

@@ -1,31 +1,23 @@
 """Backups by block of a driver that says what has changed: the released sidecar over the test bed's driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.layout import Layout
 from tests.testbed.settings import BUCKET, node_address
-from tests.testbed.storage.changes import serving_changes
+from tests.testbed.storage.changes import ChangesService, serving_changes
 from tests.testbed.storage.csi import Storage
 from tests.testbed.storage.objects import CONTENTS, EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-    from tests.testbed.storage.changes import ChangesService
-
-__all__ = ["MIB", "Tracked", "announced_changes", "delete_base", "open_tracked"]
 
 MIB: Final = 1 << 20
 

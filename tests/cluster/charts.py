@@ -1,21 +1,13 @@
 """A release of the chart in the test bed, and DataUploads by its agents or by others."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from client.install.options import InstallOptions, LocationOptions, ProxyOptions
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import UPLOADS, Volume, wait_released
 from tests.cluster.workloads import wait_until
 from tests.support.helm import values_of
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_location
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__ = ["build_values", "complete", "create_upload", "fill_volume"]
 
 
 def build_values(bed: Bed, space: str) -> Json:

@@ -1,25 +1,18 @@
 """The agents' ConfigMap, edited as a user does it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tests.cluster.bed import Bed
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CONFIG_MAPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-
-__all__ = ["ONE_SLOT", "activate", "build_concurrency", "change", "configured"]
 
 ONE_SLOT = "bed-2"
 """The node for tests that need a node with one slot: transfers of other tests run elsewhere."""

@@ -1,28 +1,18 @@
 """Fixtures of the tests that run inside the test bed: the cluster around them, and an agent in it."""
 
-from __future__ import annotations
-
 import json
 import os
-import secrets
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.configuration import ONE_SLOT, activate, build_concurrency
 from tests.cluster.sharing import Shared, has_alone
 from tests.testbed.api import Api
-from tests.testbed.demonstration.manifests import build_namespace
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import install_agent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-__all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "rows", "space"]
 
 _VARIABLES = ("DATA_MOVER_STALL_TIMEOUT=30s",)
 """A storage that does not answer fails a transfer within the tests' limits."""
@@ -31,9 +21,6 @@ _OWN = {"retry": {"initialBackoff": "1s"}}
 """What tests that interrupt a transfer would wait for."""
 
 _OUTSIDE = "not in a cluster: python -m tests.testbed run -- pytest -m cluster"
-
-_RUNNING = "daemonsets,jobs,pods,persistentvolumeclaims,volumesnapshots"
-"""What a test leaves that takes room or processors, those first that create others."""
 
 RAN = "tests-that-ran"
 """A folder of the test bed: one file for each module of which tests have run, whichever process ran them."""
@@ -49,24 +36,6 @@ _LAST = "test_permissions.py"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that come first before all others, and those that come last behind them."""
     items.sort(key=lambda item: (item.path.name == _LAST) - (item.path.name in _FIRST))
-
-
-@dataclass(frozen=True)
-class Bed:
-    """The cluster that this process runs in."""
-
-    env: Mapping[str, str]
-    user: User
-
-    @property
-    def api(self) -> Api:
-        """A client with the administrator's permissions."""
-        return self.user.api
-
-    @property
-    def folder(self) -> Path:
-        """Where the test bed keeps its files."""
-        return Path(self.env["BED_DIR"])
 
 
 @pytest.fixture(scope="session")
@@ -132,15 +101,3 @@ def module_space(bed: Bed) -> Iterator[str]:
     """A namespace for all tests of a module."""
     with new_namespace(bed) as name:
         yield name
-
-
-@contextmanager
-def new_namespace(bed: Bed) -> Iterator[str]:
-    """A namespace for as long as the context lasts; its pods and volumes are deleted after that.
-
-    It stays, empty: to delete one takes a hundred requests, several for each kind of object that there is.
-    """
-    name = f"test-{secrets.token_hex(4)}"
-    bed.user.apply(build_namespace(name))
-    yield name
-    bed.user.kubectl("delete", _RUNNING, "--all", "-n", name, "--wait=false")

@@ -1,30 +1,21 @@
 """A transfer that a test follows from its creation to its end, as a Velero server's watch sees it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, is_final
 from tests.cluster.workloads import BACKUPS, RESTORES
-from tests.testbed.api import ApiError
+from tests.testbed.api import ApiError, Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json, Resource
-
-__all__ = ["PHASES", "RESOURCES", "Followed", "recorded_events"]
 
 RESOURCES = {
     "DataUpload": UPLOADS,
@@ -134,7 +125,7 @@ class Followed:
         self._watch = threading.Thread(target=self._follow, name=f"watch of {self.name}", daemon=True)
         self._watch.start()
 
-    def wait(self, what: str, until: Callable[[Followed], bool], *, seconds: float = _SECONDS) -> None:
+    def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = _SECONDS) -> None:
         """Return once something is true of it.
 
         Raises:

@@ -5,23 +5,16 @@ lets a connection carry what a repository is opened with, and stops in the middl
 large blob, until it is opened. Knows nothing of S3.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from tests.testbed.processes import BedError
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["HELD_BYTES", "Gate", "open_gate"]
 
 _CHUNK_BYTES = 64 << 10
 _PASSES_BYTES = 1 << 20

@@ -1,25 +1,18 @@
 """kopia as a person runs it against the test bed's bucket, with the identity that Velero uses."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
+from tests.cluster.bed import Bed
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.cluster.conftest import Bed
-
-__all__ = ["PASSWORD", "HandKopia", "open_kopia"]
 
 PASSWORD = "static-passw0rd"
 """What all repositories have whose operator set no other."""

@@ -5,27 +5,18 @@ and credentials are filled in. The image has Velero's name, but a stand-in of th
 (`tests.testbed.images`): it waits until it is to end.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import yaml
 
-from tests.testbed.api import Resource
+from tests.cluster.bed import Bed
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import build_location
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__ = ["DAEMON_SETS", "Installation", "installed"]
 
 DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 

@@ -4,30 +4,22 @@ Each is what happens in a cluster, and not a simulation of it: the kernel kills 
 evicts, the storage does not answer.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
+from tests.cluster.followed import Followed
+from tests.cluster.gate import Gate
 from tests.cluster.processes import Process, find_all, is_kopia, is_mover, of_pod, wait_for_one
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.followed import Followed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
-
-__all__ = ["INTERRUPTIONS", "Interruption", "evict", "exhaust_memory", "kill_kopia", "kill_mover", "movers_of"]
 
 _SECONDS = 90
 _POLL_SECONDS = 0.1

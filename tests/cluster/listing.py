@@ -4,22 +4,13 @@ Leaves out what carries a name of other tests, which run at the same time. Does 
 a transfer may leave.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from core.models.names import DELETIONS_CONFIGMAP, HISTORY_CONFIGMAPS
-from tests.testbed.api import Resource
+from tests.cluster.bed import Bed
+from tests.testbed.api import Api, Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Api, Json
-
-__all__ = ["applied_versions", "everything", "kinds"]
 
 _PASSING = {"events", "leases", "componentstatuses", "volumeattachments"}
 """What Kubernetes creates and deletes by itself. A volume that is left behind is listed without its attachment."""

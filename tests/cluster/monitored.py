@@ -1,28 +1,19 @@
 """An agent of a test's own that moves data behind a gate, and what Prometheus would scrape from it."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from core.models.backups import Shrinkage
 from core.models.names import SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.scenes import Volume
+from tests.cluster.upkeep import Upkeep
 from tests.cluster.workloads import BACKUPS, Workload, wait_until
+from tests.testbed.api import Json
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.cluster.gate import Gate
-    from tests.cluster.upkeep import Upkeep
-    from tests.testbed.api import Json
-
-__all__ = ["Monitored"]
 
 _FILLED = {"data": 2_000_000, "scratch": 2 * HELD_BYTES}
 _CLAIM = "writer"

@@ -3,24 +3,16 @@
 All nodes' processes are visible from the test bed's own namespace, whatever namespaces they are in.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.testbed.api import Json
-
-__all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 
 _MOVING = {"create", "restore", "mover-backup", "mover-restore", "block-write", "block-read"}
 _SHOWN = {"blob", "content", "manifest", "policy"}

@@ -1,26 +1,18 @@
 """The commands of docs/disaster-recovery.md as they are written there, and three volumes that they bring back."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import Place, Volume
 from tests.testbed.demonstration.manifests import build_pod
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-
-__all__ = ["VOLUMES", "Recovery", "lose"]
 
 _PAGE = ROOT / "docs" / "disaster-recovery.md"
 VOLUMES = ("data", "files", "web")

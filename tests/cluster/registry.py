@@ -6,27 +6,20 @@ Source: https://github.com/opencontainers/distribution-spec/blob/v1.1.0/spec.md 
 https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socketserver
 import subprocess
 import tarfile
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Registry", "registry"]
 
 _HOST = "127.0.0.1"
 """A runtime uses plain HTTP for a loopback address: only the first node reaches it."""

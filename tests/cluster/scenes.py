@@ -3,20 +3,20 @@
 Everything is done as a user does it, with kubectl.
 """
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.cluster.gate import open_gate
-from tests.testbed.api import ApiError, Resource
+from tests.cluster.bed import Bed
+from tests.cluster.gate import Gate, open_gate
+from tests.testbed.api import ApiError, Json, Resource
 from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
@@ -28,27 +28,6 @@ from tests.testbed.demonstration.manifests import (
 from tests.testbed.demonstration.timeline import FINAL
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CLAIMS, DRIVER, TOPOLOGY_KEY, VOLUMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
-
-__all__ = [
-    "DOWNLOADS",
-    "UPLOADS",
-    "Place",
-    "Volume",
-    "build_class",
-    "follow",
-    "is_final",
-    "open_gated_place",
-    "wait_released",
-    "watch_ends",
-]
 
 UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
 DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")

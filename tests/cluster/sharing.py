@@ -4,19 +4,13 @@ Knows files that are locked. Does not know the tests: each declares what it reli
 needs to have alone.
 """
 
-from __future__ import annotations
-
 import fcntl
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-
-__all__ = ["WITH_LOCKS", "Shared", "has_alone", "relies_on"]
+from tests.cluster.bed import Bed
 
 WITH_LOCKS: Final = 1200
 """The limit of a test that takes a lock, in seconds: it includes the wait for tests of all other lanes."""

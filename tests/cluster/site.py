@@ -4,21 +4,21 @@ The test bed keeps volumes as folders and images, so nothing needs a pod to fill
 the class that all nodes reach.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.workloads import RESTORE_UID, build_restore_wait
+from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey, compare
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.survey import describe
@@ -26,14 +26,6 @@ from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.objects import CLAIMS, SHARED_CLASS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__ = ["DATA_BYTES", "Site"]
 
 _FILES, _FILE_BYTES = 20, 3 << 19
 DATA_BYTES = _FILES * _FILE_BYTES

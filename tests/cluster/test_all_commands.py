@@ -1,12 +1,11 @@
 """The commands as a person runs them in a terminal, one after the other: what they show, and their documents."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,14 @@ from client.restores.sources import StoredList
 from client.schedules.store import ScheduleList
 from client.status.view import StatusView
 from client.verifications.report import VerificationReport
+from core.models.base import WireModel
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal, screen_of
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from core.models.base import WireModel
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -5,32 +5,25 @@ a chroot jail does. The agents are those of a DaemonSet of Velero's, in a namesp
 is most worth to steal, the token of an administrator and a file with the credentials of the bucket.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from core.landlock import landlock_abi
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.breakage import build_pod_volume_transfer
-from tests.cluster.conftest import new_namespace
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.installation import Installation, installed
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORE_UID, RESTORES, wait_until
 from tests.support.attacks import Swap, attacker_command
+from tests.testbed.api import Json
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 

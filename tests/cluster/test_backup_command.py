@@ -1,16 +1,16 @@
 """`nodeagent backup` on a real kubelet: volumes reach the bucket while a terminal shows how, and can be canceled."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.bed import Bed
+from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Volume, open_gated_place
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
@@ -19,12 +19,6 @@ from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

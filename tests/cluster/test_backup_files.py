@@ -1,24 +1,18 @@
 """`nodeagent backup ls` and `cp` on a real kubelet: files of a backup reach a person's machine as they were."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 

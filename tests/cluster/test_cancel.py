@@ -1,24 +1,19 @@
 """Transfers canceled or deleted while data moves: nothing is left in the cluster, nor in the repository."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import UPLOADS, Volume, follow, open_gated_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 

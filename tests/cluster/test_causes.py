@@ -4,16 +4,16 @@ All causes are produced at the same time, on the real scheduler and kubelet, onc
 here; then what can heal is healed.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
+from tests.cluster.bed import Bed
 from tests.cluster.breakage import (
     break_storage,
     build_mover,
@@ -28,18 +28,11 @@ from tests.cluster.registry import registry
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORES
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_snapshot
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from _pytest.mark.structures import ParameterSet
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 

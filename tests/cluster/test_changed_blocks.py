@@ -1,18 +1,12 @@
 """A driver that says what has changed, by the released sidecar: backups by block read and store little more."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.changes import MIB, Tracked, announced_changes, open_tracked
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 # In the lane of all other tests that back up by block: while the service is announced, their drivers are asked too.
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]

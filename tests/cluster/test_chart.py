@@ -1,22 +1,16 @@
 """The Helm chart beside the cluster's own installation: both carry out transfers, also the one that is left."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.charts import build_values, complete, create_upload, fill_volume
 from tests.cluster.listing import applied_versions, everything
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.helm import CHART, Helm
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 

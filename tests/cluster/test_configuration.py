@@ -1,29 +1,23 @@
 """An edited configuration applies to transfers that start later; a running one keeps its own."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, open_gated_place, wait_released
 from tests.cluster.workloads import BACKUPS, Workload, back_up, find_mover, wait_held, wait_until
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CONFIG_MAPS, EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 

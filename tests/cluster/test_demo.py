@@ -1,16 +1,10 @@
 """The demonstration's path on a real kubelet that has the agent, with less data than the demonstration moves."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demo import Demo
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -1,30 +1,25 @@
 """The objects of `examples/`, used with kubectl and kopia: a volume is backed up, inspected and restored."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
 from tests.testbed.storage.objects import CLAIMS, EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -1,19 +1,13 @@
 """The chart in a cluster that has nothing of ours yet: `make test-chart`, in a test bed of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from client.install.manifests import read_definitions
+from tests.cluster.bed import Bed
 from tests.cluster.charts import build_values, complete, create_upload, fill_volume
 from tests.support.helm import CHART, Helm
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -3,32 +3,25 @@
 The CSI driver deletes each member alone, or refuses that, with or without saying so before.
 """
 
-from __future__ import annotations
-
 import random
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CLAIMS, CONTENTS, EVENTS, GROUP_CLASS, GROUP_CLASS_TOGETHER, SNAPSHOTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -3,26 +3,20 @@
 Agents of the test's own, in a namespace of its own: a wrong folder would end those of the cluster.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.cluster.apart import ApartAgent, installed_apart
+from tests.cluster.bed import Bed
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 

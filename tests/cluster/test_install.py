@@ -1,25 +1,19 @@
 """The commands that install, check and remove agents, beside the test bed's own installation."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.listing import applied_versions
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 

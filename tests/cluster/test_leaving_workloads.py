@@ -1,17 +1,11 @@
 """Workload pods that are deleted while their volumes are backed up, or before."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place
 from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_until
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 

@@ -3,13 +3,11 @@
 A backup that is evicted afterward keeps what it has sent.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.interruptions import evict
 from tests.cluster.scenes import open_gated_place
@@ -23,10 +21,7 @@ from tests.cluster.workloads import (
     wait_logged,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
+from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 

@@ -1,23 +1,17 @@
 """Maintenance of a repository without a Velero server: Jobs on a real kubelet, by an agent of the test's own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.apart import installed_apart
+from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
+from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(500)]
 

@@ -1,27 +1,19 @@
 """What Prometheus and a browser find while data moves: every metric that rules and dashboard use, and each page."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.client.support.browser import visit
 from tests.cluster.apart import CALM_NODE, installed_apart
+from tests.cluster.bed import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.monitored import Monitored
 from tests.cluster.upkeep import Upkeep
 from tests.support.monitoring import dashboard_queries, metrics_in, rule_queries
 from tests.support.ui_command import running_ui
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__: list[str] = []
+from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(500)]
 

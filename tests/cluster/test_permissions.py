@@ -3,25 +3,21 @@
 It runs last, when all other processes have ended: it checks the audit log of the whole run.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 from nodeagent.runtime.preflight import PREFLIGHT_NAME
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import RAN
 from tests.support.access import Access, access_of_event, not_permitted
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="last")]
 

@@ -4,27 +4,22 @@ One snapshot is backed up and restored while the configuration sets everything t
 checks: a node, a read-only claim of another class, resources, a cache volume.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.storage.objects import CLAIMS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 

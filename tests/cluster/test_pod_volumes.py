@@ -4,17 +4,15 @@ The claims' volumes are `local` ones: the paths of CSI volumes are covered by te
 recordings (tests/exposer/test_workload.py).
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import new_namespace
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import (
     BACKUPS,
@@ -24,15 +22,10 @@ from tests.cluster.workloads import (
     expect_nothing_left,
     wait_until,
 )
+from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import compare
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -1,25 +1,20 @@
 """`nodeagent restore` on a real kubelet: backups of both methods come back by both methods, also with late binding."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -1,14 +1,12 @@
 """The restore helper in a restored pod, with all that a cluster may restrict: user, privileges, files and memory."""
 
-from __future__ import annotations
-
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import new_namespace
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import (
     BACKUPS,
@@ -18,17 +16,10 @@ from tests.cluster.workloads import (
     expect_nothing_left,
     wait_until,
 )
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__: list[str] = []
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 

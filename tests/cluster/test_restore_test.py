@@ -1,26 +1,20 @@
 """Restore tests of the leader on a real kubelet: a volume comes back, and what a killed test has left goes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from client.install.manifests import build_restore_test_account
 from client.install.options import InstallOptions
 from tests.cluster.apart import CALM_NODE, installed_apart
-from tests.cluster.conftest import new_namespace
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.scenes import Volume
 from tests.cluster.upkeep import Upkeep
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
 

@@ -1,27 +1,20 @@
 """A transfer of each kind that is interrupted halfway, each in another way, and completes as if it had not been."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.followed import PHASES, Followed, recorded_events
-from tests.cluster.gate import open_gate
+from tests.cluster.gate import Gate, open_gate
 from tests.cluster.interruptions import INTERRUPTIONS
 from tests.cluster.scenes import wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.site import DATA_BYTES, Site
 from tests.cluster.writers import Writer, observed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 

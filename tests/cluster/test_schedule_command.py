@@ -1,24 +1,19 @@
 """`nodeagent schedule` on a real kubelet: its pods back up with their own account, and delete what is expired."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 

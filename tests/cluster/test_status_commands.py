@@ -1,7 +1,5 @@
 """`nodeagent status`, `describe` and `support-bundle` beside a real agent, its leader's page and a failed transfer."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -9,25 +7,20 @@ import subprocess
 import sys
 import tarfile
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.version import VERSION
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import UPLOADS
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.terminal import open_terminal
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 

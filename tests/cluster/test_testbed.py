@@ -1,19 +1,14 @@
 """The test bed itself: pods, network, volumes, snapshots, devices, and the faults it is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_claim, build_pod, build_snapshot
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, FAULT_ANNOTATION, SNAPSHOTS, VOLUMES
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [
     pytest.mark.cluster,

@@ -1,20 +1,15 @@
 """A cluster is lost, and another one gets a copy of its bucket: `make test-recovery`, each in a test bed of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.recovery import Recovery, lose
 from tests.testbed.api import Resource
 from tests.testbed.layout import Layout
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

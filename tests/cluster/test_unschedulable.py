@@ -1,32 +1,24 @@
 """A node that takes no new pods still runs the transfers of the pods that it has."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.units import parse_quantity
+from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, configured
-from tests.cluster.processes import wait_for_one
+from tests.cluster.processes import Process, wait_for_one
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import BACKUPS, RESTORES, Workload, back_up, expect_nothing_left, wait_until
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.settings import PAUSE_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.processes import Process
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 

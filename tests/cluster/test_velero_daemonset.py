@@ -5,29 +5,21 @@ show what becomes of DaemonSet and pods, and of this agent; not that Velero's ag
 Velero server: in its place, this agent's controller makes the backup repositories.
 """
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import new_namespace
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.installation import Installation, installed
 from tests.cluster.scenes import UPLOADS, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import BACKUPS, Workload, wait_until
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.settings import AGENT_IMAGE, VELERO_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 

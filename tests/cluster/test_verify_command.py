@@ -1,26 +1,21 @@
 """`nodeagent backup verify` on a real kubelet: volumes are read back, restored and compared, and damage is found."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 from tests.testbed.layout import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 

@@ -1,22 +1,16 @@
 """Volumes that every node reaches, and the observer of those who can write to them, which sees two of them."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.writers import Observer
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_claim
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.objects import ATTACHMENTS, CLAIMS, SHARED_CLASS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 pytestmark = [
     pytest.mark.cluster,

@@ -1,29 +1,20 @@
 """One repository that an agent of the test's own maintains: its history, its Jobs and their pods."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.cluster.apart import CALM_NODE, OTHER_NODE, ApartAgent, installed_apart
+from tests.cluster.bed import Bed
+from tests.cluster.gate import Gate
 from tests.cluster.handkopia import open_kopia
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import build_namespace
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
-
-__all__ = ["Upkeep", "open_upkeep"]
 
 _REPOSITORIES = Resource("/apis/velero.io/v1", "backuprepositories")
 _JOBS = Resource("/apis/batch/v1", "jobs")
@@ -33,7 +24,7 @@ _POLL_SECONDS = 0.5
 
 
 @contextmanager
-def open_upkeep(bed: Bed, gate: Gate, *, node: str = OTHER_NODE) -> Iterator[Upkeep]:
+def open_upkeep(bed: Bed, gate: Gate, *, node: str = OTHER_NODE) -> Iterator["Upkeep"]:
     """A namespace with a location behind the gate, for an agent on that node, which is not started."""
     space = f"test-{secrets.token_hex(4)}"
     bed.user.apply(build_namespace(space))

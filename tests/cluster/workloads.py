@@ -4,44 +4,23 @@ A workload fills its volumes, or waits for them to be filled as a pod that a Vel
 restored does; then it describes what it finds in them and goes on running.
 """
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
 from tests.cluster.breakage import HELD_TOLERATION
+from tests.cluster.gate import Gate
 from tests.testbed import demonstration
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
+from tests.testbed.demonstration.compare import Survey
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.timeline import FINAL
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
-    from tests.testbed.demonstration.compare import Survey
-
-__all__ = [
-    "BACKUPS",
-    "RESTORES",
-    "RESTORE_UID",
-    "Workload",
-    "back_up",
-    "build_restore_wait",
-    "expect_nothing_left",
-    "find_mover",
-    "wait_held",
-    "wait_logged",
-    "wait_until",
-]
 
 BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
 RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")

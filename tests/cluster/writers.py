@@ -6,25 +6,18 @@ started its process, and ends when it was seen last; so an overlap is missed onl
 between two looks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.cluster.processes import Process, is_mover
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Observer", "Writer", "observed"]
 
 _PAUSE_SECONDS = 0.05
 _LOOKS = 200

@@ -1,22 +1,16 @@
 """Fixtures: the cluster tier's, and a gate that all storage locations are behind."""
 
-from __future__ import annotations
-
 import json
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import agent, bed
 from tests.cluster.gate import open_gate
 from tests.cluster_full.quartet import Quartet, Seed
 from tests.testbed.demonstration.manifests import NAMESPACE, build_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 __all__ = ["agent", "bed", "quartet", "quick_to_notice", "seed"]
 

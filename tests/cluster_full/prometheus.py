@@ -1,31 +1,24 @@
 """A real Prometheus that scrapes the agent of a test, with rules whose durations are divided."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
+from tests.cluster.apart import ApartAgent
 from tests.support.monitoring import divide_durations, read_rules
 from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
-
-    from tests.cluster.apart import ApartAgent
-
-__all__ = ["FACTOR", "Prometheus", "run_prometheus"]
 
 FACTOR = 240
 """A day is six minutes, and ten minutes are 2.5 s, in which there are five scrapes."""

@@ -4,31 +4,22 @@ The volumes are `local` ones: the paths of CSI volumes are covered by tests from
 (tests/exposer/test_workload.py).
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.bed import Bed
+from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, is_final
 from tests.cluster.workloads import BACKUPS, RESTORES, Workload, wait_until
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json, Resource
-
-__all__ = ["RESOURCES", "Quartet", "Seed", "wait_all", "wait_leaked"]
 
 RESOURCES = {
     "DataUpload": UPLOADS,

@@ -1,24 +1,15 @@
 """Components of the test bed, and its second node, that are killed, and started again as they were."""
 
-from __future__ import annotations
-
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
-from tests.cluster.processes import find_all, wait_for_one
+from tests.cluster.bed import Bed
+from tests.cluster.processes import Process, find_all, wait_for_one
 from tests.testbed.othernode import lay_cable
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.processes import Process
-
-__all__ = ["Component", "LostNode", "is_api_server", "is_kubelet", "kill_node"]
 
 _SECONDS = 300
 """A node that returns to a busy machine takes minutes: its kubelet asks for all of its pods first."""

@@ -1,20 +1,20 @@
 """Each alert fires, by a real Prometheus, for what it is about: durations are divided by FACTOR."""
 
-from __future__ import annotations
-
 import http
 import json
 import secrets
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from core.models.backups import REPORT_KEY, HeldBackup, RetentionReport
 from core.models.names import ALERT_NOT_PROTECTED_LABEL, DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.metrics import MAX_VOLUMES
-from tests.cluster.apart import installed_apart
+from tests.cluster.apart import ApartAgent, installed_apart
+from tests.cluster.bed import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.monitored import Monitored
@@ -23,18 +23,9 @@ from tests.cluster.upkeep import Upkeep
 from tests.cluster.workloads import wait_until
 from tests.cluster_full.prometheus import Prometheus, run_prometheus
 from tests.cluster_full.throttling import throttling
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_namespace
 from tests.testbed.storage.objects import CLAIMS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.apart import ApartAgent
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-
-__all__ = ["FIRED"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -1,7 +1,5 @@
 """A cancel in each phase, with a transfer of each kind: all end Canceled, and nothing is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cluster.configuration import configured

@@ -1,25 +1,18 @@
 """What a driver says about changed blocks, with each fault and loss: all is read then, and restored byte for byte."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.changes import MIB, Tracked, announced_changes, delete_base, open_tracked
-from tests.cluster.conftest import new_namespace
+from tests.testbed.api import Json
+from tests.testbed.storage.changes import ChangesService
 from tests.testbed.storage.objects import CHANGES_SERVICES, DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
-    from tests.testbed.storage.changes import ChangesService
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

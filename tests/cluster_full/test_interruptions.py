@@ -1,30 +1,22 @@
 """Transfers of all kinds, and of a device, interrupted at several points in each way, and compared byte for byte."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.followed import PHASES, Followed
-from tests.cluster.gate import open_gate
+from tests.cluster.gate import Gate, open_gate
 from tests.cluster.interruptions import INTERRUPTIONS
 from tests.cluster.site import DATA_BYTES, Site
-from tests.cluster.writers import observed
+from tests.cluster.writers import Observer, observed
 from tests.cluster_full.quartet import wait_leaked
 from tests.cluster_full.respawn import LostNode
 from tests.testbed.demonstration.manifests import NAMESPACE, build_namespace
 from tests.testbed.demonstration.user import PODS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.cluster.writers import Observer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -3,28 +3,21 @@
 `test_interruptions` kills data movers.
 """
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.processes import find_all, is_agent, is_mover, of_pod, wait_for_one
-from tests.cluster_full.quartet import Quartet, wait_leaked
+from tests.cluster_full.quartet import Quartet, Seed, wait_leaked
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster_full.quartet import Seed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -3,31 +3,22 @@
 `test_interruptions` has what is retried.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.configuration import change
-from tests.cluster.gate import HELD_BYTES, open_gate
+from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.scenes import Place, Volume
-from tests.cluster.upkeep import open_upkeep
+from tests.cluster.upkeep import Upkeep, open_upkeep
 from tests.cluster.workloads import RESTORE_UID
-from tests.cluster_full.quartet import wait_all, wait_leaked
+from tests.cluster_full.quartet import Seed, wait_all, wait_leaked
 from tests.cluster_full.respawn import kill_node
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.settings import AGENT_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.cluster.upkeep import Upkeep
-    from tests.cluster_full.quartet import Seed
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

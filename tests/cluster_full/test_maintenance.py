@@ -1,23 +1,15 @@
 """Maintenance Jobs that their node ends: out of memory, beyond their deadline, evicted; and a leader that is killed."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.gate import open_gate
-from tests.cluster.upkeep import open_upkeep
+from tests.cluster.bed import Bed
+from tests.cluster.gate import Gate, open_gate
+from tests.cluster.upkeep import Upkeep, open_upkeep
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.cluster.upkeep import Upkeep
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -1,22 +1,16 @@
 """Movers that are lost to their node or the scheduler: no memory, a pod of a higher priority."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.configuration import configured
-from tests.cluster_full.quartet import wait_leaked
+from tests.cluster_full.quartet import Quartet, wait_leaked
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import PAUSE_IMAGE
-
-if TYPE_CHECKING:
-    from tests.cluster_full.quartet import Quartet
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,22 +1,13 @@
 """An API server that rejects requests as too many (429), because others hold all that it serves at a time."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from http.client import HTTPSConnection
 
-from tests.testbed.api import Resource
+from tests.cluster.apart import ApartAgent
+from tests.testbed.api import Json, Resource
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.client import HTTPSConnection
-
-    from tests.cluster.apart import ApartAgent
-    from tests.testbed.api import Json
-
-__all__ = ["throttling"]
 
 _VERSION = "flowcontrol.apiserver.k8s.io/v1"
 _FLOW_SCHEMAS = Resource(f"/apis/{_VERSION}", "flowschemas", namespaced=False)

@@ -5,25 +5,17 @@ their reads and writes look to a real API server, and what it leaves to controll
 them: finalizers that protect claims and volumes, pods that a kubelet releases.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from core.kube.client import Selection
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, raise_for_status
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource
 from core.kube.transport import MERGE_PATCH, Request
 from tests.nodeagent.support.simulation import Controllers, Mover
 from tests.support.deletion import force_delete
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from core.kube.client import KubeClient
-    from core.kube.resources import Resource
-    from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict
 
 _TICK_SECONDS = 0.2
 _MOVE_SECONDS = 0.3

@@ -1,18 +1,12 @@
 """Everything that an API server holds, of every kind that it can list."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from core.kube.client import Selection
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import Resource
 from core.kube.transport import Request
-
-if TYPE_CHECKING:
-    from core.kube.client import KubeClient
-    from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict
 
 _PASSING = {"events", "leases"}
 """Kinds whose objects come and go in every run."""

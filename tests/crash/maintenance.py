@@ -3,19 +3,17 @@
 The clock of leaders is fast: what they wait for is simulated within a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from core.clock import SystemClock
-from core.kube.client import Selection
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import ConflictError, NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS, Resource
 from core.models.base import format_time
@@ -30,12 +28,7 @@ from tests.nodeagent.support.maintenance_scene import (
 )
 from tests.nodeagent.support.transfers import NODE
 from tests.support.deletion import force_delete
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from core.kube.client import KubeClient
-    from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict
 
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
 _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
@@ -120,7 +113,7 @@ class MaintenanceWorld:
     async def jobs(self) -> list[JsonDict]:
         return await self.client.list(Selection(JOBS, self.namespace))
 
-    async def until(self, condition: Callable[[MaintenanceWorld], Awaitable[bool]], *, seconds: float) -> None:
+    async def until(self, condition: Callable[["MaintenanceWorld"], Awaitable[bool]], *, seconds: float) -> None:
         """Return once `condition` is true."""
         async with asyncio.timeout(seconds):
             while not await condition(self):

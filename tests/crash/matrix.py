@@ -1,25 +1,18 @@
 """The matrix before a real API server: runs at the same time, and their results."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
-from core.kube.client import Selection
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOT_CONTENTS
 from tests.crash.controllers import RealCluster
 from tests.crash.listing import list_everything
 from tests.crash.worlds import World, open_client
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from core.kube.client import KubeClient
-    from tests.nodeagent.support.harness import Fuse
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.nodeagent.support.harness import Fuse
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 LEDGER = "configmaps node-agent-admissions"
 _HISTORY = "configmaps node-agent-history-"

@@ -4,42 +4,33 @@ A `Site` is one namespace with one transfer of each kind, and with the agents th
 starts in it. Both versions run in the same virtual environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from core.clock import SystemClock
-from core.kube.client import Selection
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import LEASES, NODES, PODS
 from core.kube.watch import watch_objects
 from core.models.names import DISPATCHER_LEASE, OWNER_UID_LABEL
-from tests.crash.controllers import set_status
-from tests.crash.listing import list_everything
+from tests.crash.controllers import RealCluster, set_status
+from tests.crash.listing import Listing, list_everything
 from tests.crash.matrix import open_cluster
 from tests.crash.stoppable import FOLLOWER
 from tests.crash.worlds import CONFIG_MAP, World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS
+from tests.support.apiserver import ApiServer
 from tests.support.children import Child, start_child, wait_until_ready
+from tests.support.objects import JsonDict
 from tests.support.sockets import free_port
 from tests.support.tools import previous_sources
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from core.kube.client import KubeClient
-    from tests.crash.controllers import RealCluster
-    from tests.crash.listing import Listing
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
 
 _LEADER_NODE = "node-of-leader"
 """It has no agent pod, so no transfer is assigned to it."""
@@ -56,7 +47,7 @@ class Version(StrEnum):
     PREVIOUS = "previous"
 
     @property
-    def other(self) -> Version:
+    def other(self) -> "Version":
         return Version.PREVIOUS if self is Version.CURRENT else Version.CURRENT
 
     @property

@@ -5,8 +5,6 @@ only the HTTP library that all versions send by, and what each of them writes: S
 write. After each such write its sender gets no answer, and one line goes to standard output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

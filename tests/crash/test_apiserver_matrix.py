@@ -5,21 +5,14 @@ has a good run of each kind and stops the agent after each write of a DataDownlo
 crash-matrix` has every write of every kind break in every way.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.crash.matrix import CHANGES, LEDGER, open_matrix
+from core.models.base import JsonDict
+from tests.crash.matrix import CHANGES, LEDGER, Matrix, open_matrix
 from tests.crash.worlds import is_write
 from tests.nodeagent.support.harness import Fault, Fuse
 from tests.nodeagent.support.transfers import TRANSFERS
-
-if TYPE_CHECKING:
-    from core.models.base import JsonDict
-    from tests.crash.matrix import Matrix
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer
 
 _LEAST_WRITES = 12
 _RETRY_WRITES = 6

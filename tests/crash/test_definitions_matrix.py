@@ -6,39 +6,32 @@ update and its undoing, one with an older second version the reverse. `make test
 on the oldest and the newest API server. Everything beside the API server is simulated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import secrets
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pytest
 
 from client.collections.collection import cancel_transfer
+from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.models.phases import Phase
+from tests.crash.controllers import RealCluster
 from tests.crash.listing import list_everything
 from tests.crash.matrix import LEDGER, compare, open_cluster, settle, summarize
 from tests.crash.skew import wait_for
 from tests.crash.worlds import World, open_client
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import TRANSFERS
-from tests.support.apiserver import apply_crds, run_apiserver
+from tests.support.apiserver import ApiServer, apply_crds, run_apiserver
 from tests.support.deletion import force_delete
+from tests.support.objects import JsonDict
 from tests.support.versions import VERSIONS, definitions_of, golden, prune
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from core.kube.client import KubeClient
-    from tests.crash.controllers import RealCluster
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

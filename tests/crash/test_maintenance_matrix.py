@@ -3,23 +3,17 @@
 `make test` has one good run; `make crash-matrix` disturbs each write in each way.
 """
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 import pytest
 
+from core.kube.client import KubeClient
+from core.kube.transport import Request, Response
 from tests.crash.maintenance import MaintenanceWorld
 from tests.crash.worlds import is_write, open_client
 from tests.nodeagent.support.harness import Fault, Fuse
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-
-    from core.kube.client import KubeClient
-    from core.kube.transport import Request, Response
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer
 
 _AT_A_TIME = 12
 _LEAST_WRITES = 4

@@ -4,35 +4,28 @@ One of them is killed while data moves and the other version replaces it, as in 
 the DaemonSet, or in a rollback. `make crash-matrix-skew` runs this; PREVIOUS names the revision.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, product
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from core.kube.resources import PODS
+from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from tests.crash.controllers import set_status
-from tests.crash.listing import list_everything
+from tests.crash.listing import Listing, list_everything
 from tests.crash.matrix import CHANGES, LEDGER, compare, settle, summarize
 from tests.crash.skew import Site, Version, open_bench, wait_for
-from tests.support.apiserver import run_apiserver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from core.models.base import JsonDict
-    from tests.crash.listing import Listing
-    from tests.crash.worlds import World
-    from tests.support.apiserver import ApiServer
+from tests.crash.worlds import World
+from tests.support.apiserver import ApiServer, run_apiserver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

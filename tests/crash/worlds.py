@@ -4,17 +4,15 @@ The agent is the whole one, as `serve` wires it, so the dispatcher's writes are 
 stopped at. Left out are the Lease's, whose number time decides, and the repository controller.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -31,26 +29,20 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import Retry
+from core.kube.transport import Request, Retry
 from core.models.names import NODE_LABEL
 from core.models.transfers import PLAIN_RESTORE
 from nodeagent.app import build_agent
 from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
-from nodeagent.startup import read_spec
+from nodeagent.startup import AgentSpec, read_spec
 from tests.crash.controllers import set_status
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.nodeagent.support.harness import Fuse
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, workload_pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from core.kube.transport import Request
-    from nodeagent.startup import AgentSpec
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"

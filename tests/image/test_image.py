@@ -10,7 +10,7 @@ import pytest
 from tests.testbed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
+    from tests.cluster.bed import Bed
     from tests.image.container import Container
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(600)]

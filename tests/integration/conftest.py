@@ -1,17 +1,10 @@
 """Fixtures of the integration tests: one API server for all, one namespace for each."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.apiserver import run_apiserver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer, run_apiserver
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,20 @@
 """A person who installs into a real API server: `nodeagent install` with a kubeconfig, and what it left there."""
 
-from __future__ import annotations
-
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
 
 from client.install.options import resource_of
-from core.kube.resources import NAMESPACES
+from core.kube.resources import NAMESPACES, Resource
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
+from tests.support.apiserver import ApiServer
 from tests.support.rbac import grant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    import pytest
-
-    from core.kube.resources import Resource
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 ALONE = ("--no-default-backup-location", "--no-secret")
 

@@ -1,9 +1,7 @@
 """A real API server accepts the mover pods of any ConfigMap: no transfer fails because of a typing error."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,12 +16,8 @@ from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate, Placement
 from tests.exposer.support.inputs import snapshot_request
 from tests.nodeagent.support.configured import build_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

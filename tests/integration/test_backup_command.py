@@ -1,11 +1,11 @@
 """`nodeagent backup` against a real API server, with the permissions that docs/permissions.md lists and no others."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,18 +23,13 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
+from tests.support.apiserver import ApiServer
 from tests.support.interrupts import run_interruptible
 from tests.support.rbac import grant
 from tests.support.terminal import open_terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

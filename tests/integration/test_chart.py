@@ -1,32 +1,24 @@
 """Releases of the chart on a real API server: install, upgrade, uninstall, and two side by side."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from client.install.manifests import build_installation, read_definitions
+from client.install.options import InstallOptions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS
 from core.kube.transport import MERGE_PATCH
 from tests.cluster.listing import kinds
 from tests.deploy.install_cases import EVERYTHING
-from tests.support.apiserver import apply_crds, run_apiserver
+from tests.support.apiserver import ApiServer, apply_crds, run_apiserver
 from tests.support.helm import CHART, Helm, values_of
 from tests.support.tools import tool
-from tests.testbed.api import Resource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from client.install.options import InstallOptions
-    from tests.support.apiserver import ApiServer
-    from tests.testbed.api import Json
+from tests.testbed.api import Json, Resource
 
 # On a busy machine an API server needs a while for each new definition.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -1,13 +1,11 @@
 """Configuration and priority classes against a real API server: its watches, admission and messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -27,12 +25,8 @@ from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.own_pod import AgentReport
 from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.board import FakeBoard
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

@@ -1,12 +1,10 @@
 """Lease, admission ledger and dispatcher against a real API server: its validation, conflicts and pruning."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,12 +22,8 @@ from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

@@ -1,10 +1,8 @@
 """What exposers write, against the validation and admission of a real API server."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,6 +31,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH, Retry
+from core.models.base import JsonDict
 from core.models.names import RECLAIM_POLICY_ANNOTATION
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun
@@ -43,12 +42,7 @@ from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.transport import load_transport
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

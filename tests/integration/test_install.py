@@ -1,13 +1,10 @@
 """`nodeagent install` against a real API server: what it accepts, changes, takes over, and leaves alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -23,13 +20,11 @@ from core.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
 )
+from core.models.base import JsonDict
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
+from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
-
-if TYPE_CHECKING:
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

@@ -1,10 +1,8 @@
 """Custom resource definitions that are not ours: `nodeagent install` leaves them, and says what they lack."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,12 +10,7 @@ from client.install.apply import find_lacking
 from client.install.manifests import read_definitions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
 from tests.integration.installer import ALONE, Installer
-from tests.support.apiserver import run_apiserver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer, run_apiserver
 
 pytestmark = pytest.mark.integration
 

@@ -1,9 +1,8 @@
 """Objects of others where `nodeagent install` has its own: what is merged, refused, and kept by uninstall."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +19,7 @@ from core.kube.resources import (
     Resource,
 )
 from tests.integration.installer import ALONE, Installer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

@@ -1,11 +1,9 @@
 """What locations need of a real API server: the status that the leader writes, and pods with a shared volume."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -26,7 +24,7 @@ from exposer.pods import (
     build_restore_pod,
     build_validation_pod,
 )
-from exposer.settings import StorageAccess
+from exposer.settings import ExposeSettings, StorageAccess
 from exposer.template import AgentTemplate, Placement
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, Verdict
@@ -35,13 +33,8 @@ from nodeagent.runtime.transport import load_transport
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.configured import build_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from exposer.settings import ExposeSettings
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

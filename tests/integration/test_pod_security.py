@@ -1,10 +1,7 @@
 """Which pods a real API server takes in namespaces that enforce a Pod Security Standard."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -20,11 +17,9 @@ from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod,
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate, Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
+from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 from tests.testbed.api import ApiError
-
-if TYPE_CHECKING:
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

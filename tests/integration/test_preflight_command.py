@@ -1,16 +1,15 @@
 """`nodeagent preflight` against a real API server: its objects are accepted, and an interrupted run leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -31,12 +30,8 @@ from core.kube.resources import (
 from core.kube.transport import MERGE_PATCH
 from nodeagent.runtime.permissions import Scope
 from tests.integration.installer import Installer
+from tests.support.apiserver import ApiServer
 from tests.support.interrupts import run_interruptible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

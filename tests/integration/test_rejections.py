@@ -4,14 +4,12 @@ An agent for each cause, wired as `serve` does it, each in a namespace of its ow
 same time. Their nodes and workloads are only objects: no mover pod is ever accepted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,12 +24,8 @@ from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod
+from tests.support.apiserver import ApiServer
 from tests.testbed.api import Api, ApiError, Json, Resource
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

@@ -1,9 +1,9 @@
 """`nodeagent restore` against a real API server, with the permissions that docs/permissions.md lists and no others."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,16 +18,11 @@ from core.kube.resources import (
 )
 from core.kube.transport import MERGE_PATCH
 from core.models.backups import SavedClaim
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
+from tests.support.apiserver import ApiServer
 from tests.support.rbac import grant
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

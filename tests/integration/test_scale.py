@@ -3,10 +3,8 @@
 One leader is killed and one is stopped for longer than its lease while transfers of all kinds run.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +12,7 @@ from benchmarks.scale.counts import Counts
 from benchmarks.scale.doors import Doors, make_kubelet
 from benchmarks.scale.effort import Effort
 from benchmarks.scale.leaders import kill_leader, measure_leaders, pause_leader
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.apiserver import ApiServer
+from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

@@ -1,11 +1,9 @@
 """`nodeagent schedule` against a real API server: its objects, and what their account may and may not do."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,16 +20,12 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.integration.test_backup_command import _Cluster
+from tests.support.apiserver import ApiServer
 from tests.support.rbac import allows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

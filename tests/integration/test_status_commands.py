@@ -1,12 +1,11 @@
 """`nodeagent status`, `describe` and `support-bundle` before a real API server, with the documented permissions."""
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,18 +15,14 @@ from client.status.describe import TransferDetails
 from client.status.view import StatusView
 from core.kube.resources import DATA_UPLOADS, LEASES, PODS, Resource
 from core.kube.transport import MERGE_PATCH
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.client.support.status_scene import transfer
+from tests.support.apiserver import ApiServer
 from tests.support.golden import assert_golden_text
 from tests.support.rbac import grant
 from tests.support.terminal import open_terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

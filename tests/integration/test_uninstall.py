@@ -1,10 +1,9 @@
 """`nodeagent uninstall` and `nodeagent version` against a real API server."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,12 +33,8 @@ from core.kube.resources import (
 from core.kube.transport import MERGE_PATCH
 from core.version import VERSION
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
+from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

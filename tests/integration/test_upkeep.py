@@ -1,10 +1,8 @@
 """What agents do beside the admission queue, on a real API server: leaked objects, init pods, node labels, pods."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -28,13 +26,9 @@ from nodeagent.leader.admission.pending import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node
 from nodeagent.node.steps import OwnSlots
 from nodeagent.runtime.transport import load_transport
+from tests.support.apiserver import ApiServer
 from tests.support.deletion import force_delete
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tests.support.apiserver import ApiServer
-    from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

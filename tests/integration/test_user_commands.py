@@ -1,12 +1,10 @@
 """Commands for users against a real API server, with the permissions that docs/permissions.md lists and no others."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -14,14 +12,12 @@ import yaml
 from client.permissions import REPO_PERMISSIONS
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, JOBS, LEASES, PODS, Resource
 from core.kube.transport import MERGE_PATCH
+from core.models.base import JsonDict
 from nodeagent.__main__ import main
+from tests.support.apiserver import ApiServer
 from tests.support.interrupts import run_interruptible
 from tests.support.rbac import grant
 from tests.support.status_page import forwarded_address, serve_status_page
-
-if TYPE_CHECKING:
-    from core.models.base import JsonDict
-    from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

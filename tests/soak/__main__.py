@@ -1,7 +1,5 @@
 """`python -m tests.soak [--seconds N] [--seed N]`, inside the test bed; the last line is one JSON object."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -9,14 +7,14 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
 from tests.cluster.configuration import change
-from tests.cluster.conftest import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.scenes import Place
 from tests.cluster_full.quartet import RESOURCES, wait_leaked
@@ -34,9 +32,6 @@ from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import install_agent
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WORKERS = 8
 _BY_BLOCK = 2

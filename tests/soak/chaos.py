@@ -1,22 +1,14 @@
 """Faults that affect all workers: agents, a kubelet, the API server, the storage's controller, the Lease."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.cluster.bed import Bed
 from tests.cluster.processes import find_all, is_agent
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.cluster.conftest import Bed
-
-__all__ = ["build_chaos"]
 
 _LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 _DOWN_SECONDS = 2.0

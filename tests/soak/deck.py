@@ -1,15 +1,9 @@
 """Random order by the seed, in which everything is drawn equally often."""
 
-from __future__ import annotations
-
+import random
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-__all__ = ["Deck"]
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 

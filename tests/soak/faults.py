@@ -1,29 +1,21 @@
 """Faults for one transfer, and the final phases that each allows."""
 
-from __future__ import annotations
-
+import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.cluster.interruptions import evict, exhaust_memory, kill_kopia, kill_mover, movers_of
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
+from tests.soak.ground import Ground
 from tests.soak.journal import Ending
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CONFIG_MAPS, FAULT_CONFIG_MAP
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from tests.soak.ground import Ground
-    from tests.testbed.api import Json
-
-__all__ = ["FAULTS", "WRONG_LOCATION", "Fault"]
 
 WRONG_LOCATION = "soak-wrong-keys"
 """A storage location whose keys no server accepts."""

@@ -4,36 +4,26 @@ Data is put into volumes from outside, where the test bed keeps them: random eac
 nothing of it is in the repository yet and a shut gate holds it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.bed import Bed
+from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume, is_final
 from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import RESOURCES
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.objects import CLAIMS, SNAPSHOTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
-
-__all__ = ["LOCATIONS", "SECRETS", "Ground", "digest_of", "wait_for"]
 
 _NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
 SECRETS = Resource("/api/v1", "secrets")

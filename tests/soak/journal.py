@@ -3,15 +3,11 @@
 Knows no cluster: transfers and faults are reported to it.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-
-__all__ = ["Ending", "Entry", "Journal"]
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,26 @@
 """One namespace with a schedule, and what people do about its backups and its storage location meanwhile."""
 
-from __future__ import annotations
-
 import json
+import random
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
-from tests.soak.ground import LOCATIONS, SECRETS, digest_of, wait_for
-from tests.soak.journal import Ending, Entry
-from tests.testbed.api import ApiError, Resource
+from tests.soak.ground import LOCATIONS, SECRETS, Ground, digest_of, wait_for
+from tests.soak.journal import Ending, Entry, Journal
+from tests.testbed.api import ApiError, Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
-
-if TYPE_CHECKING:
-    import random
-    import threading
-    from collections.abc import Callable, Mapping
-
-    from tests.soak.ground import Ground
-    from tests.soak.journal import Journal
-    from tests.testbed.api import Json
-
-__all__ = ["KINDS", "Keeper"]
 
 _RUN, _MANUAL, _CHANGE = "schedule run", "manual backup", "location change"
 KINDS = (_RUN, _MANUAL, _CHANGE, "deletion", "verification", "restore verification", "maintenance run")
@@ -84,7 +73,7 @@ class Keeper:
     over: threading.Event
     contents: dict[str, str] = field(default_factory=dict)
     expired: int = 0
-    _changes: list[_Change] = field(default_factory=list)
+    _changes: list["_Change"] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Make the ground, a pod that has the claim, and the schedule."""

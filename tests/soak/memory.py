@@ -1,14 +1,10 @@
 """What the agents' processes take, over their lives."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.processes import Process, find_all
-
-__all__ = ["Memory"]
 
 _SETTLED_SECONDS = 60
 """By then a new agent has read what there is."""

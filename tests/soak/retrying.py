@@ -1,18 +1,10 @@
 """The test bed's API client for tests that kill API servers: it retries until there is an answer."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tests.testbed.api import Api, ApiError
-
-if TYPE_CHECKING:
-    from tests.testbed.api import Json, Resource
-
-__all__ = ["RetryingApi"]
+from tests.testbed.api import Api, ApiError, Json, Resource
 
 _RETRY_SECONDS = 300
 _PAUSE_SECONDS = 0.5

@@ -1,28 +1,18 @@
 """One worker of the soak: a transfer after the other, each with a random fault."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
+from tests.soak.deck import Deck
 from tests.soak.faults import Fault, hold
-from tests.soak.journal import Entry
-from tests.testbed.api import ApiError
+from tests.soak.ground import Ground
+from tests.soak.journal import Entry, Journal
+from tests.testbed.api import ApiError, Json
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.soak.deck import Deck
-    from tests.soak.ground import Ground
-    from tests.soak.journal import Journal
-    from tests.testbed.api import Json
-
-__all__ = ["NO_FAULT", "Worker"]
 
 NO_FAULT = Fault("none")
 _END_SECONDS = 900

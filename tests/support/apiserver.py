@@ -5,27 +5,22 @@ finalizes a namespace. Tests do what a controller would do. Requires neither roo
 beyond loopback.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, SCHEDULES
 from tests.support.tools import tool
 from tests.testbed.api import Api, Json, Resource
 from tests.testbed.controlplane import ControlPlane, Endpoint
 from tests.testbed.processes import BedError, Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROOT = Path(__file__).parents[2]
 _AGENT_CRDS = _ROOT / "deploy" / "crds"

@@ -3,17 +3,12 @@
 Reads the marker `cause` of all tests. Runs nothing.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 _TESTS = Path(__file__).parents[1]
 _MARK = "cause"

@@ -1,23 +1,19 @@
 """Helm, and the values of the chart that mean the same as options of the installer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from client.install.options import InstallOptions
 from tests.support.tools import tool
+from tests.testbed.api import Json
 from tests.testbed.processes import BedError
 from tools.chart import value_name
-
-if TYPE_CHECKING:
-    from client.install.options import InstallOptions
-    from tests.testbed.api import Json
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 

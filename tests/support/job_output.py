@@ -5,8 +5,6 @@ import json
 
 from core.models.base import WireModel
 
-__all__ = ["seal"]
-
 
 def seal(result: WireModel, *log: str) -> str:
     """Return the termination message of a Job with this result and this log; its own lines are counted."""

@@ -1,19 +1,15 @@
 """What `deploy/monitoring` asks Prometheus for."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from tests.support.tools import tool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["JsonDict", "only"]
-
 JsonDict = Any
 """A JSON object that fits every type of `core.kube.types`: a test writes only the fields that count."""
 

@@ -4,24 +4,19 @@ The schemas are those of `tests/data/schemas`, which `make schemas` writes, of o
 the definitions of others that are kept there.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from tests.support.objects import JsonDict
 from tests.support.tools import tool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from tests.support.objects import JsonDict
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMAS = _ROOT / "tests" / "data" / "schemas"

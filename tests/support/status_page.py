@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-__all__ = ["forwarded_address", "serve_status_page"]
-
 
 def forwarded_address() -> str:
     """Return an address of this machine that an API server forwards to: it refuses loopback.

@@ -1,7 +1,5 @@
 """A command of the product in a pseudo-terminal, as a person runs it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -13,13 +11,10 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _ROOT = Path(__file__).parents[2]
 _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -4,8 +4,6 @@
 `python -m tests.support.tiers FILE` prints it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 Uses the scripts in `tools/`.
 """
 
-from __future__ import annotations
-
 import subprocess
 from functools import cache
 from pathlib import Path

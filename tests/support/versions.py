@@ -1,18 +1,14 @@
 """The versions of Velero whose custom resources are recorded, and what their definitions keep of an object."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from tests.support.golden import recorded
-
-if TYPE_CHECKING:
-    from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict
 
 VERSIONS = ("1.17.2", "1.18.3", "main")
 """The oldest first; the last two are without descriptions, of the module v1.18.3 and at d2241adba.

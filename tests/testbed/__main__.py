@@ -1,14 +1,10 @@
 """`python -m tests.testbed run|shell|demo`: a command, a shell or the demonstration in a new cluster."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 
 from tests.testbed.isolation import build_parts, check_machine, run_isolated
 from tests.testbed.processes import BedError
-
-__all__ = ["main"]
 
 
 def main() -> int:

@@ -4,22 +4,16 @@ Standard library only: the test bed must start before anything else of the proje
 and must not test the product with the product's own client. Objects are JSON dicts.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import select
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Api", "ApiError", "Json", "Resource"]
 
 Json = dict[str, Any]
 

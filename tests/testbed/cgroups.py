@@ -4,23 +4,8 @@ Two kubelets that share a group end each other's pods as orphans, so each gets i
 Works on cgroup v1 and v2.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
-
-__all__ = [
-    "SLOW_DAY",
-    "attach",
-    "bed_name",
-    "group_name",
-    "limit_group",
-    "make_groups",
-    "processes_in",
-    "read_used_seconds",
-    "remove_below",
-    "remove_groups",
-]
 
 SLOW_DAY = "slow-day"
 """What the name of a group with a quota begins with: test beds that are started in it have their groups below it."""

@@ -4,17 +4,14 @@ Order: containerd and the images on one side, etcd, API server, controllers on t
 the kubelet when both are there. Nothing is taken down here: the namespaces end.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.apiserver import apply_crds
 from tests.support.tools import tool
@@ -22,18 +19,11 @@ from tests.testbed import cgroups, machine, othernode, settings
 from tests.testbed.api import Api, Resource
 from tests.testbed.controlplane import ControlPlane, Endpoint
 from tests.testbed.images import import_images, pause_archive
-from tests.testbed.layout import ROOT
+from tests.testbed.layout import ROOT, Layout
 from tests.testbed.node import Node
 from tests.testbed.processes import Supervisor
 from tests.testbed.storage.csi import Storage
 from tests.testbed.storage.objects import class_objects
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from tests.testbed.layout import Layout
-
-__all__ = ["Cluster"]
 
 _NODE_SECONDS = 180
 _NODES = Resource("/api/v1", "nodes", namespaced=False)

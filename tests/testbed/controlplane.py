@@ -6,8 +6,6 @@ Knows nothing of nodes.
 Source: https://kubernetes.io/docs/reference/command-line-tools-reference/kube-apiserver/
 """
 
-from __future__ import annotations
-
 import json
 import os
 import ssl
@@ -15,17 +13,11 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.tools import tool
-from tests.testbed.pki import Authority
+from tests.testbed.pki import Authority, KeyPair
+from tests.testbed.processes import Supervisor
 from tests.testbed.settings import SERVICE_RANGE
-
-if TYPE_CHECKING:
-    from tests.testbed.pki import KeyPair
-    from tests.testbed.processes import Supervisor
-
-__all__ = ["ControlPlane", "Endpoint"]
 
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",

@@ -4,30 +4,21 @@ Runs inside the test bed (`python -m tests.testbed demo`). What it prints is rea
 server and from the agent's `/metrics`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.testbed.api import Api, ApiError, Resource
+from tests.testbed.api import Api, ApiError, Json, Resource
 from tests.testbed.demonstration import manifests
 from tests.testbed.demonstration.compare import Comparison, Survey, compare
 from tests.testbed.demonstration.timeline import Timeline, follow, format_size
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT, install_agent
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.testbed.api import Json
-
-__all__ = ["Demo", "main"]
 
 _SPACE = "demo"
 _SIZE = "3Gi"

@@ -4,17 +4,10 @@ containerd's shims become its children. When it ends, the kernel ends everything
 namespace.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-__all__ = ["run_as_first_process"]
+from collections.abc import Callable
+from types import FrameType
 
 
 def run_as_first_process(work: Callable[[], int]) -> int:

@@ -3,8 +3,6 @@
 No registry is involved: archives are imported into containerd.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -12,19 +10,13 @@ import os
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.tools import go_command
+from tests.testbed.node import Node
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE, VELERO_IMAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.testbed.node import Node
-
-__all__ = ["import_images", "pause_archive", "write_image"]
 
 _PAUSE_SOURCE = """\
 // Holds the namespaces of a pod until it gets a signal to end. As /velero it takes the place of Velero's program.

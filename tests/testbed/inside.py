@@ -1,24 +1,17 @@
 """What runs inside the namespaces: the first process, and under it the cluster and the command."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from tests.testbed.cluster import Cluster
 from tests.testbed.firstprocess import run_as_first_process
 from tests.testbed.layout import ROOT, Layout
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import FrameType
-
-__all__ = ["main"]
 
 _GREETING = """
 A cluster of your own. KUBECONFIG is set; the S3 bucket is {BED_S3_URL} {BED_S3_BUCKET}.

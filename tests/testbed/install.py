@@ -3,20 +3,12 @@
 Shared by the demonstration and the cluster tests.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
+from tests.testbed.demonstration.user import User
 from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tests.testbed.demonstration.user import User
-
-__all__ = ["AGENT_LABEL", "METRICS_PORT", "install_agent"]
 
 AGENT_LABEL = "role=node-agent"
 METRICS_PORT = 8085

@@ -4,26 +4,19 @@ Outside: this process, which waits, and the janitor. Inside: everything else, wh
 kernel ends together with the first process. Nothing inside survives SIGKILL of this one.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.tools import image_archive, tool
 from tests.testbed import cgroups, janitor
 from tests.testbed.images import pause_archive
 from tests.testbed.layout import ROOT, make_layout
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["build_parts", "check_machine", "run_isolated"]
 
 _TOOLS = {
     "etcd": ("etcd",),

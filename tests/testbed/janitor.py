@@ -5,8 +5,6 @@ the test bed holds: when that closes, the test bed has ended. Processes, mounts 
 the namespaces; this removes loop devices, cgroups and the folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.testbed import cgroups
-
-__all__ = ["main", "start"]
 
 _PATIENCE_SECONDS = 20
 _POLL_SECONDS = 0.1

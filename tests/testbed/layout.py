@@ -1,12 +1,8 @@
 """Where a test bed keeps its files. All of it is below one temporary folder, which the janitor removes."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = ["ROOT", "Layout", "make_layout"]
 
 ROOT = Path(__file__).parents[2]
 """The project's folder."""

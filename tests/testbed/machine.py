@@ -3,16 +3,12 @@
 Everything here happens in a mount and a network namespace that end with the test bed.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 from tests.testbed.processes import BedError
-
-__all__ = ["add_addresses", "prepare_mounts", "run", "share"]
 
 _SYSCTLS = {
     "vm/overcommit_memory": "1",

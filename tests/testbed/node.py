@@ -4,21 +4,14 @@ Source: https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/ 
 https://github.com/containerd/containerd/blob/release/1.6/docs/cri/config.md
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.tools import tool
+from tests.testbed.controlplane import ControlPlane
 from tests.testbed.settings import PAUSE_IMAGE, node_address, node_name, pod_subnet
-
-if TYPE_CHECKING:
-    from tests.testbed.controlplane import ControlPlane
-
-__all__ = ["Node"]
 
 _CNI_PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")
 

@@ -5,25 +5,18 @@ folder, starts `python -m tests.testbed.othernode FOLDER` in new namespaces and 
 other end is that module's main: it makes its namespaces a machine and runs the two programs.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.support.seccomp import LANDLOCK, deny
 from tests.testbed import cgroups, machine
 from tests.testbed.firstprocess import run_as_first_process
+from tests.testbed.node import Node
 from tests.testbed.processes import BedError, Supervisor
 from tests.testbed.settings import node_address, pod_subnet
-
-if TYPE_CHECKING:
-    from tests.testbed.node import Node
-
-__all__ = ["lay_cable", "main", "start"]
 
 _UPLINK = "uplink"
 _START_SECONDS = 60

@@ -4,13 +4,9 @@ Elliptic-curve keys: a certificate takes about 20 ms, so a cluster gets new ones
 every start. Knows nothing of what the certificates are for.
 """
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = ["Authority", "KeyPair"]
 
 _CONFIG = """\
 [req]

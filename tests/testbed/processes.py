@@ -4,19 +4,12 @@ A child gets SIGKILL from the kernel when the thread that started it ends, so no
 survives its starter, however that dies. Knows nothing of what runs.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-__all__ = ["BedError", "Component", "Supervisor"]
 
 _POLL_SECONDS = 0.05
 _LOG_LINES_SHOWN = 15

@@ -4,25 +4,6 @@ Knows nothing of processes or files. All addresses live in a network namespace o
 the test bed's own, so fixed ones cannot clash with the machine's or with another test bed's.
 """
 
-from __future__ import annotations
-
-__all__ = [
-    "AGENT_IMAGE",
-    "API_PORT",
-    "BUCKET",
-    "PAUSE_IMAGE",
-    "S3_ACCESS_KEY",
-    "S3_ADDRESS",
-    "S3_PORT",
-    "S3_SECRET_KEY",
-    "SERVICE_ADDRESS",
-    "SERVICE_RANGE",
-    "VELERO_IMAGE",
-    "node_address",
-    "node_name",
-    "pod_subnet",
-]
-
 SERVICE_RANGE = "10.96.0.0/24"
 SERVICE_ADDRESS = "10.96.0.1"
 """The API server listens here itself, on `lo`, so pods reach it without kube-proxy."""

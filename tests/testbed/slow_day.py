@@ -4,8 +4,6 @@ All its processes together, those of the test bed's pods too, get that share of 
 many they used on average, and at most within a few seconds.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -14,8 +12,6 @@ import time
 from contextlib import suppress
 
 from tests.testbed import cgroups
-
-__all__ = ["main"]
 
 _SAMPLE_SECONDS = 10
 _POLL_SECONDS = 1

@@ -1,7 +1,5 @@
 """How `tools/build.sh` builds the binaries of a tool: with a `go` that writes its arguments into what it builds."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

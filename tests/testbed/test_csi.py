@@ -3,21 +3,16 @@
 Source: https://github.com/kubernetes-csi/csi-test/tree/v5.4.0/cmd/csi-sanity
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.tools import go_command, tool
 from tests.testbed import janitor
 from tests.testbed.layout import ROOT, make_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.processes,

@@ -1,7 +1,5 @@
 """The demonstration finds every difference, and reports progress as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

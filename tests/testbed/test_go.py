@@ -1,7 +1,5 @@
 """Which Go the set-up uses: the one on the PATH if it is new enough, else the pinned one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tests of the cluster tier that run at the same time: each is run by some process, and what they share is held."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.__main__ import FOLDERS, LANES, LAST
-from tests.cluster.conftest import Bed
+from tests.cluster.bed import Bed
 from tests.cluster.sharing import Shared, has_alone, relies_on
 from tests.testbed.api import Api
 from tests.testbed.demonstration.user import User

@@ -1,7 +1,5 @@
 """The mounts of a test bed beside those of a kubelet that the machine has already."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Parts of the test bed that are used before a cluster is there."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A slow day: no more processors than it has, and an end of all that it started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,22 +1,16 @@
 """Fixtures: a cluster with the previous version, and volumes that it has backed up."""
 
-from __future__ import annotations
-
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import bed, space
 from tests.cluster.gate import open_gate
 from tests.cluster_full.quartet import Seed
 from tests.testbed.demonstration.manifests import build_namespace
 from tests.upgrade.release import import_previous_image, previous
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
 
 __all__ = ["bed", "seed", "space", "two_images"]
 

@@ -3,18 +3,17 @@
 Both versions' images are `node-agent`, with different tags; a node gets the previous one by its archive.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
+from tests.cluster.bed import Bed
 from tests.cluster.processes import find_all
 from tests.support.tools import previous_image, previous_sources
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
@@ -22,10 +21,6 @@ from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
 from tests.upgrade.scene import SLOTS
-
-if TYPE_CHECKING:
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 _PREVIOUS_IMAGE = "node-agent:previous"
 

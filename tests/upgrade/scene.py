@@ -1,27 +1,19 @@
 """Transfers that are under way while the agents are replaced, and every version of them."""
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import follow
 from tests.cluster.workloads import BACKUPS, Workload, wait_held
-from tests.cluster_full.quartet import RESOURCES, Quartet, wait_leaked
+from tests.cluster_full.quartet import RESOURCES, Quartet, Seed, wait_leaked
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.cluster_full.quartet import Seed
-    from tests.testbed.api import Json, Resource
 
 SLOTS = 4
 """Of each node: as many as transfers that move, so that the others wait."""

@@ -1,25 +1,19 @@
 """The commands of one version with agents, schedules and records of deletions of the other one, on a real kubelet."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.scenes import Place, Volume
 from tests.support.tools import previous_sources
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
 from tests.upgrade.release import current, previous
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

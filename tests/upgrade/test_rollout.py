@@ -4,21 +4,15 @@
 version works beside the other for a while, as leader and on a node.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.cluster_full.quartet import Seed
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.upgrade.release import current, find_left_behind, previous, undo_update
 from tests.upgrade.scene import Scene, play
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cluster_full.quartet import Seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,21 +1,14 @@
 """Fixtures: a cluster with a Velero release of which each test is one of its users."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.bed import Bed
 from tests.cluster.conftest import bed, space
-from tests.cluster.gate import open_gate
+from tests.cluster.gate import Gate, open_gate
 from tests.velero_cluster.images import import_velero
 from tests.velero_cluster.server import VeleroInstallation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
 
 __all__ = ["bed", "gate", "space", "velero"]
 

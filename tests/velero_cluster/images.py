@@ -3,8 +3,6 @@
 A released image has the same programs over a distribution, which the node agent and its data movers do not need.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from pathlib import Path

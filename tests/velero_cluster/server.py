@@ -1,27 +1,21 @@
 """What `velero install` of a release installs, and what its user does with it: Backups, Restores, deletions."""
 
-from __future__ import annotations
-
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import yaml
 
+from tests.cluster.bed import Bed
 from tests.support.tools import tool
-from tests.testbed.api import Resource
+from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import build_location
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE, BUCKET
 from tests.velero_cluster.images import PLUGIN_IMAGE, velero_image
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json
 
 BACKUPS: Final = Resource("/apis/velero.io/v1", "backups")
 RESTORES: Final = Resource("/apis/velero.io/v1", "restores")

@@ -1,14 +1,14 @@
 """An unmodified Velero server whose node agent is this project's, or was until a moment ago, by its image alone."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.bed import Bed
+from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_claim
 from tests.testbed.settings import AGENT_IMAGE
 from tests.velero_cluster.server import (
@@ -20,13 +20,6 @@ from tests.velero_cluster.server import (
     UPLOADS,
     VeleroInstallation,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cluster.conftest import Bed
-    from tests.cluster.gate import Gate
-    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

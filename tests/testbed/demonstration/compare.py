@@ -1,12 +1,8 @@
 """Compares two surveys of a volume, and names the differences. Pure."""
 
-from __future__ import annotations
-
 import stat
 from collections import Counter
 from dataclasses import dataclass
-
-__all__ = ["Comparison", "Survey", "compare"]
 
 Survey = dict[str, dict[str, object]]
 """Path → what `survey.describe` returns for it."""

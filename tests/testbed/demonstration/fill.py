@@ -3,15 +3,11 @@
 `python3 fill.py SOURCE TARGET BYTES`: trees are taken from below SOURCE, the machine's `/usr`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
 import sys
 from pathlib import Path
-
-__all__ = ["main"]
 
 _TREES = ("lib", "share", "local")
 _TREE_SHARE = 0.17

@@ -1,28 +1,11 @@
 """Everything the demonstration applies, as a user would write it. Pure."""
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from typing import TYPE_CHECKING
-
+from tests.testbed.api import Json
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.objects import DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from tests.testbed.api import Json
-
-__all__ = [
-    "NAMESPACE",
-    "build_claim",
-    "build_data_download",
-    "build_data_upload",
-    "build_location",
-    "build_namespace",
-    "build_pod",
-    "build_snapshot",
-]
 
 NAMESPACE = "velero"
 """Where the agent and its custom resources are."""

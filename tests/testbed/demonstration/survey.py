@@ -3,8 +3,6 @@
 `python3 survey.py FOLDER OUTPUT` writes a JSON object: path → what is known of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -12,8 +10,6 @@ import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-__all__ = ["describe", "main"]
 
 
 def main(folder: Path, output: Path) -> None:

@@ -4,20 +4,12 @@ Every figure comes from versions of the object that the API server's watch deliv
 are when they arrived.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from tests.testbed.api import Api, Json, Resource
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.testbed.api import Api, Json, Resource
-
-__all__ = ["FINAL", "Reading", "Timeline", "follow", "format_size"]
 
 FINAL = ("Completed", "Failed", "Canceled")
 

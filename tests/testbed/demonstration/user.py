@@ -1,23 +1,14 @@
 """A user with kubectl: applies manifests, waits for conditions, runs a pod until it ends."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.testbed.api import Api, Resource
+from tests.testbed.api import Api, Json, Resource
 from tests.testbed.processes import BedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.testbed.api import Json
-
-__all__ = ["PODS", "User"]
 
 PODS = Resource("/api/v1", "pods")
 

@@ -3,27 +3,19 @@
 Source: kubernetes-csi/external-snapshot-metadata v1.0.0, README.md and deploy/example/csi-driver.
 """
 
-from __future__ import annotations
-
 import base64
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.sockets import free_port
 from tests.support.tools import tool
+from tests.testbed.api import Api
 from tests.testbed.pki import Authority
 from tests.testbed.processes import Supervisor
 from tests.testbed.storage.objects import CHANGES_SERVICES, DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.testbed.api import Api
-
-__all__ = ["AUDIENCE", "ChangesService", "serving_changes"]
 
 AUDIENCE = "bed-changes"
 """Tokens for the service have it."""

@@ -4,19 +4,12 @@ Each node has a driver; the controllers use the one of the first node. Source of
 kubernetes-csi/external-provisioner v6.3, external-attacher v4.12, external-resizer v2.2, external-snapshotter v8.6.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.support.tools import tool
+from tests.testbed.layout import Layout
 from tests.testbed.settings import node_name
 from tests.testbed.storage.objects import DRIVER
-
-if TYPE_CHECKING:
-    from tests.testbed.layout import Layout
-
-__all__ = ["Storage"]
 
 _RETRIES = ("--retry-interval-start=100ms", "--retry-interval-max=2s")
 """Users wait up to 5 minutes for the next try; tests that clear a fault do not."""

@@ -1,30 +1,6 @@
 """Kinds of objects that the test bed's storage deals with, its classes, and every name it uses."""
 
-from __future__ import annotations
-
 from tests.testbed.api import Json, Resource
-
-__all__ = [
-    "ATTACHMENTS",
-    "CHANGES_SERVICES",
-    "CLAIMS",
-    "CONFIG_MAPS",
-    "CONTENTS",
-    "DRIVER",
-    "EVENTS",
-    "FAULT_ANNOTATION",
-    "FAULT_CONFIG_MAP",
-    "GROUP_CLASS",
-    "GROUP_CLASS_TOGETHER",
-    "SHARED",
-    "SHARED_CLASS",
-    "SNAPSHOTS",
-    "SNAPSHOT_CLASSES",
-    "STORAGE_CLASSES",
-    "TOPOLOGY_KEY",
-    "VOLUMES",
-    "class_objects",
-]
 
 DRIVER = "bed.node-agent.test"
 """The CSI driver: provisioner of the storage classes and driver of the snapshot classes."""
