@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from benchmarks.processes import BenchmarkError
 from core.contract import DataPathReason
+from core.kube.resources import EVENTS, PODS, Resource
 from tests.cluster.followed import Followed
-from tests.testbed.api import ApiError, Json, Resource
+from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.storage.objects import EVENTS
 
 _SECONDS: Final = 900
 _POLL_SECONDS: Final = 0.05

@@ -19,12 +19,12 @@ from benchmarks.groups import memory_group
 from benchmarks.processes import Command, Measured, measure
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings
 from core.contract import MoverMethod, VolumeMode
+from core.kube.resources import NAMESPACES
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import TRANSFER
 from tests.datamover.velero.movers import VeleroMover
 from tests.support.apiserver import run_apiserver
 from tests.support.tools import tool
-from tests.testbed.api import Resource
 from tests.velero.server import apply_definitions
 
 _VELERO: Final = "1.18.3"
@@ -86,7 +86,7 @@ class _Velero(Peer):
         super().__init__(bed, stack, by_block=by_block)
         server, folder = stack.enter_context(run_apiserver()), stack.enter_context(bed.disks.cache())
         apply_definitions(_VELERO, server, folder)
-        server.api.create(Resource("/api/v1", "namespaces", namespaced=False), {"metadata": {"name": "velero"}})
+        server.api.create(NAMESPACES, {"metadata": {"name": "velero"}})
         self.mover = VeleroMover(_VELERO, server, folder)
 
     async def back_up(self, volume: Path) -> Measured:

@@ -33,6 +33,7 @@ from core.kube.errors import AlreadyExistsError
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
+    NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
@@ -45,9 +46,7 @@ from nodeagent.runtime.workqueue import work_in_parallel
 from tests.crash.controllers import set_status
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.support.objects import JsonDict
-from tests.testbed.api import Resource as BedResource
 
-_NAMESPACES: Final = BedResource("/api/v1", "namespaces", namespaced=False)
 _AT_A_TIME: Final = 24
 _T = TypeVar("_T")
 
@@ -73,7 +72,7 @@ class Stage:
         """Create everything that exists before a transfer."""
         api = self.doors.server.api
         for namespace in [self.namespace, *(app_namespace(self.namespace, number) for number in range(apps))]:
-            api.create(_NAMESPACES, {"metadata": {"name": namespace}})
+            api.create(NAMESPACES, {"metadata": {"name": namespace}})
             self.doors.server.create_account(namespace, "default")
         self.agents = self.doors.install_agents(self.namespace)
         config = build_config(self.namespace, queue_length=queue_length, slots=slots)

@@ -13,18 +13,25 @@ from queue import SimpleQueue
 from typing import Final
 
 from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
-from tests.testbed.api import Api, Json, Resource
+from core.kube.resources import (
+    CONFIG_MAPS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    Resource,
+)
+from tests.testbed.api import Api, Json
 
 READY: Final = "ready"
 """What is printed once nothing is missed from then on."""
 
 _KINDS: Final = (
-    Resource("/apis/velero.io/v2alpha1", "datauploads"),
-    Resource("/apis/velero.io/v2alpha1", "datadownloads"),
-    Resource("/apis/velero.io/v1", "podvolumebackups"),
-    Resource("/apis/velero.io/v1", "podvolumerestores"),
+    DATA_UPLOADS,
+    DATA_DOWNLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
 )
-_CONFIG_MAPS: Final = Resource("/api/v1", "configmaps")
 _WATCH_SECONDS: Final = 7200
 
 
@@ -39,7 +46,7 @@ class _Watcher:
 
     def start(self) -> None:
         """List, then watch from there on."""
-        for resource in (*_KINDS, _CONFIG_MAPS):
+        for resource in (*_KINDS, CONFIG_MAPS):
             objects, version = self._api.snapshot(resource)
             for obj in objects:
                 self._take(resource, {"type": "ADDED", "object": obj})
@@ -47,7 +54,7 @@ class _Watcher:
 
     def _watch(self, resource: Resource, version: str) -> None:
         try:
-            name = self._config_map if resource is _CONFIG_MAPS else ""
+            name = self._config_map if resource is CONFIG_MAPS else ""
             while True:
                 # The server ends a watch that cannot keep up with it; nothing is missed from its last version on.
                 for event in self._api.watch(resource, version, name=name, seconds=_WATCH_SECONDS):
@@ -62,7 +69,7 @@ class _Watcher:
         meta = event["object"]["metadata"]
         if meta["namespace"] != self._namespace:
             return
-        if resource is not _CONFIG_MAPS:
+        if resource is not CONFIG_MAPS:
             self.seen.put(sight_of_transfer(event, seen_at=time.time()))
         elif meta["name"] == self._config_map and event["type"] != "DELETED":
             self.seen.put(sight_of_limits(event["object"]))

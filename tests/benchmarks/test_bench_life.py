@@ -9,8 +9,8 @@ import pytest
 from benchmarks.bench_life import _Figures
 from benchmarks.lives import _measure, _Watched
 from benchmarks.tree import TreeShape, change_tree, make_tree
+from core.kube.resources import PODS
 from tests.cluster.followed import Followed
-from tests.testbed.demonstration.user import PODS
 
 _RUNNING: list[dict[str, Any]] = [{"state": {"running": {}}}]
 

@@ -1,18 +1,17 @@
 """An agent of a test's own: that of `deploy/`, on one node and in another namespace, changed by the test."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from core.kube.resources import DAEMON_SETS, PODS
 from tests.cluster.bed import Bed
-from tests.testbed.api import Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import BedError
+from tests.testbed.processes import wait_for
 
-_DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 _ACCOUNTS = ("node-agent", "node-agent-mover")
 OTHER_NODE = "bed-2"
 CALM_NODE = "bed-1"
@@ -22,7 +21,6 @@ CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
 """The variable by which an agent reads another wall clock."""
 
 _SECONDS = 120
-_POLL_SECONDS = 0.25
 
 
 @dataclass
@@ -35,7 +33,7 @@ class ApartAgent:
 
     def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
         """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
-        spec: Json = (self.bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
+        spec: Json = (self.bed.api.get(DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
         # A test of another lane may have changed how that one is updated, and its clock.
         spec["updateStrategy"] = {"type": "RollingUpdate"}
         pod = spec["template"]["spec"]
@@ -46,16 +44,15 @@ class ApartAgent:
         pod["nodeSelector"] = {"kubernetes.io/hostname": self.node}
         pod["containers"][0]["args"] = ["serve", "--mover-service-account=node-agent-mover", *arguments]
         change(pod)
-        metadata = {"namespace": self.space, "name": "node-agent"}
-        manifest = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
         self.kubectl("delete", "daemonset", "node-agent", "--ignore-not-found", "--wait")
         self.kubectl("delete", "pod", "-l", AGENT_LABEL, "--wait")
-        self.bed.user.apply(manifest)
+        self.bed.user.apply(build_object(DAEMON_SETS, "node-agent", self.space, spec=spec))
 
     def ready_log(self) -> list[str]:
         """Return the log of the agent, once it is ready."""
         # A DaemonSet without a pod counts as rolled out while a test of another lane keeps pods off the node.
-        self._wait_pod()
+        what = f"a pod of the agent on {self.node}, namespace {self.space}"
+        wait_for(what, lambda: self.bed.api.objects(PODS, self.space, selector=AGENT_LABEL), seconds=_SECONDS)
         self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={_SECONDS}s")
         self.kubectl("wait", "pod", "-l", AGENT_LABEL, "--for=condition=Ready", f"--timeout={_SECONDS}s")
         return self.kubectl("logs", "daemonset/node-agent").splitlines()
@@ -63,13 +60,6 @@ class ApartAgent:
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl in the namespace, and return what it printed."""
         return self.bed.user.kubectl(*arguments, "-n", self.space)
-
-    def _wait_pod(self) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while not self.bed.api.objects(PODS, self.space, selector=AGENT_LABEL):
-            if time.monotonic() > deadline:
-                raise BedError(f"namespace {self.space}: no pod of the agent on {self.node} within {_SECONDS} s")
-            time.sleep(_POLL_SECONDS)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from core.kube.resources import CONFIG_MAPS, PODS
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -17,6 +18,7 @@ from core.models.names import (
 )
 from tests.cluster.bed import Bed
 from tests.cluster.scenes import Volume
+from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import AGENT_IMAGE
@@ -48,56 +50,28 @@ def build_mover(transfer: Json, *, spec: Mapping[str, object], container: Mappin
         "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", "infinity"],
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "namespace": NAMESPACE,
-            "name": meta["name"],
-            "labels": {OWNER_UID_LABEL: meta["uid"], _MOVER_LABELS[transfer["kind"]]: meta["name"]},
-            "ownerReferences": [{**owner, "controller": True}],
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [{**sleeper, **container}],
-            **spec,
-        },
+    labels = {OWNER_UID_LABEL: meta["uid"], _MOVER_LABELS[transfer["kind"]]: meta["name"]}
+    common = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{**sleeper, **container}],
     }
+    more = {"labels": labels, "ownerReferences": [{**owner, "controller": True}]}
+    return build_object(PODS, meta["name"], NAMESPACE, metadata=more, spec={**common, **spec})
 
 
 def build_waiting_pod(namespace: str, name: str) -> Json:
     """A workload pod that fits no node, with an init container that would wait for its data."""
     mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
     container = {"image": AGENT_IMAGE, "command": ["sleep", "infinity"], **mount}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {
-            "nodeSelector": {MISSING: "true"},
-            "initContainers": [{"name": "restore-wait", **container}],
-            "containers": [{"name": "app", **container}],
-            "volumes": [{"name": "scratch", "emptyDir": {}}],
-        },
-    }
-
-
-def build_pod_volume_transfer(kind: str, name: str, *, pod: Mapping[str, str], location: str) -> Json:
-    """A PodVolumeBackup or PodVolumeRestore of the volume `scratch` of a pod: its namespace, name and uid."""
     spec = {
-        "pod": {"kind": "Pod", **pod},
-        "volume": "scratch",
-        "backupStorageLocation": location,
-        "repoIdentifier": "",
-        "uploaderType": "kopia",
+        "nodeSelector": {MISSING: "true"},
+        "initContainers": [{"name": "restore-wait", **container}],
+        "containers": [{"name": "app", **container}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
     }
-    more = (
-        {"node": "nowhere"} if kind == "PodVolumeBackup" else {"snapshotID": "0", "sourceNamespace": pod["namespace"]}
-    )
-    metadata = {"namespace": NAMESPACE, "name": name}
-    return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**spec, **more}}
+    return build_object(PODS, name, namespace, spec=spec)
 
 
 @contextmanager
@@ -116,8 +90,7 @@ def break_storage(bed: Bed, space: str, faults: Iterable[tuple[str, str, str]]) 
 def _own_faults(bed: Bed, owner: str, content: Mapping[str, object]) -> None:
     """Apply `content` as all that `owner` manages in the ConfigMap with the storage's faults."""
     namespace, name = FAULT_CONFIG_MAP
-    metadata = {"namespace": namespace, "name": name}
-    faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
+    faults = build_object(CONFIG_MAPS, name, namespace, **content)
     # A server-side apply removes the keys that their owner no longer names.
     options = ["--server-side", f"--field-manager={owner}", "-f", "-"]
     bed.user.kubectl("apply", *options, stdin=json.dumps(faults))

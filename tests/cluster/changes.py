@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import Volume, follow, open_place, wait_released
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.layout import Layout
 from tests.testbed.settings import BUCKET, node_address
 from tests.testbed.storage.changes import ChangesService, serving_changes
 from tests.testbed.storage.csi import Storage
-from tests.testbed.storage.objects import CONTENTS, EVENTS
 
 MIB: Final = 1 << 20
 
@@ -77,8 +77,8 @@ class Tracked:
         faults = [("changes", f"{self.space}/{full}", fault)] if fault else []
         with break_storage(self.bed, self.space, faults):
             self.bed.user.apply(body)
-            *_, last = follow(self.bed, UPLOADS, [full], seconds=_SECONDS)
-        wait_released(self.bed, UPLOADS, [full])
+            *_, last = follow(self.bed, DATA_UPLOADS, [full], seconds=_SECONDS)
+        wait_released(self.bed, DATA_UPLOADS, [full])
         assert last["status"]["phase"] == "Completed", last["status"]
         return last
 
@@ -90,9 +90,9 @@ class Tracked:
         claim["spec"]["volumeMode"] = "Block"
         download = self.volume.download(target, snapshot_id=upload["status"]["snapshotID"], location=self.space)
         self.bed.user.apply(claim, download)
-        *_, last = follow(self.bed, DOWNLOADS, [target], seconds=_SECONDS)
+        *_, last = follow(self.bed, DATA_DOWNLOADS, [target], seconds=_SECONDS)
         assert last["status"]["phase"] == "Completed", last["status"]
-        wait_released(self.bed, DOWNLOADS, [target])
+        wait_released(self.bed, DATA_DOWNLOADS, [target])
         return Volume(self.bed, self.space, target).path().read_bytes()
 
     def messages(self, upload: Json, reason: str) -> list[str]:
@@ -114,18 +114,15 @@ class Tracked:
     def bases(self) -> list[str]:
         """The names of its base snapshots, each that of a DataUpload."""
         selector = f"{_BASE_LABEL}={self.space}.data"
-        return [one["metadata"]["name"] for one in self.bed.api.objects(CONTENTS, selector=selector)]
+        return [one["metadata"]["name"] for one in self.bed.api.objects(VOLUME_SNAPSHOT_CONTENTS, selector=selector)]
 
 
 @contextmanager
 def open_tracked(bed: Bed, space: str) -> Iterator[Tracked]:
     """A location for the backups of a device, which is not created yet; what they leave is deleted at the end."""
-    bed.user.apply(*Place(bed, space).build())
     tracked = Tracked(bed, space)
-    yield tracked
-    own = [name for name in bed.user.names(["datauploads,datadownloads"], "-n", NAMESPACE) if space in name]
-    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    with open_place(bed, space):
+        yield tracked
     for base in tracked.bases():
         delete_base(bed, base)
 

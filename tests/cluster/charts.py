@@ -1,8 +1,9 @@
 """A release of the chart in the test bed, and DataUploads by its agents or by others."""
 
 from client.install.options import InstallOptions, LocationOptions, ProxyOptions
+from core.kube.resources import DATA_UPLOADS
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import UPLOADS, Volume, wait_released
+from tests.cluster.scenes import Volume, wait_released
 from tests.cluster.workloads import wait_until
 from tests.support.helm import values_of
 from tests.testbed.api import Json
@@ -44,8 +45,8 @@ def create_upload(volume: Volume, snapshot: str, namespace: str) -> Json:
 def complete(bed: Bed, *uploads: Json) -> None:
     """Wait for DataUploads and their cleanup, and delete them."""
     for upload in uploads:
-        assert wait_until(bed, UPLOADS, upload, "Completed")["status"]["snapshotID"]
-    wait_released(bed, UPLOADS, [upload["metadata"]["name"] for upload in uploads])
+        assert wait_until(bed, upload, "Completed")["status"]["snapshotID"]
+    wait_released(bed, DATA_UPLOADS, [upload["metadata"]["name"] for upload in uploads])
     for upload in uploads:
         meta = upload["metadata"]
         bed.user.kubectl("delete", "dataupload", meta["name"], "-n", meta["namespace"])

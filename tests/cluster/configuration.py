@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from core.kube.resources import CONFIG_MAPS, PODS
 from tests.cluster.bed import Bed
+from tests.support.objects import build_object
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CONFIG_MAPS
+from tests.testbed.processes import wait_for
 
 ONE_SLOT = "bed-2"
 """The node for tests that need a node with one slot: transfers of other tests run elsewhere."""
@@ -24,7 +23,6 @@ _DIGEST = "nodeagent.io/config"
 
 _OWN_KEYS = "nodeagent.io"
 _SECONDS = 120
-_POLL_SECONDS = 0.1
 
 
 def build_concurrency(*, one_slot: str = "") -> dict[str, Any]:
@@ -36,11 +34,7 @@ def build_concurrency(*, one_slot: str = "") -> dict[str, Any]:
 
 @contextmanager
 def configured(bed: Bed, **changes: Any) -> Iterator[None]:
-    """Change some keys on every node while the context lasts.
-
-    Raises:
-        BedError: An agent does not activate it in time.
-    """
+    """Change some keys on every node while the context lasts."""
     before = change(bed, **changes)
     try:
         yield
@@ -52,9 +46,6 @@ def change(bed: Bed, **changes: Any) -> str:
     """Change some keys on every node, and of those of `nodeagent.io` no others; return the document before.
 
     The other tests that run rely on the rest, as on the time between the attempts at a transfer.
-
-    Raises:
-        BedError: An agent does not activate it in time.
     """
     before: str = (bed.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
     document = json.loads(before)
@@ -64,19 +55,14 @@ def change(bed: Bed, **changes: Any) -> str:
 
 
 def activate(bed: Bed, document: str) -> None:
-    """Write the document; return once it is the active configuration of every agent.
-
-    Raises:
-        BedError: An agent does not activate it in time.
-    """
-    metadata = {"namespace": NAMESPACE, "name": _NAME}
-    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_KEY: document}})
+    """Write the document; return once it is the active configuration of every agent."""
+    bed.user.apply(build_object(CONFIG_MAPS, _NAME, NAMESPACE, data={_KEY: document}))
     wanted = hashlib.sha256(document.encode()).hexdigest()
-    deadline = time.monotonic() + _SECONDS
-    while not all(digest and wanted.startswith(digest) for digest in _active_digests(bed)):
-        if time.monotonic() > deadline:
-            raise BedError(f"the agents use {_active_digests(bed)}, and not {wanted}")
-        time.sleep(_POLL_SECONDS)
+    wait_for(
+        lambda: f"the agents to use {wanted}: they use {_active_digests(bed)}",
+        lambda: all(digest and wanted.startswith(digest) for digest in _active_digests(bed)),
+        seconds=_SECONDS,
+    )
 
 
 def _active_digests(bed: Bed) -> list[str]:

@@ -8,21 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.kube.resources import (
+    EVENTS,
+    PODS,
+    Resource,
+)
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, is_final
-from tests.cluster.workloads import BACKUPS, RESTORES
-from tests.testbed.api import ApiError, Json, Resource
+from tests.cluster.scenes import RESOURCES, is_final
+from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import EVENTS
-
-RESOURCES = {
-    "DataUpload": UPLOADS,
-    "DataDownload": DOWNLOADS,
-    "PodVolumeBackup": BACKUPS,
-    "PodVolumeRestore": RESTORES,
-}
 
 PHASES = ["", "Accepted", "Prepared", "InProgress", "Completed"]
 """Those of a transfer that is not interrupted, and of one that is."""
@@ -126,11 +121,7 @@ class Followed:
         self._watch.start()
 
     def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = _SECONDS) -> None:
-        """Return once something is true of it.
-
-        Raises:
-            BedError: It did not come true in time, or it ended before.
-        """
+        """Return once something is true of it."""
         deadline = time.monotonic() + seconds
         while not until(self):
             ended = is_final(self.last)
@@ -149,11 +140,7 @@ class Followed:
         self.wait("interruption", lambda each: each.number > times, seconds=seconds)
 
     def pod(self) -> Json:
-        """Its mover pod.
-
-        Raises:
-            BedError: It has none.
-        """
+        """Its mover pod."""
         found = self.bed.api.get(PODS, NAMESPACE, self.name)
         if found is None:
             raise BedError(f"{self.transfer['kind']} {self.name} has no mover pod: {self._story()}")

@@ -8,12 +8,11 @@ large blob, until it is opened. Knows nothing of S3.
 import asyncio
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
 
 _CHUNK_BYTES = 64 << 10
@@ -64,16 +63,12 @@ class Gate:
         self._loop.call_soon_threadsafe(self._opened.set)
 
     def wait_held(self, *addresses: str) -> None:
-        """Return once the data path of each of these pods is held.
-
-        Raises:
-            BedError: One is not; it may have ended.
-        """
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while set(addresses) - set(self._held.values()):
-            if time.monotonic() > deadline:
-                raise BedError(f"of {addresses} only {sorted(set(self._held.values()))} are held")
-            time.sleep(_POLL_SECONDS)
+        """Return once the data path of each of these pods is held."""
+        wait_for(
+            lambda: f"{addresses} to be held, and only {sorted(set(self._held.values()))} are",
+            lambda: set(addresses) <= set(self._held.values()),
+            seconds=_WAIT_SECONDS,
+        )
 
     async def serve(self, ready: threading.Event) -> None:
         """Serve until `end`; `ready` is set when the port is known. No connection is left behind."""

@@ -28,11 +28,7 @@ class HandKopia:
     storage: tuple[str, ...]
 
     def run(self, *arguments: str) -> str:
-        """Run kopia to its end and return what it printed.
-
-        Raises:
-            BedError: It failed; the message is its own.
-        """
+        """Run kopia to its end and return what it printed."""
         argv = ["kopia", "--no-auto-maintenance", *arguments]
         done = subprocess.run(argv, env=dict(self.env), capture_output=True, text=True, check=False)
         if done.returncode:

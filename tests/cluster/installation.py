@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import yaml
 
+from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PODS, PRIORITY_CLASSES
 from tests.cluster.bed import Bed
-from tests.testbed.api import Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_location
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
-
-DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 
 _RECORDED = ROOT / "tests" / "data" / "velero-1.18.2"
 _NAME = "node-agent"
@@ -116,12 +115,11 @@ class Installation:
 
     def _build_own(self, spec: Json) -> Iterator[Json]:
         for name, text in _DOCUMENTS.items():
-            metadata = {"namespace": self.space, "name": name}
-            yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {f"{name}.json": text}}
+            yield build_object(CONFIG_MAPS, name, self.space, data={f"{name}.json": text})
         if "priorityClassName" in spec:
             # The label names the test to which it belongs, for listings of other tests.
-            own = {"name": spec["priorityClassName"], "labels": {"test": self.space}}
-            yield {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": own, "value": 0}
+            labels = {"labels": {"test": self.space}}
+            yield build_object(PRIORITY_CLASSES, spec["priorityClassName"], metadata=labels, value=0)
 
 
 @contextmanager

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.gate import Gate
 from tests.cluster.processes import Process, find_all, is_kopia, is_mover, of_pod, wait_for_one
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 
 _SECONDS = 90
 _POLL_SECONDS = 0.1
@@ -64,7 +64,7 @@ def evict(bed: Bed, pod: Json) -> None:
     """Have a pod evicted, as a drain does."""
     meta = {key: pod["metadata"][key] for key in ("namespace", "name")}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
-    bed.api.request("POST", PODS.path(meta["namespace"], meta["name"], "eviction"), body=body)
+    bed.api.request("POST", PODS.path(**meta, subresource="eviction"), body=body)
 
 
 def exhaust_memory(pod: Json) -> None:
@@ -143,11 +143,12 @@ def _evict_all(bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     pods = [each.pod() for each in transfers]
     for pod in pods:
         evict(bed, pod)
-    deadline = time.monotonic() + _SECONDS
-    while left := [pod for pod in pods if movers_of(pod) and not _saves(bed, pod)]:
-        if time.monotonic() > deadline:
-            raise BedError(f"movers that were evicted go on: {[pod['metadata']['name'] for pod in left]}")
-        time.sleep(_POLL_SECONDS)
+    names = [pod["metadata"]["name"] for pod in pods]
+    wait_for(
+        f"movers to end that were evicted: {names}",
+        lambda: not any(movers_of(pod) and not _saves(bed, pod) for pod in pods),
+        seconds=_SECONDS,
+    )
     gate.open()
 
 

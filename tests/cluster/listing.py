@@ -5,11 +5,10 @@ a transfer may leave.
 """
 
 import re
-from collections.abc import Iterator
 
 from core.models.names import DELETIONS_CONFIGMAP, HISTORY_CONFIGMAPS
 from tests.cluster.bed import Bed
-from tests.testbed.api import Api, Json, Resource
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 _PASSING = {"events", "leases", "componentstatuses", "volumeattachments"}
@@ -35,7 +34,10 @@ def everything(bed: Bed, *own: str) -> set[str]:
         own: The caller's names, of which its namespace is one.
     """
     found = set()
-    for kind, resource in kinds(bed.api):
+    for resource in bed.api.served():
+        if not _PASSING.isdisjoint({resource.plural, resource.full_name}):
+            continue
+        kind = resource.full_name.replace(resource.plural, resource.kind.lower())
         for item in bed.api.objects(resource):
             meta = item["metadata"]
             if meta["name"] in _LASTING or not _test_names(item) <= set(own):
@@ -75,20 +77,3 @@ def _test_names(item: Json) -> set[str]:
     arguments = [one for container in pod.get("containers") or [] for one in container.get("args") or []]
     texts = [meta["name"], bound_to.get("namespace", ""), bound_to.get("name", ""), *labels, *arguments]
     return {name for text in texts for name in _NAMES.findall(text)}
-
-
-def kinds(api: Api) -> Iterator[tuple[str, Resource]]:
-    """Each kind that can be listed, in one of its versions: as kubectl names it, and where it is found.
-
-    Source: https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api
-    """
-    prefixes = [("", "/api/v1")]
-    for group in api.request("GET", "/apis")["groups"]:
-        prefixes += [(f".{group['name']}", f"/apis/{version['groupVersion']}") for version in group["versions"]]
-    seen = set(_PASSING)
-    for suffix, prefix in prefixes:
-        for each in api.request("GET", prefix)["resources"]:
-            name = f"{each['name']}{suffix}"
-            if "list" in each["verbs"] and seen.isdisjoint({name, each["name"]}):
-                seen.add(name)
-                yield f"{each['kind'].lower()}{suffix}", Resource(prefix, each["name"], namespaced=each["namespaced"])

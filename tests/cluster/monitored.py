@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from core.kube.resources import PODS
 from core.models.backups import Shrinkage
 from core.models.names import SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.scenes import Volume
 from tests.cluster.upkeep import Upkeep
-from tests.cluster.workloads import BACKUPS, Workload, wait_until
+from tests.cluster.workloads import Workload, wait_until
 from tests.testbed.api import Json
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 
 _FILLED = {"data": 2_000_000, "scratch": 2 * HELD_BYTES}
@@ -48,7 +48,7 @@ class Monitored:
     def back_up(self, volume: str) -> None:
         """Back the volume up, to the end."""
         item = self._create_backup(volume)
-        self.backup = wait_until(self.upkeep.own.bed, BACKUPS, item, "Completed")
+        self.backup = wait_until(self.upkeep.own.bed, item, "Completed")
 
     def verify(self, outcome: str) -> None:
         """Write what a verification of the backup found."""
@@ -69,7 +69,7 @@ class Monitored:
         self.gate.shut()
         item = self._create_backup("scratch")
         self.held = item["metadata"]["name"]
-        wait_until(own.bed, BACKUPS, item, "InProgress")
+        wait_until(own.bed, item, "InProgress")
         mover = own.bed.api.get(PODS, own.space, item["metadata"]["name"])
         assert mover is not None
         self.gate.wait_held(str(mover["status"]["podIP"]))

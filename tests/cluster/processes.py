@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 
 _MOVING = {"create", "restore", "mover-backup", "mover-restore", "block-write", "block-read"}
 _SHOWN = {"blob", "content", "manifest", "policy"}
@@ -37,11 +37,7 @@ class Process:
         self.wait_gone()
 
     def wait_gone(self) -> None:
-        """Return when it has ended.
-
-        Raises:
-            BedError: It has not, in time.
-        """
+        """Return when it has ended."""
         self._wait_state("ZX")
 
     def hold(self) -> None:
@@ -82,17 +78,13 @@ def find_all(matches: Callable[[Process], bool]) -> list[Process]:
 
 
 def wait_for_one(what: str, matches: Callable[[Process], bool]) -> Process:
-    """The one process of a kind, once there is one.
-
-    Raises:
-        BedError: There was none in time, or there are several.
-    """
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while len(found := find_all(matches)) != 1:
-        if time.monotonic() > deadline:
-            raise BedError(f"{what}: {len(found)} processes instead of one: {found}")
-        time.sleep(_POLL_SECONDS)
-    return found[0]
+    """The one process of a kind, once there is one, and not several."""
+    (found,) = wait_for(
+        lambda: f"one process that is {what}, not {find_all(matches)}",
+        lambda: all_found if len(all_found := find_all(matches)) == 1 else [],
+        seconds=_WAIT_SECONDS,
+    )
+    return found
 
 
 def of_pod(pod: Json) -> Callable[[Process], bool]:

@@ -4,7 +4,6 @@ import hashlib
 import random
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +50,7 @@ def lose(bed: Bed, space: str, backup: str, prefix: str) -> None:
     for claim in VOLUMES:
         Volume(bed, space, claim).fill(_FILL.replace("SEED", claim))
     words = ("backup", "create", backup, "-n", space, "-l", "", "--storage-location", prefix, "--wait")
-    argv = [sys.executable, "-m", "nodeagent", *words]
-    done = subprocess.run(argv, cwd=ROOT, env=dict(bed.env), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    bed.said(*words)
 
 
 @dataclass(frozen=True)

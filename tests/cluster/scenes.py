@@ -14,9 +14,23 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+import pytest
+
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    STORAGE_CLASSES,
+    Resource,
+)
 from tests.cluster.bed import Bed
 from tests.cluster.gate import Gate, open_gate
-from tests.testbed.api import ApiError, Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import (
     NAMESPACE,
     build_claim,
@@ -26,11 +40,14 @@ from tests.testbed.demonstration.manifests import (
     build_snapshot,
 )
 from tests.testbed.demonstration.timeline import FINAL
-from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CLAIMS, DRIVER, TOPOLOGY_KEY, VOLUMES
+from tests.testbed.processes import BedError, wait_for
+from tests.testbed.storage.objects import DRIVER, TOPOLOGY_KEY
 
-UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
-DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
+RESOURCES: dict[str, Resource] = {
+    resource.kind: resource for resource in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)
+}
+RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
+"""Of the Velero Restore that a test pretends there is."""
 
 _END_SECONDS = 300
 _PATH_SECONDS, _POLL_SECONDS = 120, 0.1
@@ -63,6 +80,12 @@ class Place:
             location["spec"]["config"]["s3Url"] = url
         return [secret, location]
 
+    def remove(self, volume_namespace: str, *others: str) -> None:
+        """Delete it with its repository of the volumes of a namespace, and other objects of the agents' namespace."""
+        left = [f"backuprepository/{volume_namespace}-{self.name}-kopia", f"backupstoragelocation/{self.name}"]
+        left += [f"secret/{self.name}-keys", *others]
+        self.bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
     def repository(self, volume_namespace: str) -> Json:
         """A new BackupRepository for the volumes of a namespace."""
         labels = {
@@ -77,8 +100,7 @@ class Place:
             "maintenanceFrequency": "1h0m0s",
         }
         name = f"{volume_namespace}-{self.name}-kopia"
-        metadata = {"namespace": NAMESPACE, "name": name, "labels": labels}
-        return {"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": metadata, "spec": spec}
+        return build_object(BACKUP_REPOSITORIES, name, NAMESPACE, metadata={"labels": labels}, spec=spec)
 
 
 @contextmanager
@@ -90,9 +112,17 @@ def open_gated_place(bed: Bed, space: str) -> Iterator[tuple[Gate, Place]]:
         try:
             yield gate, place
         finally:
-            left = [f"backuprepository/{space}-{place.name}-kopia"]
-            left += [f"backupstoragelocation/{place.name}", f"secret/{place.name}-keys"]
-            bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+            place.remove(space)
+
+
+@contextmanager
+def open_place(bed: Bed, space: str) -> Iterator[Place]:
+    """A storage location for the volumes of a namespace, whose name it has; transfers with it in their names go too."""
+    place = Place(bed, space)
+    bed.user.apply(*place.build())
+    yield place
+    names = bed.user.names([resource.plural for resource in RESOURCES.values()], "-n", NAMESPACE)
+    place.remove(space, *(name for name in names if space in name))
 
 
 @dataclass(frozen=True)
@@ -115,16 +145,13 @@ class Volume:
 
     def path(self) -> Path:
         """Where the test bed has the volume, once there is one: a folder or a device."""
-        deadline = time.monotonic() + _PATH_SECONDS
-        while True:
-            found = self.bed.api.get(CLAIMS, self.namespace, self.claim) or {"spec": {}}
-            volume = self.bed.api.get(VOLUMES, "", found["spec"].get("volumeName") or "none")
-            if volume is not None:
-                path = self.bed.folder / "volumes" / str(volume["spec"]["csi"]["volumeHandle"])
-                return path.resolve()
-            if time.monotonic() > deadline:
-                raise BedError(f"claim {self.namespace}/{self.claim} has no volume")
-            time.sleep(_POLL_SECONDS)
+        volume = wait_for(f"the volume of claim {self.namespace}/{self.claim}", self._find, seconds=_PATH_SECONDS)
+        path = self.bed.folder / "volumes" / str(volume["spec"]["csi"]["volumeHandle"])
+        return path.resolve()
+
+    def _find(self) -> Json | None:
+        found = self.bed.api.get(PERSISTENT_VOLUME_CLAIMS, self.namespace, self.claim) or {"spec": {}}
+        return self.bed.api.get(PERSISTENT_VOLUMES, "", found["spec"].get("volumeName") or "none")
 
     def take_snapshots(self, names: Iterable[str]) -> None:
         """Take snapshots; returns when all of them are ready."""
@@ -155,14 +182,38 @@ class Volume:
 def build_class(name: str, *, waits: bool, node: str = "") -> Json:
     """A storage class of the test bed: whether its volumes wait for a pod, and the one node they may be on."""
     topology = {"matchLabelExpressions": [{"key": TOPOLOGY_KEY, "values": [node]}]}
-    return {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {"name": name},
-        "provisioner": DRIVER,
-        "volumeBindingMode": "WaitForFirstConsumer" if waits else "Immediate",
-        **({"allowedTopologies": [topology]} if node else {}),
+    only = {"allowedTopologies": [topology]} if node else {}
+    binding = "WaitForFirstConsumer" if waits else "Immediate"
+    return build_object(STORAGE_CLASSES, name, provisioner=DRIVER, volumeBindingMode=binding, **only)
+
+
+def build_pod_transfer(
+    kind: str, name: str, pod: Json, *, volume: str = "data", location: str = "default", **spec: object
+) -> Json:
+    """A PodVolumeBackup of a volume of a pod, or a PodVolumeRestore into it, as a server writes it.
+
+    `spec` has further fields, such as the `snapshotID` of a restore.
+    """
+    meta = pod["metadata"]
+    common = {
+        "pod": {"kind": "Pod", **{key: meta[key] for key in ("namespace", "name", "uid")}},
+        "volume": volume,
+        "backupStorageLocation": location,
+        "repoIdentifier": "",
+        "uploaderType": "kopia",
     }
+    if kind == "PodVolumeBackup":
+        return build_object(POD_VOLUME_BACKUPS, name, NAMESPACE, spec=common | {"node": pod["spec"]["nodeName"]} | spec)
+    # Its name is not its UID's: garbage collection ignores that there is no such Restore.
+    owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+    owned, source = {"ownerReferences": [owner]}, {"sourceNamespace": meta["namespace"]}
+    return build_object(POD_VOLUME_RESTORES, name, NAMESPACE, metadata=owned, spec=common | source | spec)
+
+
+def need_two_nodes(bed: Bed) -> None:
+    """Fail a test that the second node is missing for."""
+    if "bed-2" not in bed.env["BED_NODES"].split():
+        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
 
 
 def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, since: str = "") -> Iterator[Json]:
@@ -196,11 +247,7 @@ def _watch_on(bed: Bed, resource: Resource, since: str, *, seconds: int) -> Iter
 
 
 def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 120) -> None:
-    """Wait for the cleanup of some transfers.
-
-    Raises:
-        BedError: It is not done in time.
-    """
+    """Wait for the cleanup of some transfers."""
     for _ in _versions(bed.api.watch(resource, "", seconds=seconds), names, _is_released):
         pass
 

@@ -8,24 +8,23 @@ import hashlib
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import Place, Volume
-from tests.cluster.workloads import RESTORE_UID, build_restore_wait
+from tests.cluster.scenes import Place, Volume, build_pod_transfer
+from tests.cluster.workloads import build_restore_wait
+from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey, compare
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
 from tests.testbed.demonstration.survey import describe
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.processes import BedError
-from tests.testbed.settings import AGENT_IMAGE
-from tests.testbed.storage.objects import CLAIMS, SHARED_CLASS
+from tests.testbed.processes import wait_for
+from tests.testbed.storage.objects import SHARED_CLASS
 
 _FILES, _FILE_BYTES = 20, 3 << 19
 DATA_BYTES = _FILES * _FILE_BYTES
@@ -133,14 +132,15 @@ class Site:
     def backup(self, name: str, *, location: str) -> Followed:
         """A PodVolumeBackup of the pod's volume."""
         pod = self.bed.api.get(PODS, self.space, "writer") or {}
-        return self._pod_transfer("PodVolumeBackup", name, pod, {"node": pod["spec"]["nodeName"]}, location)
+        return Followed(self.bed, build_pod_transfer("PodVolumeBackup", self._full(name), pod, location=location))
 
     def restore(self, name: str, *, of: Followed) -> Followed:
         """A PodVolumeRestore of what a backup kept, into the volume of a new pod that waits for it."""
         self.bed.user.apply(self.claim(name), self._pod(name, waits=True))
         pod = self._wait_pod(name, _waits)
-        spec = {"snapshotID": of.last["status"]["snapshotID"], "sourceNamespace": self.space}
-        return self._pod_transfer("PodVolumeRestore", name, pod, spec, of.transfer["spec"]["backupStorageLocation"])
+        location, snapshot = of.transfer["spec"]["backupStorageLocation"], of.last["status"]["snapshotID"]
+        body = build_pod_transfer("PodVolumeRestore", self._full(name), pod, location=location, snapshotID=snapshot)
+        return Followed(self.bed, body)
 
     def differences(self, followed: Followed) -> list[str]:
         """What a transfer has kept or restored otherwise than it was; nothing where all is well."""
@@ -164,7 +164,10 @@ class Site:
         self.bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
     def _source_of(self, download: Followed) -> str:
-        block = self.bed.api.get(CLAIMS, self.space, download.transfer["spec"]["targetVolume"]["pvc"]) or {}
+        block = (
+            self.bed.api.get(PERSISTENT_VOLUME_CLAIMS, self.space, download.transfer["spec"]["targetVolume"]["pvc"])
+            or {}
+        )
         return "disk" if block["spec"].get("volumeMode") == "Block" else "data"
 
     def _kept_differences(self, followed: Followed, claim: str) -> list[str]:
@@ -199,47 +202,24 @@ class Site:
         return Volume(self.bed, self.space, claim).path()
 
     def _pod(self, name: str, *, waits: bool = False) -> Json:
-        container = {
-            "name": "app",
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sleep", "infinity"],
-            "securityContext": {"runAsUser": 0},
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        }
+        mounts = [{"name": "data", "mountPath": "/data"}]
         spec = {
             "terminationGracePeriodSeconds": 0,
             # It stays on a node that is lost, or tainted by other tests.
             "tolerations": [{"operator": "Exists"}],
             "initContainers": [build_restore_wait(["data"]) | {"securityContext": {"runAsUser": 0}}] if waits else [],
-            "containers": [container],
+            "containers": [build_container("app", ["sleep", "infinity"], volumeMounts=mounts)],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
             "nodeSelector": {"kubernetes.io/hostname": self.node} if self.node else {},
         }
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": self.space, "name": name}, "spec": spec}
+        return build_object(PODS, name, self.space, spec=spec)
 
     def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
-        deadline = time.monotonic() + _SECONDS
-        while not until(pod := self.bed.api.get(PODS, self.space, name) or {"status": {}}):
-            if time.monotonic() > deadline:
-                raise BedError(f"pod {self.space}/{name} is {pod.get('status')}")
-            time.sleep(_POLL_SECONDS)
-        return pod
+        def find() -> Json | None:
+            pod = self.bed.api.get(PODS, self.space, name)
+            return pod if pod is not None and until(pod) else None
 
-    def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json, location: str) -> Followed:
-        metadata: Json = {"namespace": NAMESPACE, "name": self._full(name)}
-        if kind == "PodVolumeRestore":
-            owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-            metadata["ownerReferences"] = [owner]
-        common = {
-            "pod": {"kind": "Pod", **{key: pod["metadata"][key] for key in ("namespace", "name", "uid")}},
-            "volume": "data",
-            "backupStorageLocation": location,
-            "repoIdentifier": "",
-            "uploaderType": "kopia",
-        }
-        body = {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**common, **spec}}
-        return Followed(self.bed, body)
+        return wait_for(f"pod {self.space}/{name}", find, seconds=_SECONDS)
 
 
 def _waits(pod: Json) -> bool:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +17,11 @@ from client.status.view import StatusView
 from client.verifications.report import VerificationReport
 from core.models.base import WireModel
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import Volume, open_place
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal, screen_of
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -72,22 +69,18 @@ class _Person:
 
     def check(self, line: str, model: type[WireModel]) -> None:
         """Check that the document of one command has the form of the model, and nothing else in it."""
-        argv = [sys.executable, "-m", "nodeagent", *line.replace("SPACE", self.space).split(), "-o", "json"]
-        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(model.from_json(done.stdout).to_json()) == json.loads(done.stdout)
+        text = self.bed.said(*line.replace("SPACE", self.space).split(), "-o", "json")
+        assert json.loads(model.from_json(text).to_json()) == json.loads(text)
 
 
 @pytest.fixture
 def person(agent: Bed, space: str, tmp_path: Path) -> Iterator[_Person]:
-    agent.user.apply(*Place(agent, space).build())
     Volume(agent, space).fill(_FILL)
-    with relies_on(agent, Shared.AGENTS):
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
         yield _Person(agent, space, tmp_path)
-    kinds = ["datauploads", "datadownloads", "cronjobs", "serviceaccounts", "roles", "rolebindings"]
-    found = [name for name in agent.user.names([",".join(kinds)], "-n", NAMESPACE) if space in name]
-    left = [*found, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    kinds = ["cronjobs", "serviceaccounts", "roles", "rolebindings"]
+    if found := [name for name in agent.user.names(kinds, "-n", NAMESPACE) if space in name]:
+        agent.user.kubectl("delete", *found, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
     agent.user.kubectl("delete", "namespace", f"{space}-new", "--ignore-not-found", "--wait=false")
 
 

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import PODS
 from core.landlock import landlock_abi
 from tests.cluster.bed import Bed, new_namespace
-from tests.cluster.breakage import build_pod_volume_transfer
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.installation import Installation, installed
+from tests.cluster.scenes import RESTORE_UID, build_pod_transfer
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import BACKUPS, RESTORE_UID, RESTORES, wait_until
+from tests.cluster.workloads import wait_until
 from tests.support.attacks import Swap, attacker_command
+from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.user import PODS
+from tests.testbed.demonstration.manifests import build_container
 from tests.testbed.settings import AGENT_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
@@ -155,14 +157,14 @@ def _attack(velero: Installation, space: str, node: str) -> Outcome:
     user.wait(f"pod/{tenant}", "condition=Ready", namespace=space)
     items = {volume: _build_transfer(velero, "PodVolumeBackup", space, tenant, volume) for volume in (*_TARGETS, _TREE)}
     user.apply(*items.values())
-    outcome.backups = {volume: wait_until(velero.bed, BACKUPS, item) for volume, item in items.items()}
+    outcome.backups = {volume: wait_until(velero.bed, item) for volume, item in items.items()}
     outcome.tenant = user.kubectl("logs", tenant, "-n", space)
 
     kept = outcome.backups[_TREE]["status"]
     restore = _build_transfer(velero, "PodVolumeRestore", space, reader, _TREE)
-    restore["spec"] |= {"snapshotID": kept["snapshotID"], "sourceNamespace": space}
+    restore["spec"]["snapshotID"] = kept["snapshotID"]
     user.apply(restore)
-    outcome.restore = wait_until(velero.bed, RESTORES, restore)
+    outcome.restore = wait_until(velero.bed, restore)
     user.wait(f"pod/{reader}", "condition=Ready", namespace=space)
     outcome.restored = json.loads(user.kubectl("logs", reader, "-n", space, "-c", "main"))
     outcome.agent = velero.log(node)
@@ -179,17 +181,7 @@ def _exchange(volume: str) -> tuple[list[str], list[str]]:
 def _build_pod(space: str, node: str, name: str, volumes: list[str], commands: dict[str, list[str]]) -> Json:
     """A tenant's pod: the last of its containers is its main one, and the others precede it."""
     mounts = [{"name": volume, "mountPath": f"/volumes/{volume}"} for volume in volumes]
-    containers: list[Json] = [
-        {
-            "name": each,
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": command,
-            "securityContext": {"runAsUser": 0},
-            "volumeMounts": mounts,
-        }
-        for each, command in commands.items()
-    ]
+    containers = [build_container(each, command, volumeMounts=mounts) for each, command in commands.items()]
     containers[-1]["readinessProbe"] = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
     spec = {
         "nodeSelector": {"kubernetes.io/hostname": node},
@@ -199,21 +191,14 @@ def _build_pod(space: str, node: str, name: str, volumes: list[str], commands: d
         "containers": containers[-1:],
         "volumes": [{"name": volume, "emptyDir": {}} for volume in volumes],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": space, "name": name}, "spec": spec}
+    return build_object(PODS, name, space, spec=spec)
 
 
 def _build_transfer(velero: Installation, kind: str, space: str, name: str, volume: str) -> Json:
     """A backup or restore of one volume of a pod, in the agents' namespace."""
     pod = velero.bed.api.get(PODS, space, name) or {}
-    ref = {"kind": "Pod", "namespace": space, "name": name, "uid": pod["metadata"]["uid"]}
-    item = build_pod_volume_transfer(kind, f"{space}-{name}-{volume}", pod=ref, location="default")
+    item = build_pod_transfer(kind, f"{space}-{name}-{volume}", pod, volume=volume)
     item["metadata"]["namespace"] = velero.space
-    item["spec"]["volume"] = volume
-    if "node" in item["spec"]:
-        item["spec"]["node"] = pod["spec"]["nodeName"]
-    else:
-        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-        item["metadata"]["ownerReferences"] = [owner]
     return item
 
 

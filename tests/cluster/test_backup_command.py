@@ -2,10 +2,7 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,6 @@ from tests.cluster.workloads import Workload
 from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -37,25 +33,13 @@ class _Scene:
         self.bed, self.space, self.gate = bed, space, gate
         self.name = f"{space}-night"
 
-    def words(self, command: str, *words: str) -> list[str]:
-        return ["backup", command, *words]
-
     def create(self, *words: str) -> list[str]:
         claim, place = f"--pvc={self.space}/data", f"--storage-location={self.space}"
-        return self.words("create", self.name, claim, place, *words)
+        return ["backup", "create", self.name, claim, place, *words]
 
-    def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "nodeagent", *words]
-        return subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-
-    def document(self, words: list[str]) -> Any:
-        done = self.run([*words, "-o", "json"])
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def show(self, words: list[str]) -> str:
-        """Return what a terminal shows of the command, with all that differs from run to run replaced."""
-        with open_terminal(words, environment=self.bed.env) as terminal:
+    def show(self, command: str) -> str:
+        """Return what a terminal shows of a command about the backup; what differs from run to run is replaced."""
+        with open_terminal(["backup", command, self.name], environment=self.bed.env) as terminal:
             assert terminal.finish()[0] == 0, terminal.text
         text = terminal.text.replace(self.space, "SPACE")
         text = re.sub(r"night-[0-9a-f]{8}", "night-HASH", text)
@@ -83,22 +67,22 @@ def test_a_terminal_shows_a_volume_on_its_way_to_the_bucket(scene: _Scene) -> No
     assert f"backup {scene.name} is Completed: 1/1 volumes, 48.0 MiB\n" in terminal.text
     assert "note: the backup has the data of volumes only: no manifests, and no hooks run\n" in terminal.text
     assert "\x1b[32mCompleted" in terminal.raw
-    shown = scene.show(scene.words("get", scene.name)) + scene.show(scene.words("describe", scene.name))
+    shown = scene.show("get") + scene.show("describe")
     assert_golden_text("cli/backup-cluster", shown)
-    assert scene.document(scene.create())["volumes"][0]["phase"] == "Completed"
+    assert scene.bed.document(*scene.create())["volumes"][0]["phase"] == "Completed"
 
 
 def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
     workload = Workload(scene.bed, scene.space, "writer", {"data": 1_000_000}, location=scene.space)
     workload.start()
     workload.wait_ready()
-    done = scene.run(scene.create(f"--pvc={scene.space}/writer", "--method=fs-backup"))
+    done = scene.bed.command(*scene.create(f"--pvc={scene.space}/writer", "--method=fs-backup"))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: PVC {scene.space}/data: no backup of files: no Running pod mounts it" in done.stderr
-    words = scene.words("create", scene.name, f"--pvc={scene.space}/writer", f"--storage-location={scene.space}")
-    done = scene.run([*words, "--method=fs-backup", "--wait"])
+    words = ("backup", "create", scene.name, f"--pvc={scene.space}/writer", f"--storage-location={scene.space}")
+    done = scene.bed.command(*words, "--method=fs-backup", "--wait")
     assert done.returncode == 0, done.stderr
-    (volume,) = scene.document(scene.words("describe", scene.name))["volumes"]
+    (volume,) = scene.bed.document("backup", "describe", scene.name)["volumes"]
     assert (volume["method"], volume["phase"], volume["attempt"]) == ("fs-backup", "Completed", 1)
     with open_kopia(scene.bed, scene.space, prefix=scene.space) as kopia:
         kopia.connect()
@@ -118,11 +102,11 @@ def test_an_interrupted_wait_leaves_the_backup_and_cancel_ends_it(scene: _Scene)
         terminal.interrupt()
         assert terminal.finish()[0] == 130, terminal.text
     assert f"nodeagent backup cancel {scene.name} ends it\n" in terminal.text
-    described = scene.document(scene.words("describe", scene.name))
+    described = scene.bed.document("backup", "describe", scene.name)
     assert (described["phase"], described["volumes"][0]["phase"]) == ("InProgress", "InProgress")
-    assert f"{scene.space}/data" in scene.run(scene.words("cancel", scene.name)).stdout
-    again = scene.run(scene.create("--wait"))
+    assert f"{scene.space}/data" in scene.bed.command("backup", "cancel", scene.name).stdout
+    again = scene.bed.command(*scene.create("--wait"))
     assert again.returncode == 1
     assert again.stdout.startswith(f"backup {scene.name} is Canceled: 0/1 volumes")
     assert f"error: backup {scene.name} is Canceled: PVC {scene.space}/data is Canceled: " in again.stderr
-    assert "nothing to cancel" in scene.run(scene.words("cancel", scene.name)).stderr
+    assert "nothing to cancel" in scene.bed.command("backup", "cancel", scene.name).stderr

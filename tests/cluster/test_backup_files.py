@@ -1,9 +1,6 @@
 """`nodeagent backup ls` and `cp` on a real kubelet: files of a backup reach a person's machine as they were."""
 
 import hashlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from tests.cluster.bed import Bed
 from tests.cluster.scenes import Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -33,32 +29,23 @@ def _expected() -> bytes:
     return b"".join(hashlib.sha256(str(seed).encode()).digest() * 32768 for seed in range(40))
 
 
-def _run(bed: Bed, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "nodeagent", "backup", *words]
-    return subprocess.run(argv, cwd=ROOT, env=dict(bed.env), capture_output=True, text=True, check=False)
-
-
 def test_files_of_a_backup_are_listed_and_copied(agent: Bed, space: str, tmp_path: Path) -> None:
     Volume(agent, space).fill(_FILL, size="128Mi")
     name = f"{space}-night"
     with relies_on(agent, Shared.AGENTS):
-        done = _run(agent, "create", name, f"--pvc={space}/data", "--wait")
-        assert done.returncode == 0, done.stderr
-        done = _run(agent, "ls", name, "data/etc", "-o", "json")
-        assert done.returncode == 0, done.stderr
-        entries = {one["name"]: one for one in json.loads(done.stdout)["entries"]}
+        agent.said("backup", "create", name, f"--pvc={space}/data", "--wait")
+        entries = {one["name"]: one for one in agent.document("backup", "ls", name, "data/etc")["entries"]}
         assert entries.keys() == {"big", "empty", "link", "odd \x1b[2J name", "out"}
         assert entries["big"]["sizeBytes"] == 40 << 20
-        done = _run(agent, "cp", f"{name}:{space}/data/etc", str(tmp_path / "copied"))
+        done = agent.command("backup", "cp", f"{name}:{space}/data/etc", str(tmp_path / "copied"))
         assert done.returncode == 1, done.stderr
         assert "note: out is not copied: it is a link to an absolute path" in done.stderr
         copied = tmp_path / "copied"
         assert sorted(path.name for path in copied.iterdir()) == ["big", "empty", "link", "odd \x1b[2J name"]
         assert (copied / "link").read_bytes() == _expected()
-        done = _run(agent, "cp", f"{name}:data/etc/big", str(tmp_path / "one"))
-        assert done.returncode == 0, done.stderr
+        agent.said("backup", "cp", f"{name}:data/etc/big", str(tmp_path / "one"))
         assert (tmp_path / "one").read_bytes() == _expected()
-        done = _run(agent, "cp", f"{name}:data/ect", str(tmp_path / "none"))
+        done = agent.command("backup", "cp", f"{name}:data/ect", str(tmp_path / "none"))
         assert done.returncode == 1
         assert "the snapshot has no ect (did you mean etc?)" in done.stderr
     jobs = agent.user.kubectl("get", "jobs", "-n", NAMESPACE, "-l", "nodeagent.io/snapshot-files", "-o", "name")

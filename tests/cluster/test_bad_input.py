@@ -11,15 +11,15 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import Place, Volume, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.machine import run
-from tests.testbed.storage.objects import CONTENTS, SNAPSHOTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -159,7 +159,7 @@ def ended(agent: Bed, module_space: str, rows: set[str]) -> Iterator[Ended]:
         agent.user.apply(*_build(volume, result.cases, ready=False))
         _make_ready(agent, result)
         agent.user.apply(*_build(volume, result.cases, ready=True))
-        for resource, download in ((DOWNLOADS, True), (UPLOADS, False)):
+        for resource, download in ((DATA_DOWNLOADS, True), (DATA_UPLOADS, False)):
             names = {
                 _called(module_space, name): name for name, case in result.cases.items() if case.download is download
             }
@@ -195,7 +195,7 @@ def _prepare(volume: Volume, result: Ended) -> None:
     for name, case in result.cases.items():
         if case.prepare is not None:
             case.prepare(Place(bed, _called(space, name)), space)
-    contents = [one for one in bed.api.objects(CONTENTS) if _is_of(one, space)]
+    contents = [one for one in bed.api.objects(VOLUME_SNAPSHOT_CONTENTS) if _is_of(one, space)]
     result.handles = {one["status"]["snapshotHandle"] for one in contents}
 
 
@@ -279,6 +279,6 @@ def test_nothing_is_left_but_the_resources_themselves(agent: Bed, ended: Ended) 
     left = {name.partition("/")[0] for name in ended.after - ended.before}
     kinds = ("dataupload", "datadownload", "backuprepository")
     assert left == {f"{NAMESPACE} {kind}.velero.io" for kind in kinds}
-    assert agent.api.objects(SNAPSHOTS, ended.space) == []
-    assert not [one for one in agent.api.objects(CONTENTS) if _is_of(one, ended.space)]
+    assert agent.api.objects(VOLUME_SNAPSHOTS, ended.space) == []
+    assert not [one for one in agent.api.objects(VOLUME_SNAPSHOT_CONTENTS) if _is_of(one, ended.space)]
     assert not [handle for handle in ended.handles if (agent.folder / "snapshots" / handle).exists()]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from core.kube.resources import DATA_UPLOADS
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import UPLOADS, Volume, follow, open_gated_place, wait_released
+from tests.cluster.scenes import Volume, follow, open_gated_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -59,10 +60,10 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
         change = '{"spec":{"cancel":true}}'
         agent.user.kubectl("patch", "dataupload", canceled, "-n", NAMESPACE, "--type=merge", "-p", change)
         since = moving["metadata"]["resourceVersion"]
-        versions = [moving, *follow(agent, UPLOADS, [canceled], seconds=120, since=since)]
-        interrupted = agent.api.get(UPLOADS, NAMESPACE, deleted) or {}
+        versions = [moving, *follow(agent, DATA_UPLOADS, [canceled], seconds=120, since=since)]
+        interrupted = agent.api.get(DATA_UPLOADS, NAMESPACE, deleted) or {}
         agent.user.kubectl("delete", "dataupload", deleted, "-n", NAMESPACE, "--timeout=120s")
-        wait_released(agent, UPLOADS, [canceled])
+        wait_released(agent, DATA_UPLOADS, [canceled])
         with open_kopia(agent, module_space, prefix=place.name) as kopia:
             kopia.connect()
             manifests = kopia.snapshot_manifests()
@@ -73,7 +74,7 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
 def _wait_moving(bed: Bed, names: list[str]) -> dict[str, Json]:
     """Wait until data of the uploads moves; returns them as they are then, by name."""
     moving: dict[str, Json] = {}
-    for transfer in follow(bed, UPLOADS, names, seconds=120):
+    for transfer in follow(bed, DATA_UPLOADS, names, seconds=120):
         if transfer.get("status", {}).get("progress", {}).get("bytesDone"):
             moving[transfer["metadata"]["name"]] = transfer
         if len(moving) == len(names):
@@ -93,7 +94,7 @@ def test_a_cancel_in_mid_transfer_ends_canceled(ended: Ended) -> None:
 
 def test_a_deletion_in_mid_transfer_is_completed(agent: Bed, ended: Ended) -> None:
     assert ended.interrupted["status"]["phase"] == "InProgress"
-    assert agent.api.get(UPLOADS, NAMESPACE, ended.interrupted["metadata"]["name"]) is None
+    assert agent.api.get(DATA_UPLOADS, NAMESPACE, ended.interrupted["metadata"]["name"]) is None
 
 
 def test_neither_leaves_an_object(ended: Ended) -> None:

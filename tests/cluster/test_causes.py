@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import (
     break_storage,
     build_mover,
-    build_pod_volume_transfer,
     build_target,
     build_waiting_pod,
     tainted,
@@ -25,14 +25,20 @@ from tests.cluster.breakage import (
 from tests.cluster.cause_cases import CASES, ELSEWHERE, OPEN, Case, called
 from tests.cluster.listing import everything
 from tests.cluster.registry import registry
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.scenes import (
+    RESOURCES,
+    Place,
+    Volume,
+    build_class,
+    build_pod_transfer,
+    follow,
+    need_two_nodes,
+    wait_released,
+)
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone, relies_on
-from tests.cluster.workloads import BACKUPS, RESTORES
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_snapshot
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import EVENTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -56,12 +62,6 @@ _PERMANENT = timedelta(seconds=30)
 _ROUNDING = timedelta(seconds=2)
 """Both timestamps of a duration are in whole seconds."""
 
-_RESOURCES = {
-    "DataUpload": UPLOADS,
-    "DataDownload": DOWNLOADS,
-    "PodVolumeBackup": BACKUPS,
-    "PodVolumeRestore": RESTORES,
-}
 _NODE, _TAINTED = "bed-1", "bed-2"
 """Where the test bed creates volumes, and the node that is tainted while the causes last."""
 _NO_MOVER = "no-mover"
@@ -94,8 +94,7 @@ class Reports:
 @pytest.fixture(scope="module")
 def reports(agent: Bed, module_space: str, rows: set[str]) -> Iterator[Reports]:
     """Every cause at the same time, until each was reported; then healed, or its transfer canceled."""
-    if _TAINTED not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
+    need_two_nodes(agent)
     volume = Volume(agent, module_space)
     result = Reports(module_space, {name: case for name, case in CASES.items() if name in rows})
     with ExitStack() as broken:
@@ -119,7 +118,7 @@ def _produce_causes(volume: Volume, result: Reports) -> None:
     """Create all transfers and what blocks them; return when each has reported its cause."""
     bed = volume.bed
     kinds = {case.kind for case in result.cases.values()}
-    since = {kind: bed.api.snapshot(_RESOURCES[kind])[1] for kind in kinds}
+    since = {kind: bed.api.snapshot(RESOURCES[kind])[1] for kind in kinds}
     bed.user.apply(*(_build_transfer(volume, name, case) for name, case in result.cases.items()))
     _create_movers(bed, result)
     for kind in kinds:
@@ -174,10 +173,11 @@ def _build_transfer(volume: Volume, name: str, case: Case) -> Json:
         transfer = volume.download(transfer_name, snapshot_id="0", location=location)
         transfer["spec"]["targetVolume"]["pvc"] = case.source or transfer_name
         return transfer
-    pod = volume.bed.api.get(PODS, space, case.source or "pending")
-    uid = pod["metadata"]["uid"] if pod else "0"
-    ref = {"namespace": space, "name": case.source or "pending", "uid": uid}
-    return build_pod_volume_transfer(case.kind, transfer_name, pod=ref, location=location)
+    name = case.source or "pending"
+    absent: Json = {"metadata": {"namespace": space, "name": name, "uid": "0"}}
+    pod = (volume.bed.api.get(PODS, space, name) or absent) | {"spec": {"nodeName": "nowhere"}}
+    more = {"snapshotID": "0"} if case.kind == "PodVolumeRestore" else {}
+    return build_pod_transfer(case.kind, transfer_name, pod, volume="scratch", location=location, **more)
 
 
 def _create_movers(bed: Bed, result: Reports) -> None:
@@ -186,7 +186,7 @@ def _create_movers(bed: Bed, result: Reports) -> None:
     for name, case in result.cases.items():
         if case.pod is None:
             continue
-        transfer = bed.api.get(_RESOURCES[case.kind], NAMESPACE, called(space, name))
+        transfer = bed.api.get(RESOURCES[case.kind], NAMESPACE, called(space, name))
         assert transfer is not None
         assert transfer.get("status", {}).get("phase", "") in {"", "New"}
         bound = {"nodeName": _NODE} if case.bound else {}
@@ -194,7 +194,7 @@ def _create_movers(bed: Bed, result: Reports) -> None:
         if case.foreign:
             del pod["metadata"]["ownerReferences"], pod["metadata"]["labels"]
         pods.append(pod)
-        held.append((_RESOURCES[case.kind], called(space, name)))
+        held.append((RESOURCES[case.kind], called(space, name)))
     bed.user.apply(*pods)
     for resource, name in held:
         bed.api.patch(resource, {"spec": {"datamover": "velero"}}, name=name, namespace=NAMESPACE)
@@ -206,7 +206,7 @@ def _wait_reported(bed: Bed, kind: str, result: Reports, *, since: str) -> dict[
     wanted = {transfer_name: _pattern(name, result.space) for transfer_name, name in names.items()}
     found: dict[str, Json] = {}
     last: dict[str, str] = {}
-    for event in bed.api.watch(_RESOURCES[kind], since, seconds=_REPORT_SECONDS):
+    for event in bed.api.watch(RESOURCES[kind], since, seconds=_REPORT_SECONDS):
         transfer = event["object"]
         name, message = transfer["metadata"]["name"], transfer.get("status", {}).get("message", "")
         if name not in wanted or names[name] in found:
@@ -234,22 +234,19 @@ def _end(bed: Bed, result: Reports) -> None:
     for name, case in result.cases.items():
         if not case.heals and not case.permanent:
             cancel = {"spec": {"cancel": True}}
-            bed.api.patch(_RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
+            bed.api.patch(RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
     for kind in {case.kind for case in result.cases.values()}:
-        resource, names = _RESOURCES[kind], _names_of(kind, result)
+        resource, names = RESOURCES[kind], _names_of(kind, result)
         for transfer in follow(bed, resource, names, seconds=_HEAL_SECONDS):
             result.healed[names[transfer["metadata"]["name"]]] = transfer
         wait_released(bed, resource, names)
 
 
 def _remove(bed: Bed, result: Reports) -> None:
-    space, place = result.space, called(result.space, OPEN)
+    space = result.space
     names = [f"{case.kind}/{called(space, name)}" for name, case in result.cases.items()]
-    names += [f"backupstoragelocation.velero.io/{place}", f"secret/{place}-keys"]
-    names += [f"backuprepository.velero.io/{space}-{place}-kopia"]
     names += [f"pod/{called(space, name)}" for name, case in result.cases.items() if case.foreign]
-    names += [f"storageclass/{called(space, ELSEWHERE)}"]
-    bed.user.kubectl("delete", "-n", NAMESPACE, "--ignore-not-found", "--wait=false", *names)
+    Place(bed, called(space, OPEN)).remove(space, f"storageclass/{called(space, ELSEWHERE)}", *names)
 
 
 def _params(*, permanent: bool | None = None, heals: bool | None = None) -> list[ParameterSet]:
@@ -336,14 +333,12 @@ def test_an_image_is_pulled_when_its_registry_is_back(agent: Bed, space: str) ->
             agent.user.wait(f"pod/{name}", "create", namespace=NAMESPACE)
             agent.user.kubectl("set", "image", f"pod/{name}", f"*={images.image}", "-n", NAMESPACE)
         _wait_pulled(agent, name, times=3)
-        failing = agent.api.get(UPLOADS, NAMESPACE, name) or {}
+        failing = agent.api.get(DATA_UPLOADS, NAMESPACE, name) or {}
         images.open()
-        *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
+        *_, last = follow(agent, DATA_UPLOADS, [name], seconds=_HEAL_SECONDS)
     assert re.search(f"image of Pod velero/{name} is not available .*connection refused", failing["status"]["message"])
     assert (last["status"]["phase"], last["status"].get("message")) == ("Completed", None)
-    left = [f"dataupload/{name}", f"backuprepository/{space}-{place.name}-kopia"]
-    left += [f"backupstoragelocation.velero.io/{place.name}", f"secret/{place.name}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    place.remove(space, f"dataupload/{name}")
 
 
 def _wait_pulled(bed: Bed, pod: str, *, times: int) -> None:
@@ -367,12 +362,10 @@ def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -
     agent.user.apply(secret, location)
     with relies_on(agent, Shared.AGENTS):
         agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
-        *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
+        *_, last = follow(agent, DATA_UPLOADS, [name], seconds=_HEAL_SECONDS)
     assert last["status"]["phase"] == "Completed"
     events = [event for event in agent.api.objects(EVENTS, NAMESPACE) if event["involvedObject"]["name"] == name]
     (event,) = [event for event in events if event["reason"] == "LocationUnavailable"]
     assert event["type"] == "Warning"
     assert event["message"] == f"BackupStorageLocation velero/{space} is Unavailable: the bucket was deleted"
-    left = [f"dataupload/{name}", f"backuprepository/{space}-{place.name}-kopia"]
-    left += [f"backupstoragelocation.velero.io/{place.name}", f"secret/{place.name}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+    place.remove(space, f"dataupload/{name}")

@@ -1,20 +1,20 @@
 """An agent whose wall clock is a day ahead carries out a transfer."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from core.kube.resources import DATA_UPLOADS, PODS
 from tests.cluster.apart import CLOCK_OFFSET
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import UPLOADS, Volume, wait_released
+from tests.cluster.scenes import Volume, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import wait_until
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -46,10 +46,7 @@ def _replace_agent(bed: Bed) -> None:
     """Delete the agent's pod of the node; return when its successor is Ready."""
     (before,) = _agents(bed)
     bed.user.kubectl("delete", "pod", before["metadata"]["name"], "-n", NAMESPACE, "--timeout=60s")
-    deadline = time.monotonic() + 120
-    while not any(_is_ready(pod) for pod in _agents(bed)):
-        assert time.monotonic() < deadline, "no new agent is Ready"
-        time.sleep(0.5)
+    wait_for("a new agent that is Ready", lambda: any(map(_is_ready, _agents(bed))), seconds=120)
 
 
 def _agents(bed: Bed) -> list[Json]:
@@ -71,8 +68,8 @@ def test_an_agent_that_is_a_day_ahead_carries_out_a_data_upload(agent: Bed, spac
     with has_alone(agent, Shared.AGENTS), _clock_ahead(agent):
         upload = volume.upload(name, snapshot=name, location="default")
         agent.user.apply(upload)
-        status = wait_until(agent, UPLOADS, upload, "Completed")["status"]
-        wait_released(agent, UPLOADS, [name])
+        status = wait_until(agent, upload, "Completed")["status"]
+        wait_released(agent, DATA_UPLOADS, [name])
         lines = agent.user.metrics(NAMESPACE, AGENT_LABEL, port=METRICS_PORT)
     agent.user.kubectl("delete", "dataupload", name, "-n", NAMESPACE, "--wait=false")
     assert status["node"] == _NODE

@@ -1,23 +1,22 @@
 """An edited configuration applies to transfers that start later; a running one keeps its own."""
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from core.kube.resources import CONFIG_MAPS, EVENTS, POD_VOLUME_BACKUPS, PODS, PRIORITY_CLASSES
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, open_gated_place, wait_released
-from tests.cluster.workloads import BACKUPS, Workload, back_up, find_mover, wait_held, wait_until
+from tests.cluster.workloads import Workload, back_up, find_mover, wait_held, wait_until
+from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CONFIG_MAPS, EVENTS
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
@@ -46,9 +45,7 @@ class Observed:
 def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
     """Edit the configuration twice while a backup is held: validly, then invalidly; then back up again."""
     priority_class = f"{module_space}-mover"
-    metadata = {"name": priority_class}
-    body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata}
-    agent.user.apply(body | {"value": 7, "preemptionPolicy": "Never"})
+    agent.user.apply(build_object(PRIORITY_CLASSES, priority_class, value=7, preemptionPolicy="Never"))
     with open_gated_place(agent, module_space) as (gate, place):
         filled = {"data": 2 * HELD_BYTES, "scratch": 100_000}
         app = Workload(agent, module_space, "app", filled, on=ONE_SLOT, location=place.name)
@@ -64,13 +61,13 @@ def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
         with configured(agent, loadConcurrency=build_concurrency(one_slot=ONE_SLOT), **changes):
             _edit_invalidly(agent)
             agent.user.apply(second)
-            wait_until(agent, BACKUPS, second, "Prepared")
+            wait_until(agent, second, "Prepared")
             pods |= {"after": find_mover(agent, first), "second": find_mover(agent, second)}
             gate.open()
-            ended = [wait_until(agent, BACKUPS, item, "Completed") for item in (first, second)]
+            ended = [wait_until(agent, item, "Completed") for item in (first, second)]
             reasons = {event["reason"] for event in _events_of_agents(agent)}
         yield Observed(priority_class, pods, ended, reasons)
-        wait_released(agent, BACKUPS, [item["metadata"]["name"] for item in (first, second)])
+        wait_released(agent, POD_VOLUME_BACKUPS, [item["metadata"]["name"] for item in (first, second)])
     app.delete(wait=False)
     agent.user.kubectl("delete", "priorityclass", priority_class)
 
@@ -78,14 +75,13 @@ def observed(agent: Bed, module_space: str) -> Iterator[Observed]:
 def _edit_invalidly(bed: Bed) -> None:
     """Write an invalid document; return once all agents have reported that they reject it."""
     invalid = {_KEY: '{"podLabels": ["edited"], "priorityClassName": "system-node-critical"}'}
-    metadata = {"namespace": NAMESPACE, "name": _NAME}
-    bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": invalid})
+    bed.user.apply(build_object(CONFIG_MAPS, _NAME, NAMESPACE, data=invalid))
     agents = len(bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL))
-    deadline = time.monotonic() + _SECONDS
-    while len([event for event in _events_of_agents(bed) if event["reason"] == "ConfigRejected"]) < agents:
-        if time.monotonic() > deadline:
-            raise BedError("not every agent has rejected the invalid configuration")
-        time.sleep(0.1)
+
+    def count() -> int:
+        return sum(event["reason"] == "ConfigRejected" for event in _events_of_agents(bed))
+
+    wait_for("every agent to reject the invalid configuration", lambda: count() >= agents, seconds=_SECONDS)
 
 
 def _events_of_agents(bed: Bed) -> list[Json]:
@@ -128,13 +124,11 @@ def test_a_limit_is_on_the_transfer_and_its_end_reaches_the_running_mover(agent:
     limit = {"perLocation": {name: {"uploadBytesPerSecond": rate}}}
     with configured(agent, **{"nodeagent.io": {"bandwidth": limit}}):
         item = back_up(app, "data")
-        wait_until(
-            agent, BACKUPS, item, "InProgress", when=lambda each: _limits(each) == {"uploadBytesPerSecond": rate}
-        )
+        wait_until(agent, item, "InProgress", when=lambda each: _limits(each) == {"uploadBytesPerSecond": rate})
         with configured(agent, **{"nodeagent.io": {"bandwidth": {}}}):
-            wait_until(agent, BACKUPS, item, "InProgress", when=lambda each: _limits(each) == {})
-            wait_until(agent, BACKUPS, item, "Completed")
-    wait_released(agent, BACKUPS, [item["metadata"]["name"]])
+            wait_until(agent, item, "InProgress", when=lambda each: _limits(each) == {})
+            wait_until(agent, item, "Completed")
+    wait_released(agent, POD_VOLUME_BACKUPS, [item["metadata"]["name"]])
     app.delete(wait=False)
 
 

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.listing import everything
 from tests.cluster.processes import is_agent, wait_for_one
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import Place, Volume, follow, need_two_nodes, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import find_mover, wait_until
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.storage.objects import CLAIMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -65,8 +64,7 @@ class Moved:
 @pytest.fixture(scope="module")
 def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     """Two uploads and a download of a device."""
-    if _OTHER not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
+    need_two_nodes(agent)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     names = [f"{module_space}-one", f"{module_space}-two"]
     with open_gate() as gate:
@@ -79,13 +77,15 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
             accepted = _accept_apart(agent, module_space, uploads)
             held = _lose_agent(agent, gate, uploads)
         gate.open()
-        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, UPLOADS, names, seconds=120)}
+        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, DATA_UPLOADS, names, seconds=120)}
         download = _download(agent, volume, ended[names[0]], place)
-    wait_released(agent, UPLOADS, names)
-    images = (_image(agent, module_space, "data"), _image(agent, module_space, download["metadata"]["name"]))
+    wait_released(agent, DATA_UPLOADS, names)
+    images = volume.path(), Volume(agent, module_space, download["metadata"]["name"]).path()
     left = everything(agent, module_space) - before
     yield Moved(accepted, held, list(ended.values()), download, images, left)
-    _remove(agent, names, download, place)
+    place.remove(
+        module_space, *(f"dataupload/{name}" for name in names), f"datadownload/{download['metadata']['name']}"
+    )
 
 
 def _accept_apart(bed: Bed, space: str, uploads: list[Json]) -> list[Json]:
@@ -93,21 +93,21 @@ def _accept_apart(bed: Bed, space: str, uploads: list[Json]) -> list[Json]:
     faults = [("provision", f"{NAMESPACE}/{upload['metadata']['name']}", "never") for upload in uploads]
     with break_storage(bed, space, faults):
         bed.user.apply(*uploads)
-        return [wait_until(bed, UPLOADS, upload, "Accepted") for upload in uploads]
+        return [wait_until(bed, upload, "Accepted") for upload in uploads]
 
 
 def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
     """Kill the agent of the movers' node in mid-transfer; returns the uploads once it is back."""
     gate.shut()
     for upload in uploads:
-        wait_until(bed, UPLOADS, upload, "InProgress")
+        wait_until(bed, upload, "InProgress")
     gate.wait_held(*(str(find_mover(bed, upload)["status"]["podIP"]) for upload in uploads))
     before = wait_for_one("the agent", is_agent(_NODE))
     before.kill()
     after = wait_for_one("the restarted agent", is_agent(_NODE))
     assert after.pid != before.pid
     bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=120)
-    return [wait_until(bed, UPLOADS, upload, "InProgress") for upload in uploads]
+    return [wait_until(bed, upload, "InProgress") for upload in uploads]
 
 
 def _agent_pod(bed: Bed) -> str:
@@ -121,23 +121,9 @@ def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
     claim["spec"]["volumeMode"] = "Block"
     snapshot_id = upload["status"].get("snapshotID", "")
     bed.user.apply(claim, volume.download(name, snapshot_id=snapshot_id, location=place.name))
-    *_, last = follow(bed, DOWNLOADS, [name], seconds=120)
-    wait_released(bed, DOWNLOADS, [name])
+    *_, last = follow(bed, DATA_DOWNLOADS, [name], seconds=120)
+    wait_released(bed, DATA_DOWNLOADS, [name])
     return last
-
-
-def _image(bed: Bed, space: str, claim: str) -> Path:
-    """Where the test bed keeps the device of a claim."""
-    found = bed.api.get(CLAIMS, space, claim) or {}
-    name: str = found["spec"].get("volumeName", "none")
-    return bed.folder / "volumes" / name
-
-
-def _remove(bed: Bed, names: list[str], download: Json, place: Place) -> None:
-    left = [*(f"dataupload/{name}" for name in names), f"datadownload/{download['metadata']['name']}"]
-    left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
-    left += [f"secret/{place.name}-keys"]
-    bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
 
 
 def test_one_agent_exposes_what_a_mover_on_another_node_moves(moved: Moved) -> None:

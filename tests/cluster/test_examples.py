@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, follow, wait_released
+from tests.cluster.scenes import Volume, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
-from tests.testbed.storage.objects import CLAIMS, EVENTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -48,8 +48,8 @@ def uploaded(agent: Bed) -> Iterator[Json]:
     # Others give movers more to request, and their downloads cache volumes.
     with relies_on(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
         _apply(agent, "dataupload.yaml")
-        *_, last = follow(agent, UPLOADS, ["example"], seconds=120)
-        wait_released(agent, UPLOADS, ["example"])
+        *_, last = follow(agent, DATA_UPLOADS, ["example"], seconds=120)
+        wait_released(agent, DATA_UPLOADS, ["example"])
         yield last
     agent.user.kubectl("delete", "dataupload/example", "backuprepository/app-default-kopia", "-n", NAMESPACE)
     agent.user.kubectl("delete", "namespace", _APP, "--wait=false")
@@ -134,11 +134,11 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
     agent.user.kubectl("apply", "-f", "-", stdin=download)
 
-    *_, last = follow(agent, DOWNLOADS, ["example"], seconds=120)
-    wait_released(agent, DOWNLOADS, ["example"])
+    *_, last = follow(agent, DATA_DOWNLOADS, ["example"], seconds=120)
+    wait_released(agent, DATA_DOWNLOADS, ["example"])
 
     assert last["status"]["phase"] == "Completed", last["status"]
-    volume = (agent.api.get(CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
+    volume = (agent.api.get(PERSISTENT_VOLUME_CLAIMS, _APP, "restored") or {})["spec"]["volumeName"]
     claim = f"{_APP} persistentvolumeclaim/restored"
     created = {f"persistentvolume/{volume}", claim, f"{NAMESPACE} datadownload.velero.io/example"}
     assert everything(agent, _APP, _EXAMPLE) - before == created
@@ -154,7 +154,7 @@ def test_the_three_commands_of_the_readme_bring_a_lost_volume_back(agent: Bed, u
         done = subprocess.run(line, shell=True, env=dict(agent.env), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         if line == loss:
-            assert agent.api.get(CLAIMS, _APP, "data") is None
+            assert agent.api.get(PERSISTENT_VOLUME_CLAIMS, _APP, "data") is None
     _assert_same(_folder(agent, "data"), copy)
     for kind in ("datauploads", "datadownloads"):
         agent.user.kubectl("delete", kind, "-n", NAMESPACE, "-l", "nodeagent.io/backup=first")
@@ -167,9 +167,7 @@ def _readme_commands() -> list[str]:
 
 
 def _folder(bed: Bed, claim: str) -> Path:
-    """Where the test bed keeps the volume of a claim."""
-    name: str = (bed.api.get(CLAIMS, _APP, claim) or {})["spec"]["volumeName"]
-    return bed.folder / "volumes" / name
+    return Volume(bed, _APP, claim).path()
 
 
 def _assert_same(source: Path, copy: Path) -> None:

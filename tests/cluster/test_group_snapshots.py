@@ -4,27 +4,35 @@ The CSI driver deletes each member alone, or refuses that, with or without sayin
 """
 
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from core.kube.resources import (
+    DATA_UPLOADS,
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
-from tests.cluster.scenes import UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import Volume, follow, open_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.api import Json, Resource
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CLAIMS, CONTENTS, EVENTS, GROUP_CLASS, GROUP_CLASS_TOGETHER, SNAPSHOTS
+from tests.testbed.processes import wait_for
+from tests.testbed.storage.objects import GROUP_CLASS, GROUP_CLASS_TOGETHER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
+_GROUP_API = "groupsnapshot.storage.k8s.io"
 _LABEL = "velero.io/volume-group"
 _CLAIMS = ("data", "log")
 _BYTES = 3_000_000
@@ -42,7 +50,7 @@ _REFUSED = ("delete", "/", "fail:it is of a group")
 _REFUSED_AFTER = "20s"
 """The operation timeout; it also limits each step before."""
 
-_SERVER_SECONDS, _POLL_SECONDS = 60, 0.1
+_SERVER_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -70,13 +78,11 @@ class _Server:
         }
         labels = {**self._labels, _LABEL: group}
         body = {
-            "apiVersion": f"groupsnapshot.storage.k8s.io/{self.version}",
-            "kind": "VolumeGroupSnapshot",
             "metadata": {"namespace": self.space, "generateName": f"velero-{group}-", "labels": labels},
             "spec": spec,
         }
         taken = self.bed.api.create(self._groups, body)["metadata"]
-        self._wait("the members", lambda: self._find_members(taken).keys() == set(_CLAIMS))
+        wait_for("the members", lambda: self._find_members(taken).keys() == set(_CLAIMS), seconds=_SERVER_SECONDS)
         members = self._find_members(taken)
         for member in members.values():
             self._remove_from_group(member)
@@ -100,17 +106,18 @@ class _Server:
 
     @property
     def _groups(self) -> Resource:
-        return Resource(f"/apis/groupsnapshot.storage.k8s.io/{self.version}", "volumegroupsnapshots")
+        return Resource("VolumeGroupSnapshot", "volumegroupsnapshots", _GROUP_API, self.version)
 
     @property
     def _contents(self) -> Resource:
-        return Resource(self._groups.prefix, "volumegroupsnapshotcontents", namespaced=False)
+        contents = "VolumeGroupSnapshotContent", "volumegroupsnapshotcontents"
+        return Resource(*contents, _GROUP_API, self.version, namespaced=False)
 
     def _find_members(self, group: Json) -> dict[str, Json]:
         """The snapshots of a group that name it, by their claims."""
         return {
             snapshot["spec"]["source"]["persistentVolumeClaimName"]: snapshot
-            for snapshot in self.bed.api.objects(SNAPSHOTS, self.space)
+            for snapshot in self.bed.api.objects(VOLUME_SNAPSHOTS, self.space)
             if snapshot.get("status", {}).get("volumeGroupSnapshotName") == group["name"]
             and group["uid"] in [owner["uid"] for owner in snapshot["metadata"].get("ownerReferences", [])]
         }
@@ -127,18 +134,20 @@ class _Server:
         self._set_group(member, None)
         left = [one for one in meta["finalizers"] if one not in {_GROUP_FINALIZER, _SOURCE_FINALIZER}]
         changed = {"ownerReferences": [], "finalizers": left, "labels": self._labels}
-        self.bed.api.patch(SNAPSHOTS, {"metadata": changed}, name=meta["name"], namespace=self.space)
+        self.bed.api.patch(VOLUME_SNAPSHOTS, {"metadata": changed}, name=meta["name"], namespace=self.space)
 
         def is_seen() -> bool:
-            found = self.bed.api.get(SNAPSHOTS, self.space, meta["name"])
+            found = self.bed.api.get(VOLUME_SNAPSHOTS, self.space, meta["name"])
             assert found is not None
             return _SOURCE_FINALIZER in found["metadata"].get("finalizers", [])
 
-        self._wait(f"snapshot {meta['name']} alone", is_seen)
+        wait_for(f"snapshot {meta['name']} alone", is_seen, seconds=_SERVER_SECONDS)
 
     def _set_group(self, member: Json, name: str | None) -> None:
         status = {"status": {"volumeGroupSnapshotName": name}}
-        self.bed.api.patch(SNAPSHOTS, status, name=member["metadata"]["name"], namespace=self.space, sub="status")
+        self.bed.api.patch(
+            VOLUME_SNAPSHOTS, status, name=member["metadata"]["name"], namespace=self.space, sub="status"
+        )
 
     def _delete_group(self, name: str) -> None:
         """Delete a group in the cluster, not on the storage."""
@@ -148,29 +157,26 @@ class _Server:
         self.bed.api.patch(self._contents, {"spec": {"deletionPolicy": "Retain"}}, name=content)
         self.bed.api.delete(self._contents, "", content)
         self.bed.api.delete(self._groups, self.space, name)
-        self._wait("the end of the group", lambda: self.bed.api.get(self._groups, self.space, name) is None)
-        self._wait("the end of its content", lambda: self.bed.api.get(self._contents, "", content) is None)
-
-    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _SERVER_SECONDS
-        while not holds():
-            if time.monotonic() > deadline:
-                raise BedError(f"waited in vain for {what}")
-            time.sleep(_POLL_SECONDS)
+        wait_for(
+            "the end of the group",
+            lambda: self.bed.api.get(self._groups, self.space, name) is None,
+            seconds=_SERVER_SECONDS,
+        )
+        wait_for(
+            "the end of its content",
+            lambda: self.bed.api.get(self._contents, "", content) is None,
+            seconds=_SERVER_SECONDS,
+        )
 
 
 @pytest.fixture
 def group(agent: Bed, space: str) -> Iterator[str]:
     """A group of claims with data, by its name, and a storage location for them."""
-    agent.user.apply(*Place(agent, space).build())
     for claim in _CLAIMS:
         Volume(agent, space, claim).fill(_FILL.format(claim, _BYTES))
-        agent.api.patch(CLAIMS, {"metadata": {"labels": {_LABEL: "db"}}}, name=claim, namespace=space)
-    with relies_on(agent, Shared.AGENTS):
+        agent.api.patch(PERSISTENT_VOLUME_CLAIMS, {"metadata": {"labels": {_LABEL: "db"}}}, name=claim, namespace=space)
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
         yield "db"
-    left = [f"dataupload/{space}-{claim}" for claim in _CLAIMS]
-    left += [f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
 
 @pytest.mark.sample("v1beta2-together")
@@ -192,9 +198,9 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
 
     with break_storage(agent, space, [_REFUSED] if how == "refused" else []):
         agent.user.apply(*uploads)
-        versions = follow(agent, UPLOADS, names.values(), seconds=180)
+        versions = follow(agent, DATA_UPLOADS, names.values(), seconds=180)
         ended = {transfer["spec"]["sourcePVC"]: transfer for transfer in versions}
-        wait_released(agent, UPLOADS, names.values())
+        wait_released(agent, DATA_UPLOADS, names.values())
     left = everything(agent, space) - before
     with open_kopia(agent, space, prefix=space) as kopia:
         kopia.connect()
@@ -213,7 +219,7 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
 
 
 def _handle(bed: Bed, member: Json) -> str:
-    content = bed.api.get(CONTENTS, "", member["status"]["boundVolumeSnapshotContentName"])
+    content = bed.api.get(VOLUME_SNAPSHOT_CONTENTS, "", member["status"]["boundVolumeSnapshotContentName"])
     assert content is not None
     return str(content["status"]["snapshotHandle"])
 

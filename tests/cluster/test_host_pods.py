@@ -3,27 +3,26 @@
 Agents of the test's own, in a namespace of its own: a wrong folder would end those of the cluster.
 """
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from core.kube.resources import POD_VOLUME_BACKUPS, PODS
 from tests.cluster.apart import ApartAgent, installed_apart
 from tests.cluster.bed import Bed
+from tests.cluster.scenes import build_pod_transfer
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.api import Json, Resource
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import BedError
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _NODE = "bed-2"
 _PODS_FOLDER = "/var/lib/kubelet/pods"
 _SECONDS = 120
-_POLL_SECONDS = 0.2
 
 
 class _Install:
@@ -53,31 +52,25 @@ class _Install:
 
     def end(self) -> tuple[int, str]:
         """Return the exit code of the agent and the last line of its log, once it has ended."""
-        deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline:
-            for pod in self._bed.api.objects(PODS, self._space, selector=AGENT_LABEL):
-                for status in pod["status"].get("containerStatuses", []):
-                    if ended := status["lastState"].get("terminated"):
-                        log = self._bed.user.kubectl("logs", pod["metadata"]["name"], "-n", self._space, "--previous")
-                        return ended["exitCode"], log.splitlines()[-1]
-            time.sleep(_POLL_SECONDS)
-        raise BedError("the agent has not ended")
+        name, code = wait_for("the end of the agent", self._find_end, seconds=_SECONDS)
+        log = self._agent.kubectl("logs", name, "--previous")
+        return code, log.splitlines()[-1]
+
+    def _find_end(self) -> tuple[str, int] | None:
+        for pod in self._bed.api.objects(PODS, self._space, selector=AGENT_LABEL):
+            for status in pod["status"].get("containerStatuses", []):
+                if ended := status["lastState"].get("terminated"):
+                    return pod["metadata"]["name"], ended["exitCode"]
+        return None
 
     def back_up(self) -> str:
         """Return the message of a PodVolumeBackup, once it has failed."""
-        spec = {
-            "node": _NODE,
-            "pod": {"kind": "Pod", "namespace": self._space, "name": "app"},
-            "volume": "data",
-            "backupStorageLocation": "default",
-            "repoIdentifier": "",
-            "uploaderType": "kopia",
-        }
-        metadata = {"namespace": self._space, "name": "backup"}
-        kind = {"apiVersion": "velero.io/v1", "kind": "PodVolumeBackup"}
-        self._bed.user.apply(kind | {"metadata": metadata, "spec": spec})
+        pod: Json = {"metadata": {"namespace": self._space, "name": "app", "uid": "0"}, "spec": {"nodeName": _NODE}}
+        item = build_pod_transfer("PodVolumeBackup", "backup", pod)
+        item["metadata"]["namespace"] = self._space
+        self._bed.user.apply(item)
         self._bed.user.wait("podvolumebackup/backup", "jsonpath={.status.phase}=Failed", namespace=self._space)
-        found = self._bed.api.get(Resource("/apis/velero.io/v1", "podvolumebackups"), self._space, "backup") or {}
+        found = self._bed.api.get(POD_VOLUME_BACKUPS, self._space, "backup") or {}
         return str(found["status"]["message"])
 
 

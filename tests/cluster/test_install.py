@@ -2,8 +2,6 @@
 
 import json
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from tests.cluster.bed import Bed
 from tests.cluster.listing import applied_versions
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
@@ -30,10 +27,7 @@ class _Shell:
         self.space = f"test-{secrets.token_hex(4)}"
 
     def run(self, *words: str) -> str:
-        argv = [sys.executable, "-m", "nodeagent", *words, "-n", self.space]
-        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return self.bed.said(*words, "-n", self.space)
 
     def install(self) -> str:
         env = self.bed.env

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place
-from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_until
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_held, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
@@ -26,7 +26,7 @@ def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(
         first = back_up(moving, "data")
         wait_held(agent, gate, first)
         second = back_up(ready, "scratch")
-        wait_until(agent, BACKUPS, second, "Prepared")
+        wait_until(agent, second, "Prepared")
 
         # As long as a mover reads, its volume cannot be unmounted.
         moving.delete(wait=False)
@@ -34,7 +34,7 @@ def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(
         gate.open()
         agent.user.apply(third)
 
-        ended = [wait_until(agent, BACKUPS, item, "Failed")["status"] for item in (first, second, third)]
+        ended = [wait_until(agent, item, "Failed")["status"] for item in (first, second, third)]
         assert ended[0]["message"].startswith(f"workload pod {space}/moving is not available: ")
         for status in ended[1:]:
             assert status["message"] == f"workload pod {space}/ready is not available: it does not exist"

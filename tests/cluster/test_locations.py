@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    EVENTS,
+    PODS,
+)
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released, watch_ends
+from tests.cluster.scenes import Place, Volume, build_class, follow, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
-from tests.testbed.api import Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.storage.objects import CLAIMS, EVENTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
-_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
 _AVAILABLE = "jsonpath={.status.phase}=Available"
 _UNAVAILABLE = "jsonpath={.status.phase}=Unavailable"
 _MOUNT = "/backups"
@@ -67,23 +72,23 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         pods = watch_ends(pool, agent, PODS, {name, restore, f"{name}-validation"})
         agent.user.apply(_build_location(name))
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
-        location = agent.api.get(_LOCATIONS, NAMESPACE, name) or {}
+        location = agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, name) or {}
         agent.user.apply(volume.upload(name, snapshot=name, location=name))
-        *_, upload = follow(agent, UPLOADS, [name], seconds=120)
+        *_, upload = follow(agent, DATA_UPLOADS, [name], seconds=120)
         target = build_target(volume, restore, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=name))
-        *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
-        wait_released(agent, UPLOADS, [name])
-        wait_released(agent, DOWNLOADS, [restore])
+        *_, download = follow(agent, DATA_DOWNLOADS, [restore], seconds=120)
+        wait_released(agent, DATA_UPLOADS, [name])
+        wait_released(agent, DATA_DOWNLOADS, [restore])
     yield Moved(
         location,
         (upload, download),
         mounts={each: _shared_mount(pod) for each, pod in pods.result().items()},
-        shared=_directory(agent, NAMESPACE, shared),
+        shared=Volume(agent, NAMESPACE, shared).path(),
         files=(
-            (_directory(agent, module_space, "data") / "random").read_bytes(),
-            (_directory(agent, module_space, restore) / "random").read_bytes(),
+            (volume.path() / "random").read_bytes(),
+            (Volume(agent, module_space, restore).path() / "random").read_bytes(),
         ),
     )
     left = [f"dataupload/{name}", f"datadownload/{restore}", f"backuprepository/{name}-{name}-kopia"]
@@ -93,14 +98,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
 
 def _build_location(name: str) -> Json:
     spec = {"provider": "velero.io/fs", "config": {"fspath": _MOUNT}, "objectStorage": {"bucket": "none"}}
-    meta = {"namespace": NAMESPACE, "name": name}
-    return {"apiVersion": "velero.io/v1", "kind": "BackupStorageLocation", "metadata": meta, "spec": spec}
-
-
-def _directory(bed: Bed, space: str, claim: str) -> Path:
-    """The directory that is a claim's volume."""
-    found = bed.api.get(CLAIMS, space, claim) or {}
-    return bed.folder / "volumes" / str(found["spec"].get("volumeName", "none"))
+    return build_object(BACKUP_STORAGE_LOCATIONS, name, NAMESPACE, spec=spec)
 
 
 def _shared_mount(pod: Json) -> Json:
@@ -136,13 +134,13 @@ def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: st
     agent.user.apply(*place.build(bucket="missing", frequency="1m"))
     try:
         agent.user.wait(target, _UNAVAILABLE, namespace=NAMESPACE)
-        status = (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
+        status = (agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, place.name) or {})["status"]
         assert "the bucket does not exist" in status["message"]
         assert status["lastValidationTime"]
         # A new spec is validated at once.
         agent.user.apply(*place.build(frequency="1m"))
         agent.user.wait(target, _AVAILABLE, namespace=NAMESPACE)
-        assert "message" not in (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
+        assert "message" not in (agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, place.name) or {})["status"]
         about = {event["involvedObject"]["name"] for event in agent.api.objects(EVENTS, NAMESPACE)}
         assert f"{place.name}-validation" not in about
     finally:

@@ -12,7 +12,6 @@ from tests.cluster.gate import HELD_BYTES
 from tests.cluster.interruptions import evict
 from tests.cluster.scenes import open_gated_place
 from tests.cluster.workloads import (
-    BACKUPS,
     Workload,
     back_up,
     expect_nothing_left,
@@ -47,23 +46,23 @@ def test_an_evicted_mover_is_recreated_before_it_starts_and_replaced_afterward(
         # Held in the middle of its data, it keeps the node's only slot.
         wait_held(agent, gate, first)
         second = back_up(moving, "scratch")
-        prepared = wait_until(agent, BACKUPS, second, "Prepared")
+        prepared = wait_until(agent, second, "Prepared")
 
         evict(agent, find_mover(agent, prepared))
         recreated = wait_until(
-            agent, BACKUPS, second, "Prepared", when=lambda transfer: _LOST in transfer["metadata"]["annotations"]
+            agent, second, "Prepared", when=lambda transfer: _LOST in transfer["metadata"]["annotations"]
         )
         assert json.loads(recreated["metadata"]["annotations"][_LOST])["times"] == 1
         evict(agent, find_mover(agent, first))
         wait_logged(agent, first, "kopia may save a checkpoint within 25s")
         gate.open()
 
-        wait_until(agent, BACKUPS, first, "InProgress", when=lambda transfer: _attempts(transfer).get("number") == 2)
+        wait_until(agent, first, "InProgress", when=lambda transfer: _attempts(transfer).get("number") == 2)
         for transfer, attempts in ((first, 2), (second, 1)):
-            completed = wait_until(agent, BACKUPS, transfer, "Completed")
+            completed = wait_until(agent, transfer, "Completed")
             assert "message" not in completed["status"]
             assert _attempts(completed).get("number", 1) == attempts
-        (interruption,) = _attempts(wait_until(agent, BACKUPS, first, "Completed"))["interruptions"]
+        (interruption,) = _attempts(wait_until(agent, first, "Completed"))["interruptions"]
         assert interruption["cause"] == "Evicted"
         assert "; kopia saved a checkpoint, " in interruption["message"]
         moving.delete()

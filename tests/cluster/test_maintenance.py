@@ -1,8 +1,5 @@
 """Maintenance of a repository without a Velero server: Jobs on a real kubelet, by an agent of the test's own."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -25,10 +22,7 @@ def upkeep(agent: Bed, space: str) -> Iterator[Upkeep]:
 
 def _ask(upkeep: Upkeep, *words: str) -> Json:
     """Return what `nodeagent repo` prints to a user of the cluster."""
-    argv = [sys.executable, "-m", "nodeagent", "repo", *words, "--namespace", upkeep.own.space, "-o", "json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
-    assert done.returncode == 0, done.stderr
-    found: Json = json.loads(done.stdout)
+    found: Json = upkeep.own.bed.document("repo", *words, "--namespace", upkeep.own.space)
     return found
 
 

@@ -14,6 +14,7 @@ from tests.cluster.upkeep import Upkeep
 from tests.support.monitoring import dashboard_queries, metrics_in, rule_queries
 from tests.support.ui_command import running_ui
 from tests.testbed.api import Json
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(500)]
 
@@ -63,11 +64,12 @@ def monitored(agent: Bed, module_space: str) -> Iterator[Monitored]:
 
 def test_agents_serve_every_metric_that_rules_and_dashboard_use(monitored: Monitored) -> None:
     wanted = metrics_in((*rule_queries(), *dashboard_queries())) - _OF_FAULTS - _OF_PROMETHEUS
-    missing, deadline = wanted, time.monotonic() + _SECONDS
-    while missing and time.monotonic() < deadline:
-        time.sleep(0.5)
-        missing = wanted - monitored.scrape().keys()
-    assert missing == set()
+    wait_for(
+        lambda: f"metrics: {wanted - monitored.scrape().keys()}",
+        lambda: wanted <= monitored.scrape().keys(),
+        seconds=_SECONDS,
+        pause_seconds=0.5,
+    )
     # The figures of the volume are those of its backup.
     samples = monitored.scrape()
     (size,) = samples["nodeagent_volume_last_backup_bytes"]

@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released, watch_ends
+from tests.cluster.scenes import Place, Volume, build_class, follow, need_two_nodes, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.storage.objects import CLAIMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -56,8 +54,7 @@ class Moved:
 @pytest.fixture(scope="module")
 def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     """A file system that is backed up and restored."""
-    if _OTHER not in agent.env["BED_NODES"].split():
-        pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
+    need_two_nodes(agent)
     volume, place = Volume(agent, module_space), Place(agent, module_space)
     backup, restore = f"{module_space}-backup", f"{module_space}-restore"
     fast, waiting = classes = [f"{module_space}-fast", f"{module_space}-waiting"]
@@ -68,28 +65,26 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     changes = _build_configuration(fast, waiting)
     with ThreadPoolExecutor() as pool, has_alone(agent, Shared.GROUND), configured(agent, **changes):
         pods = watch_ends(pool, agent, PODS, {backup, restore})
-        claims = watch_ends(pool, agent, CLAIMS, {backup, restore, f"{restore}-cache"})
+        claims = watch_ends(pool, agent, PERSISTENT_VOLUME_CLAIMS, {backup, restore, f"{restore}-cache"})
         transfer = volume.upload(backup, snapshot=backup, location=place.name)
         transfer["spec"]["csiSnapshot"]["storageClass"] = fast
         agent.user.apply(transfer)
-        *_, upload = follow(agent, UPLOADS, [backup], seconds=120)
+        *_, upload = follow(agent, DATA_UPLOADS, [backup], seconds=120)
         target = build_target(volume, restore, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=place.name))
-        *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
-        wait_released(agent, UPLOADS, [backup])
-        wait_released(agent, DOWNLOADS, [restore])
+        *_, download = follow(agent, DATA_DOWNLOADS, [restore], seconds=120)
+        wait_released(agent, DATA_UPLOADS, [backup])
+        wait_released(agent, DATA_DOWNLOADS, [restore])
     yield Moved(
         upload,
         download,
         pods=pods.result(),
         claims=claims.result(),
-        files=(_files(agent, module_space, "data"), _files(agent, module_space, restore)),
+        files=(_files(volume), _files(Volume(agent, module_space, restore))),
     )
     left = [f"storageclass/{name}" for name in classes]
-    left += [f"dataupload/{backup}", f"datadownload/{restore}", f"secret/{place.name}-keys"]
-    left += [f"backuprepository/{place.name}-{place.name}-kopia", f"backupstoragelocation/{place.name}"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--wait=false")
+    place.remove(module_space, *left, f"dataupload/{backup}", f"datadownload/{restore}")
 
 
 def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
@@ -107,10 +102,8 @@ def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
     }
 
 
-def _files(bed: Bed, space: str, claim: str) -> dict[str, bytes]:
-    """What is in the folder that is a claim's volume."""
-    found = bed.api.get(CLAIMS, space, claim) or {}
-    folder = bed.folder / "volumes" / str(found["spec"].get("volumeName", "none"))
+def _files(volume: Volume) -> dict[str, bytes]:
+    folder = volume.path()
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -12,19 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import (
-    BACKUPS,
-    RESTORES,
-    Workload,
-    back_up,
-    expect_nothing_left,
-    wait_until,
-)
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_until
 from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import compare
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
@@ -74,14 +67,14 @@ def restore_into_pod(agent: Bed, space: str) -> None:
     writer.start()
     writer.wait_ready()
     backups = {volume: back_up(writer, volume) for volume in _FILLED}
-    kept = {volume: wait_until(agent, BACKUPS, item, "Completed") for volume, item in backups.items()}
+    kept = {volume: wait_until(agent, item, "Completed") for volume, item in backups.items()}
     writer.delete()
 
     reader = Workload(agent, space, "reader")
     reader.start()
     restores = {volume: reader.restore(volume, backup=kept[volume]) for volume in _FILLED}
     agent.user.apply(*restores.values())
-    done = {volume: wait_until(agent, RESTORES, item, "Completed") for volume, item in restores.items()}
+    done = {volume: wait_until(agent, item, "Completed") for volume, item in restores.items()}
     reader.wait_ready()
 
     for volume, transfer in done.items():
@@ -98,11 +91,11 @@ def move_by_examples(agent: Bed, space: str) -> None:
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "source"))
     agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=120)
     kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
-    snapshot = wait_until(agent, BACKUPS, kept, "Completed")["status"]["snapshotID"]
+    snapshot = wait_until(agent, kept, "Completed")["status"]["snapshotID"]
 
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "reader"))
     given = placed(agent, space, "reader") | {"SNAPSHOT_ID": snapshot}
-    wait_until(agent, RESTORES, apply_example(agent, space, "podvolumerestore", **given), "Completed")
+    wait_until(agent, apply_example(agent, space, "podvolumerestore", **given), "Completed")
 
     agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=120)
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
@@ -118,7 +111,7 @@ def reject(agent: Bed, space: str) -> None:
     restic["spec"]["uploaderType"] = "restic"
     agent.user.apply(*items, restic)
 
-    messages = [wait_until(agent, BACKUPS, item, "Failed")["status"]["message"] for item in (*items, restic)]
+    messages = [wait_until(agent, item, "Failed")["status"]["message"] for item in (*items, restic)]
 
     assert messages == [
         f"volume data of workload pod {space}/device is a block volume: pod volumes must be file systems",
@@ -140,7 +133,7 @@ def look_up(agent: Bed, space: str) -> None:
     def back_up_as(name: str, phase: str) -> Json:
         again = item | {"metadata": item["metadata"] | {"name": f"{space}-{name}"}}
         agent.user.apply(again)
-        status: Json = wait_until(agent, BACKUPS, again, phase)["status"]
+        status: Json = wait_until(agent, again, phase)["status"]
         return status
 
     moved.parent.mkdir()

@@ -1,7 +1,6 @@
 """`nodeagent restore` on a real kubelet: backups of both methods come back by both methods, also with late binding."""
 
 import hashlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import Volume, open_place
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
-from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -52,16 +50,10 @@ class _Scene:
     def __init__(self, bed: Bed, space: str) -> None:
         self.bed, self.space = bed, space
 
-    def run(self, *words: str) -> Any:
-        argv = [sys.executable, "-m", "nodeagent", *words, "-o", "json"]
-        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
     def back_up(self, method: str, *words: str) -> str:
         name = f"{self.space}-{method}"
         words = (f"--storage-location={self.space}", f"--method={method}", "--wait", *words)
-        self.run("backup", "create", name, f"--pvc={self.space}/data", *words)
+        self.bed.document("backup", "create", name, f"--pvc={self.space}/data", *words)
         return name
 
     def restore(self, backup: str, *words: str, check: str = _CHECK) -> None:
@@ -75,8 +67,7 @@ class _Scene:
     def cancel(self, backup: str, *words: str) -> None:
         """Begin to restore into a namespace of its own, and cancel it."""
         with self._restored(backup, *words) as (new, _):
-            argv = [sys.executable, "-m", "nodeagent", "restore", "cancel", new]
-            subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), check=True)
+            self.bed.said("restore", "cancel", new)
             self._wait_without_pods(new)
 
     @contextmanager
@@ -85,7 +76,7 @@ class _Scene:
         new = f"test-{hashlib.sha256(' '.join((backup, *words)).encode()).hexdigest()[:8]}"
         mapping = f"--namespace-mappings={self.space}:{new}"
         try:
-            yield new, self.run("restore", "create", new, f"--from-backup={backup}", mapping, *words)
+            yield new, self.bed.document("restore", "create", new, f"--from-backup={backup}", mapping, *words)
         finally:
             self.bed.user.kubectl("delete", "namespace", new, "--ignore-not-found", "--wait=false")
             label = ("-n", NAMESPACE, "-l", f"nodeagent.io/restore={new}")
@@ -97,14 +88,9 @@ class _Scene:
 
 @pytest.fixture
 def scene(agent: Bed, space: str) -> Iterator[_Scene]:
-    place = Place(agent, space)
-    agent.user.apply(*place.build())
     Volume(agent, space).fill(_FILL)
-    with relies_on(agent, Shared.AGENTS):
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
         yield _Scene(agent, space)
-    own = [name for name in agent.user.names(["datauploads,podvolumebackups"], "-n", NAMESPACE) if space in name]
-    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
 
 def test_a_snapshot_comes_back_directly_and_into_a_pod_that_waits(scene: _Scene) -> None:

@@ -6,20 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed, new_namespace
+from tests.cluster.scenes import RESTORE_UID, build_pod_transfer
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import (
-    BACKUPS,
-    RESTORE_UID,
-    RESTORES,
-    build_restore_wait,
-    expect_nothing_left,
-    wait_until,
-)
+from tests.cluster.workloads import build_restore_wait, expect_nothing_left, wait_until
+from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.demonstration.manifests import build_claim, build_container
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -60,15 +54,13 @@ class _RestrictedPod:
 
     def build(self) -> Json:
         """The pod."""
-        container = {
-            "name": "app",
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sh", "-ec", self.script],
-            "securityContext": _RESTRICTED,
-            "readinessProbe": {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1},
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "tmp", "mountPath": "/tmp"}],
-        }
+        container = build_container(
+            "app",
+            ["sh", "-ec", self.script],
+            securityContext=_RESTRICTED,
+            readinessProbe={"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1},
+            volumeMounts=[{"name": "data", "mountPath": "/data"}, {"name": "tmp", "mountPath": "/tmp"}],
+        )
         limits = {"resources": {"limits": {"memory": _MEMORY_LIMIT}}, "securityContext": _RESTRICTED}
         security = {
             "runAsUser": self.user,
@@ -87,32 +79,13 @@ class _RestrictedPod:
                 {"name": "tmp", "emptyDir": {}},
             ],
         }
-        metadata = {"namespace": self.space, "name": self.name}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        return build_object(PODS, self.name, self.space, spec=spec)
 
     def transfer(self, bed: Bed, kind: str, **given: str) -> Json:
         """A transfer of its volume, with fields of its own."""
         pod = bed.api.get(PODS, self.space, self.name)
         assert pod is not None
-        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-        return {
-            "apiVersion": "velero.io/v1",
-            "kind": kind,
-            "metadata": {
-                "namespace": NAMESPACE,
-                "name": f"{self.space}-{self.name}",
-                "ownerReferences": [owner] if kind == "PodVolumeRestore" else [],
-            },
-            "spec": {
-                "pod": {"kind": "Pod", "namespace": self.space, "name": self.name, "uid": pod["metadata"]["uid"]},
-                "volume": "data",
-                "backupStorageLocation": "default",
-                "repoIdentifier": "",
-                "uploaderType": "kopia",
-                **({"node": pod["spec"]["nodeName"]} if kind == "PodVolumeBackup" else {}),
-                **given,
-            },
-        }
+        return build_pod_transfer(kind, f"{self.space}-{self.name}", pod, **given)
 
     def start(self, bed: Bed) -> None:
         """Create claim and pod."""
@@ -131,15 +104,15 @@ def test_a_restricted_pod_of_any_user_starts_with_its_data_and_nothing_else(agen
         writer.wait_ready(agent)
         backup = writer.transfer(agent, "PodVolumeBackup")
         agent.user.apply(backup)
-        snapshot = wait_until(agent, BACKUPS, backup, "Completed")["status"]["snapshotID"]
+        snapshot = wait_until(agent, backup, "Completed")["status"]["snapshotID"]
 
         reader.start(agent)
         agent.user.wait(
             "pod/reader", "jsonpath={.status.initContainerStatuses[0].started}=true", namespace=reader.space
         )
-        restore = reader.transfer(agent, "PodVolumeRestore", snapshotID=snapshot, sourceNamespace=writer.space)
+        restore = reader.transfer(agent, "PodVolumeRestore", snapshotID=snapshot)
         agent.user.apply(restore)
-        wait_until(agent, RESTORES, restore, "Completed")
+        wait_until(agent, restore, "Completed")
         reader.wait_ready(agent)
 
     assert agent.user.kubectl("logs", "reader", "-n", reader.space) == "folder\nlost+found\nkept\n"

@@ -2,19 +2,17 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
+from tests.cluster.scenes import Volume, follow, open_place, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
-from tests.testbed.layout import ROOT
-from tests.testbed.storage.objects import CLAIMS, VOLUMES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -33,36 +31,27 @@ class _Scene:
         self.bed, self.space = bed, space
         self.name = f"{space}-back"
 
-    def try_run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "nodeagent", *words, "-o", "json"]
-        return subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-
-    def run(self, *words: str) -> Any:
-        done = self.try_run(*words)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def back_up(self) -> None:
+        words = (f"--pvc={self.space}/data", f"--storage-location={self.space}", "--method=csi-snapshot", "--wait")
+        self.bed.said("backup", "create", f"{self.space}-first", *words)
 
     def restore(self) -> subprocess.CompletedProcess[str]:
         words = (f"--from-backup={self.space}-first", "--in-place", "--incremental", "--delete-extra-files", "--yes")
-        return self.try_run("restore", "create", self.name, *words, "--wait")
+        return self.bed.command("restore", "create", self.name, *words, "--wait")
 
     def claim(self) -> Any:
-        return self.bed.api.get(CLAIMS, self.space, "data")
+        return self.bed.api.get(PERSISTENT_VOLUME_CLAIMS, self.space, "data")
 
     def volume(self) -> Any:
-        return self.bed.api.get(VOLUMES, "", self.claim()["spec"]["volumeName"])
+        return self.bed.api.get(PERSISTENT_VOLUMES, "", self.claim()["spec"]["volumeName"])
 
 
 @pytest.fixture
 def scene(agent: Bed, space: str) -> Iterator[_Scene]:
-    agent.user.apply(*Place(agent, space).build())
     Volume(agent, space).fill(_FILL)
-    with relies_on(agent, Shared.AGENTS):
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
         yield _Scene(agent, space)
     agent.user.kubectl("delete", "volumesnapshots", "--all", "-n", space, "--ignore-not-found")
-    own = [n for n in agent.user.names(["datauploads,datadownloads"], "-n", NAMESPACE) if space in n]
-    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
 
 def _damage(folder: Path) -> dict[str, tuple[int, int]]:
@@ -81,8 +70,7 @@ def _damage(folder: Path) -> dict[str, tuple[int, int]]:
 def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     bed, space = scene.bed, scene.space
     bed.user.kubectl("label", "pvc", "data", "-n", space, "tier=db")
-    words = (f"--pvc={space}/data", f"--storage-location={space}", "--method=csi-snapshot", "--wait")
-    scene.run("backup", "create", f"{space}-first", *words)
+    scene.back_up()
     folder = Volume(bed, space).path()
     equal = _damage(folder)
     before, policy = scene.claim(), scene.volume()["spec"]["persistentVolumeReclaimPolicy"]
@@ -135,18 +123,17 @@ def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str) -> Any
     asked["spec"]["targetVolume"] |= {"pvc": "data", "pv": volume}
     asked["spec"] |= {"restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}}
     scene.bed.user.apply(asked, build_claim(space, "data", size="64Mi", restored_into=f"{space}.data.{name}"))
-    *_, last = follow(scene.bed, DOWNLOADS, [name], seconds=180)
-    wait_released(scene.bed, DOWNLOADS, [name])
+    *_, last = follow(scene.bed, DATA_DOWNLOADS, [name], seconds=180)
+    wait_released(scene.bed, DATA_DOWNLOADS, [name])
     scene.bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space)
     return last
 
 
 def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restored_or_not(scene: _Scene) -> None:
     bed, space = scene.bed, scene.space
-    words = (f"--pvc={space}/data", f"--storage-location={space}", "--method=csi-snapshot", "--wait")
-    scene.run("backup", "create", f"{space}-first", *words)
+    scene.back_up()
     (name,) = [one.rpartition("/")[2] for one in bed.user.names(["datauploads"], "-n", NAMESPACE) if space in one]
-    upload = bed.api.get(UPLOADS, NAMESPACE, name)
+    upload = bed.api.get(DATA_UPLOADS, NAMESPACE, name)
     assert upload is not None
     folder = Volume(bed, space).path()
     _damage(folder)

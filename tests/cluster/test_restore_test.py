@@ -1,8 +1,6 @@
 """Restore tests of the leader on a real kubelet: a volume comes back, and what a killed test has left goes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +8,12 @@ import pytest
 
 from client.install.manifests import build_restore_test_account
 from client.install.options import InstallOptions
+from core.kube.resources import CONFIG_MAPS
 from tests.cluster.apart import CALM_NODE, installed_apart
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.scenes import Volume
 from tests.cluster.upkeep import Upkeep
-from tests.testbed.layout import ROOT
+from tests.support.objects import build_object
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
 
@@ -35,8 +34,7 @@ def upkeep(agent: Bed, space: str) -> Iterator[Upkeep]:
     """A namespace with an agent that tests restores, and a backup of one volume."""
     account = build_restore_test_account(InstallOptions(namespace=space))
     with installed_apart(agent, space, node=CALM_NODE) as own, new_namespace(agent) as volumes:
-        meta = {"namespace": space, "name": "agents"}
-        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"c": json.dumps(_CONFIG)}}
+        config = build_object(CONFIG_MAPS, "agents", space, data={"c": json.dumps(_CONFIG)})
         agent.user.apply(*account, config)
         # The account of restore tests has only its own permissions.
         agents = [f"--serviceaccount={space}:{name}" for name in ("node-agent", "node-agent-mover")]
@@ -46,17 +44,10 @@ def upkeep(agent: Bed, space: str) -> Iterator[Upkeep]:
         own.run(arguments=["--repo-maintenance=off", "--node-agent-configmap=agents", *upkeep.keep_calm()])
         own.ready_log()
         Volume(agent, volumes).fill(_FILL)
-        _run(upkeep, "backup", "create", "night", f"--pvc={volumes}/data", "--wait", f"--agent-namespace={space}")
+        agent.said("backup", "create", "night", f"--pvc={volumes}/data", "--wait", f"--agent-namespace={space}")
         yield upkeep
     of_cluster = [f"{one['kind']}/{one['metadata']['name']}" for one in account if "namespace" not in one["metadata"]]
     agent.user.kubectl("delete", *of_cluster)
-
-
-def _run(upkeep: Upkeep, *words: str) -> str:
-    argv = [sys.executable, "-m", "nodeagent", *words]
-    done = subprocess.run(argv, cwd=ROOT, env=dict(upkeep.own.bed.env), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _tests(upkeep: Upkeep) -> dict[str, Any]:
@@ -99,6 +90,5 @@ def test_a_volume_is_restored_and_a_test_that_is_killed_leaves_nothing(upkeep: U
     assert pod["spec"]["serviceAccountName"] == "node-agent-restore-test"
     (upload,) = json.loads(own.kubectl("get", "datauploads", "-o", "json"))["items"]
     assert json.loads(upload["metadata"]["annotations"]["nodeagent.io/verification"])["outcome"] == "passed"
-    shown = json.loads(_run(upkeep, "repo", "describe", upkeep.name, f"--namespace={own.space}", "-o", "json"))
-    proof = shown["verification"]
+    proof = own.bed.document("repo", "describe", upkeep.name, f"--namespace={own.space}")["verification"]
     assert (proof["restored"], proof["restoreOutcome"], proof["damaged"]) == ("data", "passed", [])

@@ -1,8 +1,6 @@
 """`nodeagent schedule` on a real kubelet: its pods back up with their own account, and delete what is expired."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +8,9 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import Volume, open_place
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.layout import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -32,12 +29,6 @@ class _Scene:
         self.bed, self.space = bed, space
         self.selection = (f"--pvc={space}/data", f"--storage-location={space}")
 
-    def run(self, *words: str) -> str:
-        argv = [sys.executable, "-m", "nodeagent", *words]
-        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def start(self, job: str) -> str:
         """Start a run by a Job of the CronJob, wait until it has succeeded, and return its log."""
         own = ("-n", NAMESPACE)
@@ -51,7 +42,7 @@ class _Scene:
 
     @property
     def backups(self) -> dict[str, Any]:
-        found = json.loads(self.run("backup", "get", "-n", self.space, "-o", "json"))["backups"]
+        found = self.bed.document("backup", "get", "-n", self.space)["backups"]
         return {one["name"]: one for one in found}
 
     @property
@@ -70,29 +61,23 @@ class _Scene:
 
 @pytest.fixture
 def scene(agent: Bed, space: str) -> Iterator[_Scene]:
-    place = Place(agent, space)
-    agent.user.apply(*place.build())
     Volume(agent, space).fill(_FILL)
-    scene = _Scene(agent, space)
-    with relies_on(agent, Shared.AGENTS):
-        yield scene
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
+        yield _Scene(agent, space)
     if space in agent.user.kubectl("get", "cronjobs", "-n", NAMESPACE, "-o", "name"):
-        scene.run("schedule", "delete", space)
-    own = [name for name in agent.user.names(["datauploads,podvolumebackups"], "-n", NAMESPACE) if space in name]
-    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+        agent.said("schedule", "delete", space)
 
 
 def test_runs_delete_what_the_plan_said_and_never_the_last_copy(scene: _Scene) -> None:
     space = scene.space
     for name in ("older", "old"):
-        scene.run("backup", "create", f"{space}-{name}", *scene.selection, "--ttl=1s", "--wait")
+        scene.bed.said("backup", "create", f"{space}-{name}", *scene.selection, "--ttl=1s", "--wait")
     # The schedules of other tests may have expired backups, too.
-    expired = json.loads(scene.run("backup", "delete", "--expired", "--dry-run", "-o", "json"))["backups"]
+    expired = scene.bed.document("backup", "delete", "--expired", "--dry-run")["backups"]
     assert f"{space}-old" not in [one["name"] for one in expired]
     ((older, volumes),) = [(one["name"], one["volumes"]) for one in expired if space in one["name"]]
     assert (older, [one["snapshots"] for one in volumes]) == (f"{space}-older", [1])
-    scene.run("schedule", "create", space, f"--schedule={_NEVER}", *scene.selection, "--ttl=1s", "--verify")
+    scene.bed.said("schedule", "create", space, f"--schedule={_NEVER}", *scene.selection, "--ttl=1s", "--verify")
     log = scene.start(f"{space}-1")
     assert f"verification of {space}/data: passed" in log
     for name in ("older", "old"):
@@ -105,10 +90,10 @@ def test_runs_delete_what_the_plan_said_and_never_the_last_copy(scene: _Scene) -
     assert {one.rpartition("-")[0] for one in deleted} == {f"{space}-older", f"{space}-old"}
     assert len(requests) <= _MOST_REQUESTS, [f"{one['verb']} {one['requestURI']}" for one in requests]
     # That one is expired too by now, and the only copy of the volume.
-    plan = scene.run("schedule", "run", space, "--dry-run")
+    plan = scene.bed.said("schedule", "run", space, "--dry-run")
     assert f"back up {space}/data by csi-snapshot" in plan
     assert name not in plan
-    assert scene.run("backup", "delete", name, "--confirm").endswith("was deleted, with 1 snapshot\n")
+    assert scene.bed.said("backup", "delete", name, "--confirm").endswith("was deleted, with 1 snapshot\n")
     assert (scene.backups, scene.snapshots) == ({}, set())
 
 

@@ -3,42 +3,25 @@
 import base64
 import json
 import re
-import subprocess
-import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from core.kube.resources import DATA_UPLOADS, SECRETS
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.version import VERSION
 from tests.cluster.bed import Bed
-from tests.cluster.scenes import UPLOADS
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.terminal import open_terminal
-from tests.testbed.api import Json, Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
-SECRETS = Resource("/api/v1", "secrets")
-_SECONDS, _POLL_SECONDS = 60, 0.2
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user of the cluster."""
-    argv = [sys.executable, "-m", "nodeagent", *words, "--namespace", NAMESPACE]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
-
-
-def _ask(*words: str) -> Json:
-    done = _run(*words, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: Json = json.loads(done.stdout)
-    return found
+_SECONDS = 60
 
 
 @pytest.fixture
@@ -49,29 +32,22 @@ def pending(agent: Bed, space: str) -> Iterator[str]:
     raw["spec"] |= {"backupStorageLocation": f"{space}-none", "sourceNamespace": space}
     # It fails two minutes after its creation, so the test does not wait for others meanwhile.
     with relies_on(agent, Shared.AGENTS):
-        agent.api.create(UPLOADS, raw)
+        agent.api.create(DATA_UPLOADS, raw)
         try:
-            yield _reported(agent, space)
+            wait_for("the reason", lambda: _reason(agent, space) == "LocationMissing", seconds=_SECONDS)
+            yield space
         finally:
-            agent.api.delete(UPLOADS, NAMESPACE, space)
-
-
-def _reported(bed: Bed, name: str) -> str:
-    until = time.monotonic() + _SECONDS
-    while _reason(bed, name) != "LocationMissing":
-        assert time.monotonic() < until, "the leader did not report the missing location"
-        time.sleep(_POLL_SECONDS)
-    return name
+            agent.api.delete(DATA_UPLOADS, NAMESPACE, space)
 
 
 def _reason(agent: Bed, name: str) -> str:
-    found = agent.api.get(UPLOADS, NAMESPACE, name) or {"metadata": {}}
+    found = agent.api.get(DATA_UPLOADS, NAMESPACE, name) or {"metadata": {}}
     annotations = found["metadata"].get("annotations") or {}
     return str(annotations.get(PENDING_REASON_ANNOTATION, ""))
 
 
 def test_status_asks_the_leader_and_names_what_is_blocked(agent: Bed, pending: str) -> None:
-    found = _ask("status")
+    found = agent.document("status")
     assert found["leader"]["page"], found["notes"]
     assert found["leader"]["version"] == VERSION
     assert {row["slots"] is not None and row["config"] != "" for row in found["nodes"]} == {True}
@@ -99,16 +75,15 @@ def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
 
 
 def test_a_wrong_name_is_guessed(agent: Bed, pending: str) -> None:
-    done = _run("describe", f"du/{pending}x")
+    done = agent.command("describe", f"du/{pending}x")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"DataUpload {NAMESPACE}/{pending}x does not exist (did you mean " in done.stderr
-    assert agent.api.get(UPLOADS, NAMESPACE, f"{pending}x") is None
+    assert agent.api.get(DATA_UPLOADS, NAMESPACE, f"{pending}x") is None
 
 
 def test_a_bundle_has_logs_and_pages_of_agents_and_no_secret(agent: Bed, pending: str, tmp_path: Path) -> None:
     path = tmp_path / "bundle.tar.gz"
-    done = _run("support-bundle", "--output", str(path))
-    assert done.returncode == 0, done.stderr
+    agent.said("support-bundle", "--output", str(path))
     with tarfile.open(path) as archive:
         content = {
             member.name.partition("/")[2]: file.read().decode()

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_claim, build_pod, build_snapshot
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, FAULT_ANNOTATION, SNAPSHOTS, VOLUMES
+from tests.testbed.storage.objects import DRIVER, FAULT_ANNOTATION
 
 pytestmark = [
     pytest.mark.cluster,
@@ -64,8 +65,8 @@ def _take_snapshot(bed: Bed, space: str, name: str, claim: str) -> Json:
     """Take a snapshot; returns its content once it is ready."""
     bed.user.apply(build_snapshot(space, name, claim=claim))
     bed.user.wait(f"volumesnapshot/{name}", "jsonpath={.status.readyToUse}=true", namespace=space, seconds=60)
-    snapshot = bed.api.get(SNAPSHOTS, space, name) or {}
-    content = bed.api.get(CONTENTS, "", snapshot["status"]["boundVolumeSnapshotContentName"])
+    snapshot = bed.api.get(VOLUME_SNAPSHOTS, space, name) or {}
+    content = bed.api.get(VOLUME_SNAPSHOT_CONTENTS, "", snapshot["status"]["boundVolumeSnapshotContentName"])
     assert content is not None
     return content
 
@@ -95,7 +96,7 @@ def test_snapshot_moves_to_another_namespace_by_its_handle(bed: Bed, space: str)
     bed.user.run_pod(_pod(space, "write", "data", _WRITE), seconds=240)
     content = _take_snapshot(bed, space, "source", "data")
     name, handle = content["metadata"]["name"], content["status"]["snapshotHandle"]
-    bed.api.patch(CONTENTS, {"spec": {"deletionPolicy": "Retain"}}, name=name)
+    bed.api.patch(VOLUME_SNAPSHOT_CONTENTS, {"spec": {"deletionPolicy": "Retain"}}, name=name)
     bed.user.kubectl("delete", "volumesnapshot", "source", "-n", space, "--timeout=60s")
     bed.user.kubectl("delete", "volumesnapshotcontent", name, "--timeout=60s")
 
@@ -103,7 +104,7 @@ def test_snapshot_moves_to_another_namespace_by_its_handle(bed: Bed, space: str)
 
     bed.user.run_pod(_pod(space, "read", "copy", _READ), seconds=240)
     bed.user.kubectl("delete", "volumesnapshot", f"moved-{space}", "-n", space, "--timeout=60s")
-    assert bed.api.get(CONTENTS, "", f"moved-{space}") is None
+    assert bed.api.get(VOLUME_SNAPSHOT_CONTENTS, "", f"moved-{space}") is None
     assert not (bed.folder / "snapshots" / handle).exists()
 
 
@@ -124,14 +125,14 @@ def _static_snapshot(space: str, name: str, handle: str) -> list[Json]:
 def test_volume_goes_with_its_claim_unless_retained(bed: Bed, space: str, storage_class: str, kept: bool) -> None:
     bed.user.apply(_claim(space, "data", storage_class=storage_class))
     bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space, seconds=60)
-    name = (bed.api.get(CLAIMS, space, "data") or {})["spec"]["volumeName"]
+    name = (bed.api.get(PERSISTENT_VOLUME_CLAIMS, space, "data") or {})["spec"]["volumeName"]
 
     bed.user.kubectl("delete", "pvc", "data", "-n", space)
 
     condition = "jsonpath={.status.phase}=Released" if kept else "delete"
     bed.user.wait(f"pv/{name}", condition, namespace=space, seconds=60)
     assert (bed.folder / "volumes" / name).exists() is kept
-    assert (bed.api.get(VOLUMES, "", name) is not None) is kept
+    assert (bed.api.get(PERSISTENT_VOLUMES, "", name) is not None) is kept
 
 
 @pytest.mark.parametrize("fault", ["fail:the disk is full", "never"], ids=["failing", "never ready"])
@@ -148,7 +149,7 @@ def test_snapshot_fails_as_asked(bed: Bed, space: str, fault: str) -> None:
             bed.user.wait("volumesnapshot/broken", "jsonpath={.status.readyToUse}=true", namespace=space, seconds=3)
     else:
         bed.user.wait("volumesnapshot/broken", "jsonpath={.status.error.message}", namespace=space, seconds=60)
-        status = (bed.api.get(SNAPSHOTS, space, "broken") or {})["status"]
+        status = (bed.api.get(VOLUME_SNAPSHOTS, space, "broken") or {})["status"]
         assert "the disk is full" in status["error"]["message"]
         assert status["readyToUse"] is False
 

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import NAMESPACES
 from tests.cluster.bed import Bed
 from tests.cluster.recovery import Recovery, lose
-from tests.testbed.api import Resource
 from tests.testbed.layout import Layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _SPACE = "shop"
 _BUCKET, _CLUSTER = "bucket", "cluster"
-_NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def kept() -> Path:
 
 
 def _cluster(bed: Bed) -> str:
-    found = bed.api.get(_NAMESPACES, "", "kube-system")
+    found = bed.api.get(NAMESPACES, "", "kube-system")
     assert found is not None
     return str(found["metadata"]["uid"])
 

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import DAEMON_SETS, NODES, PODS
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.units import parse_quantity
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import ONE_SLOT, configured
 from tests.cluster.processes import Process, wait_for_one
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
-from tests.cluster.workloads import BACKUPS, RESTORES, Workload, back_up, expect_nothing_left, wait_until
-from tests.testbed.api import Json, Resource
+from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_until
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.settings import PAUSE_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
-_NODES = Resource("/api/v1", "nodes", namespaced=False)
-_DAEMON_SETS, _AGENT = Resource("/apis/apps/v1", "daemonsets"), "node-agent"
+_AGENT = "node-agent"
 _KEY = "maintenance.node-agent.test"
 _TOLERATION = {"key": _KEY, "operator": "Exists", "effect": "NoExecute"}
 _MARGIN_MILLI_CPU = 300
@@ -39,7 +39,7 @@ def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, 
     reader.start()
     writer.wait_ready()
     # The repository's own pod is bound to no node, and would have none to run on.
-    before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
+    before = wait_until(agent, back_up(writer, "data"), "Completed")
     agent.user.wait("pod/reader", _WAITS, namespace=space)
     with ExitStack() as closed:
         # While the scheduler is stopped, other tests would wait for it.
@@ -50,10 +50,10 @@ def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, 
         _tolerate(agent, space, writer.name)
         _tolerate(agent, space, reader.name)
         closed.enter_context(_closed(agent, ONE_SLOT))
-        found = wait_until(agent, BACKUPS, back_up(writer, "scratch"), "Completed")
+        found = wait_until(agent, back_up(writer, "scratch"), "Completed")
         restore = reader.restore("scratch", backup=found)
         agent.user.apply(restore)
-        restored = wait_until(agent, RESTORES, restore, "Completed")
+        restored = wait_until(agent, restore, "Completed")
         names = agent.user.names(["pods"], "-n", space)
 
     assert sorted(names) == ["pod/reader", "pod/writer"]
@@ -66,7 +66,7 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
     writer = Workload(agent, space, "writer", {"scratch": 100_000}, on=ONE_SLOT)
     writer.start()
     writer.wait_ready()
-    before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
+    before = wait_until(agent, back_up(writer, "data"), "Completed")
     with ExitStack() as filled:
         filled.enter_context(has_alone(agent, Shared.GROUND))
         free = _free_milli_cpu(agent, ONE_SLOT)
@@ -78,13 +78,12 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
         item = back_up(writer, "scratch")
         full = wait_until(
             agent,
-            BACKUPS,
             item,
             "Accepted",
             when=lambda it: "was rejected by its kubelet" in it["status"].get("message", ""),
         )
         agent.user.kubectl("delete", "pod", "filler", "-n", space, "--wait=true")
-        found = wait_until(agent, BACKUPS, item, "Completed")
+        found = wait_until(agent, item, "Completed")
 
     assert full["metadata"]["annotations"][PENDING_REASON_ANNOTATION] == "OutOfcpu"
     assert "was rejected by its kubelet, will be recreated: OutOfcpu: Pod was rejected" in full["status"]["message"]
@@ -95,20 +94,20 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
 @contextmanager
 def _agents_staying(bed: Bed, node: str) -> Iterator[None]:
     """Let the node agent of a node tolerate its taint, without a restart of any agent."""
-    found = bed.api.get(_DAEMON_SETS, NAMESPACE, _AGENT) or {}
+    found = bed.api.get(DAEMON_SETS, NAMESPACE, _AGENT) or {}
     before = {"updateStrategy": found["spec"]["updateStrategy"], "template": {"spec": {"tolerations": None}}}
     staying = {
         "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
         "template": {"spec": {"tolerations": [_TOLERATION]}},
     }
-    bed.api.patch(_DAEMON_SETS, {"spec": staying}, name=_AGENT, namespace=NAMESPACE)
+    bed.api.patch(DAEMON_SETS, {"spec": staying}, name=_AGENT, namespace=NAMESPACE)
     try:
         for pod in bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL):
             if pod["spec"]["nodeName"] == node:
                 _tolerate(bed, NAMESPACE, pod["metadata"]["name"])
         yield
     finally:
-        bed.api.patch(_DAEMON_SETS, {"spec": before}, name=_AGENT, namespace=NAMESPACE)
+        bed.api.patch(DAEMON_SETS, {"spec": before}, name=_AGENT, namespace=NAMESPACE)
 
 
 def _tolerate(bed: Bed, namespace: str, pod: str) -> None:
@@ -138,7 +137,7 @@ def _is_scheduler(process: Process) -> bool:
 
 def _free_milli_cpu(bed: Bed, node: str) -> int:
     """How much CPU the pods of a node have not requested."""
-    found = bed.api.get(_NODES, "", node) or {}
+    found = bed.api.get(NODES, "", node) or {}
     pods = [pod for pod in bed.api.objects(PODS) if pod["spec"].get("nodeName") == node]
     requests = [
         container.get("resources", {}).get("requests", {}).get("cpu", "0")
@@ -155,4 +154,4 @@ def _filler(space: str, *, milli_cpu: int) -> Json:
     resources = {"requests": {"cpu": f"{milli_cpu}m"}}
     container = {"name": "pause", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent", "resources": resources}
     spec = {"nodeName": ONE_SLOT, "terminationGracePeriodSeconds": 0, "containers": [container]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": space, "name": "filler"}, "spec": spec}
+    return build_object(PODS, "filler", space, spec=spec)

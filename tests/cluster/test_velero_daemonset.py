@@ -12,18 +12,17 @@ from contextlib import ExitStack
 
 import pytest
 
+from core.kube.resources import LEASES, PODS
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.installation import Installation, installed
-from tests.cluster.scenes import UPLOADS, Volume
+from tests.cluster.scenes import Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.cluster.workloads import BACKUPS, Workload, wait_until
-from tests.testbed.api import Json, Resource
-from tests.testbed.demonstration.user import PODS
+from tests.cluster.workloads import Workload, wait_until
+from tests.testbed.api import Json
 from tests.testbed.settings import AGENT_IMAGE, VELERO_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
-_LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 _SECONDS = 240
 
 
@@ -72,7 +71,7 @@ def _switch(bed: Bed, space: str, recording: str, move: Callable[[Installation, 
         assert velero.spec == former
         assert set(after) == set(before)
         assert {_image(pod) for pod in after.values()} == {VELERO_IMAGE}
-        lease = bed.api.get(_LEASES, velero.space, "node-agent-dispatcher") or {}
+        lease = bed.api.get(LEASES, velero.space, "node-agent-dispatcher") or {}
         assert not lease["spec"].get("holderIdentity")
 
 
@@ -110,7 +109,7 @@ def _back_up(velero: Installation, space: str) -> None:
     app = Workload(velero.bed, space, "app", {"scratch": 100_000})
     app.start()
     app.wait_ready()
-    _move(velero, BACKUPS, app.backup("scratch"))
+    _move(velero, app.backup("scratch"))
     app.delete(wait=False)
 
 
@@ -119,16 +118,14 @@ def _upload(velero: Installation, space: str) -> None:
     volume, name = Volume(velero.bed, space), f"{space}-data"
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
     volume.take_snapshots([name])
-    _move(velero, UPLOADS, volume.upload(name, snapshot=name, location="default"))
+    _move(velero, volume.upload(name, snapshot=name, location="default"))
 
 
-def _move(velero: Installation, resource: Resource, transfer: Json) -> None:
+def _move(velero: Installation, transfer: Json) -> None:
     """Complete a transfer in the agent's namespace, and wait for its cleanup."""
     transfer["metadata"]["namespace"] = velero.space
     velero.bed.user.apply(transfer)
-    done = wait_until(
-        velero.bed, resource, transfer, "Completed", when=lambda found: not found["metadata"].get("finalizers")
-    )
+    done = wait_until(velero.bed, transfer, "Completed", when=lambda found: not found["metadata"].get("finalizers"))
     assert done["status"]["snapshotID"]
     # A pod volume is bound to its node by its spec.
     assert (done["status"].get("node") or done["spec"]["node"]) in velero.pods()

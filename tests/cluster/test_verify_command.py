@@ -1,9 +1,6 @@
 """`nodeagent backup verify` on a real kubelet: volumes are read back, restored and compared, and damage is found."""
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +8,11 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import Volume, open_place
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
-from tests.testbed.layout import ROOT
+from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -41,18 +38,13 @@ class _Scene:
         self.bed, self.space = bed, space
         self.name = f"{space}-night"
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "nodeagent", "backup", *words, "-o", "json"]
-        return subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
-
     def back_up(self, *claims: str) -> None:
         words = [f"--pvc={self.space}/{claim}" for claim in claims]
-        done = self.run("create", self.name, *words, f"--storage-location={self.space}", "--wait")
-        assert done.returncode == 0, done.stderr
+        self.bed.said("backup", "create", self.name, *words, f"--storage-location={self.space}", "--wait")
 
     def verify(self, *words: str, fails: bool = False) -> dict[str, dict[str, Any]]:
         """Return what came of each volume, by the name of its PVC."""
-        done = self.run("verify", self.name, *words)
+        done = self.bed.command("backup", "verify", self.name, *words, "-o", "json")
         assert done.returncode == int(fails), done.stderr
         return {one["claim"]: one for one in json.loads(done.stdout)["volumes"]}
 
@@ -65,15 +57,14 @@ class _Scene:
 
     def wait_metric(self, claim: str, value: str) -> None:
         """Wait until the leader shows this result of the last verification of a PVC."""
-        deadline = time.monotonic() + 60
-        while True:
+
+        def read() -> list[str]:
             lines = self.bed.user.metrics(NAMESPACE, AGENT_LABEL, port=METRICS_PORT)
-            own = [line for line in lines if f'"{self.space}"' in line and f'claim="{claim}"' in line]
-            shown = [line for line in own if line.startswith("nodeagent_volume_last_verification_ok{")]
-            if [line.rsplit(" ", 1)[1] for line in shown] == [value]:
-                return
-            assert time.monotonic() < deadline, own
-            time.sleep(0.5)
+            shown = [line for line in lines if line.startswith("nodeagent_volume_last_verification_ok{")]
+            own = [line for line in shown if f'"{self.space}"' in line and f'claim="{claim}"' in line]
+            return [line.rsplit(" ", 1)[1] for line in own]
+
+        wait_for(lambda: f"{value}, not {read()}", lambda: read() == [value], seconds=60, pause_seconds=0.5)
 
     def left(self) -> list[str]:
         """Return what verifications have left."""
@@ -86,12 +77,8 @@ class _Scene:
 
 @pytest.fixture
 def scene(agent: Bed, space: str) -> Iterator[_Scene]:
-    agent.user.apply(*Place(agent, space).build())
-    with relies_on(agent, Shared.AGENTS):
+    with open_place(agent, space), relies_on(agent, Shared.AGENTS):
         yield _Scene(agent, space)
-    own = [name for name in agent.user.names(["datauploads"], "-n", NAMESPACE) if space in name]
-    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
-    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
 
 
 def test_a_backup_is_read_back_and_damage_of_the_bucket_is_found(scene: _Scene) -> None:

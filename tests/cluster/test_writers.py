@@ -1,16 +1,15 @@
 """Volumes that every node reaches, and the observer of those who can write to them, which sees two of them."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_ATTACHMENTS
 from tests.cluster.bed import Bed
 from tests.cluster.writers import Observer
+from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import build_claim
-from tests.testbed.settings import AGENT_IMAGE
-from tests.testbed.storage.objects import ATTACHMENTS, CLAIMS, SHARED_CLASS
+from tests.testbed.demonstration.manifests import build_claim, build_container
+from tests.testbed.processes import wait_for
+from tests.testbed.storage.objects import SHARED_CLASS
 
 pytestmark = [
     pytest.mark.cluster,
@@ -41,13 +40,8 @@ time.sleep(900)
 def _pod(space: str, node: str, *, block: bool = False, verb: str = "restore", read_only: bool = False) -> Json:
     """A pod that writes one letter and goes on, with the arguments of a data mover."""
     code = _APPEND_DEVICE if block else _READ if read_only else _APPEND
-    container: Json = {
-        "name": "mover",
-        "image": AGENT_IMAGE,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-c", code, "datamover", verb, f"--data-download={space}", "--volume-path=/data"],
-        "securityContext": {"runAsUser": 0},
-    }
+    words = ["python3", "-c", code, "datamover", verb, f"--data-download={space}", "--volume-path=/data"]
+    container = build_container("mover", words)
     if block:
         container["volumeDevices"] = [{"name": "data", "devicePath": "/data"}]
     else:
@@ -61,14 +55,7 @@ def _pod(space: str, node: str, *, block: bool = False, verb: str = "restore", r
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
     }
     name = f"{verb}-{node}{'-reads' if read_only else ''}"
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": space, "name": name}, "spec": spec}
-
-
-def _wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    return build_object(PODS, name, space, spec=spec)
 
 
 def _run(bed: Bed, observer: Observer, pod: Json) -> str:
@@ -76,9 +63,9 @@ def _run(bed: Bed, observer: Observer, pod: Json) -> str:
     meta = pod["metadata"]
     bed.user.apply(pod)
     bed.user.wait(f"pod/{meta['name']}", "condition=Ready", namespace=meta["namespace"], seconds=_SECONDS)
-    _wait(lambda: bed.user.kubectl("logs", meta["name"], "-n", meta["namespace"]))
+    log = wait_for("a log", lambda: bed.user.kubectl("logs", meta["name"], "-n", meta["namespace"]), seconds=_SECONDS)
     observer.look()
-    return bed.user.kubectl("logs", meta["name"], "-n", meta["namespace"]).strip()
+    return log.strip()
 
 
 def _end(bed: Bed, observer: Observer, pod: Json) -> None:
@@ -97,9 +84,14 @@ def _claim(bed: Bed, space: str, *, block: bool = False) -> None:
     bed.user.apply(claim)
 
 
+def _wait_attached(bed: Bed, space: str, *nodes: str) -> None:
+    """Return once the volume is attached to these nodes and no others."""
+    wait_for(f"the volume on {nodes}", lambda: _attached(bed, space) == list(nodes), seconds=_SECONDS)
+
+
 def _attached(bed: Bed, space: str) -> list[str]:
-    volume = (bed.api.get(CLAIMS, space, "data") or {})["spec"]["volumeName"]
-    found = [each["spec"] for each in bed.api.objects(ATTACHMENTS)]
+    volume = (bed.api.get(PERSISTENT_VOLUME_CLAIMS, space, "data") or {})["spec"]["volumeName"]
+    found = [each["spec"] for each in bed.api.objects(VOLUME_ATTACHMENTS)]
     return [spec["nodeName"] for spec in found if spec["source"]["persistentVolumeName"] == volume]
 
 
@@ -110,10 +102,10 @@ def test_a_volume_is_used_on_one_node_after_the_other(bed: Bed, space: str, bloc
     for node, written in ((_FIRST, "x"), (_OTHER, "xx")):
         pod = _pod(space, node, block=block)
         assert _run(bed, observer, pod) == written
-        _wait(lambda node=node: _attached(bed, space) == [node])  # type: ignore[misc]
+        _wait_attached(bed, space, node)
         _end(bed, observer, pod)
 
-    _wait(lambda: _attached(bed, space) == [])
+    _wait_attached(bed, space)
     assert len({writer.pod for writer in observer.writers}) == 2
     assert len({writer.volume for writer in observer.writers}) == 1
     assert observer.double_writers == []

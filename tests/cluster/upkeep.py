@@ -2,25 +2,22 @@
 
 import json
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS, EVENTS, JOBS, PODS
 from tests.cluster.apart import CALM_NODE, OTHER_NODE, ApartAgent, installed_apart
 from tests.cluster.bed import Bed
 from tests.cluster.gate import Gate
 from tests.cluster.handkopia import open_kopia
-from tests.testbed.api import Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_namespace
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.processes import BedError
+from tests.testbed.processes import wait_for
 
-_REPOSITORIES = Resource("/apis/velero.io/v1", "backuprepositories")
-_JOBS = Resource("/apis/batch/v1", "jobs")
 _CONFIG_MAP = "repo-maintenance"
 _SECONDS = 120
-_POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -46,9 +43,8 @@ class Upkeep:
 
     def configure(self, **common: object) -> None:
         """Write the key `global` of the ConfigMap for maintenance Jobs."""
-        meta = {"namespace": self.own.space, "name": _CONFIG_MAP}
         data = {"global": json.dumps(common)}
-        self.own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+        self.own.bed.user.apply(build_object(CONFIG_MAPS, _CONFIG_MAP, self.own.space, data=data))
 
     def keep_calm(self) -> list[str]:
         """Write a configuration that keeps Jobs on a node which no test taints; return the agent's flags for it."""
@@ -73,9 +69,9 @@ class Upkeep:
             "repositoryType": "kopia",
             "volumeNamespace": self.own.space,
         }
-        meta = {"namespace": self.own.space, "name": self.name, "annotations": annotations or {}}
-        base = {"apiVersion": "velero.io/v1", "kind": "BackupRepository"}
-        self.own.bed.user.apply(base | {"metadata": meta, "spec": spec})
+        meta = {"annotations": annotations or {}}
+        repository = build_object(BACKUP_REPOSITORIES, self.name, self.own.space, metadata=meta, spec=spec)
+        self.own.bed.user.apply(repository)
 
     def make_due(self) -> None:
         """Make quick maintenance due in kopia's schedule, and wake the repository: nothing has changed in it."""
@@ -86,13 +82,13 @@ class Upkeep:
 
     @property
     def status(self) -> Json:
-        found = self.own.bed.api.get(_REPOSITORIES, self.own.space, self.name) or {}
+        found = self.own.bed.api.get(BACKUP_REPOSITORIES, self.own.space, self.name) or {}
         status: Json = found.get("status", {})
         return status
 
     @property
     def annotations(self) -> dict[str, str]:
-        found = self.own.bed.api.get(_REPOSITORIES, self.own.space, self.name) or {"metadata": {}}
+        found = self.own.bed.api.get(BACKUP_REPOSITORIES, self.own.space, self.name) or {"metadata": {}}
         return dict(found["metadata"].get("annotations") or {})
 
     @property
@@ -102,7 +98,7 @@ class Upkeep:
     @property
     def jobs(self) -> list[Json]:
         """The Jobs, oldest first."""
-        found = self.own.bed.api.objects(_JOBS, self.own.space)
+        found = self.own.bed.api.objects(JOBS, self.own.space)
         return sorted(found, key=lambda job: str(job["metadata"]["name"]))
 
     def pod_of(self, job: Json) -> Json | None:
@@ -112,17 +108,13 @@ class Upkeep:
         return pods[0] if pods else None
 
     def wait(self, what: str, condition: Callable[[], object], *, seconds: float = _SECONDS) -> None:
-        """Return once the condition is true.
+        """Return once the condition is true."""
 
-        Raises:
-            BedError: It is not in time; with what there is to see.
-        """
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                shown = (self.own.kubectl("get", "jobs,pods"), self.own.kubectl("get", "events"), *self.own.ready_log())
-                raise BedError("\n".join([f"waited for {what}: {self.status}", *shown]))
-            time.sleep(_POLL_SECONDS)
+        def show() -> str:
+            shown = (self.own.kubectl("get", "jobs,pods"), self.own.kubectl("get", "events"), *self.own.ready_log())
+            return "\n".join([f"{what}: {self.status}", *shown])
+
+        wait_for(show, condition, seconds=seconds, pause_seconds=0.5)
 
     def wait_for_entry(self, result: str, *, seconds: float = _SECONDS) -> Json:
         """Return the newest entry of the history, once it has this result."""
@@ -149,5 +141,5 @@ class Upkeep:
 
     def events(self, reason: str) -> list[str]:
         """Return the messages of the Events with that reason."""
-        found = self.own.bed.api.objects(Resource("/api/v1", "events"), self.own.space)
+        found = self.own.bed.api.objects(EVENTS, self.own.space)
         return [event["message"] for event in found if event["reason"] == reason]

@@ -10,23 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import HELD_TOLERATION
 from tests.cluster.gate import Gate
+from tests.cluster.scenes import RESOURCES, RESTORE_UID, build_pod_transfer
+from tests.support.objects import build_object
 from tests.testbed import demonstration
-from tests.testbed.api import Json, Resource
+from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
 from tests.testbed.demonstration.timeline import FINAL
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 from tests.testbed.settings import AGENT_IMAGE
-
-BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
-RESTORES = Resource("/apis/velero.io/v1", "podvolumerestores")
-
-RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
-"""Of the Velero Restore that a test pretends there is."""
 
 _SCRIPTS = Path(demonstration.__file__).parent
 _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
@@ -73,28 +69,17 @@ class Workload:
 
     def backup(self, volume: str) -> Json:
         """The PodVolumeBackup of one volume, called after both; the pod must have its node."""
-        pod = self._existing()
-        return {
-            "apiVersion": "velero.io/v1",
-            "kind": "PodVolumeBackup",
-            "metadata": {"namespace": NAMESPACE, "name": f"{self.space}-{self.name}-{volume}"},
-            "spec": {"node": pod["spec"]["nodeName"], **self._common(pod, volume)},
-        }
+        return self._transfer("PodVolumeBackup", volume)
 
     def restore(self, volume: str, *, backup: Json) -> Json:
         """The PodVolumeRestore of what `backup` kept into one volume of this pod, which waits."""
-        owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+        source = backup["spec"]["pod"]["namespace"]
+        snapshot = backup["status"]["snapshotID"]
+        return self._transfer("PodVolumeRestore", volume, snapshotID=snapshot, sourceNamespace=source)
+
+    def _transfer(self, kind: str, volume: str, **spec: str) -> Json:
         name = f"{self.space}-{self.name}-{volume}"
-        return {
-            "apiVersion": "velero.io/v1",
-            "kind": "PodVolumeRestore",
-            "metadata": {"namespace": NAMESPACE, "name": name, "ownerReferences": [owner]},
-            "spec": {
-                "snapshotID": backup["status"]["snapshotID"],
-                "sourceNamespace": backup["spec"]["pod"]["namespace"],
-                **self._common(self._existing(), volume),
-            },
-        }
+        return build_pod_transfer(kind, name, self._existing(), volume=volume, location=self.location, **spec)
 
     @property
     def node(self) -> str:
@@ -145,36 +130,19 @@ class Workload:
             spec["nodeSelector"] = {"kubernetes.io/hostname": self.on}
         if not self.bytes_by_volume and not self.block:
             spec["initContainers"] = [build_restore_wait(volumes) | {"securityContext": {"runAsUser": 0}}]
-        metadata = {"namespace": self.space, "name": self.name}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        return build_object(PODS, self.name, self.space, spec=spec)
 
     def _existing(self) -> Json:
         pod = self.bed.api.get(PODS, self.space, self.name)
         assert pod is not None
         return pod
 
-    def _common(self, pod: Json, volume: str) -> Json:
-        uid = pod["metadata"]["uid"]
-        return {
-            "pod": {"kind": "Pod", "namespace": self.space, "name": self.name, "uid": uid},
-            "volume": volume,
-            "backupStorageLocation": self.location,
-            "repoIdentifier": "",
-            "uploaderType": "kopia",
-        }
-
     def _container(self, name: str, volumes: list[str], script: str) -> Json:
-        return {
-            "name": name,
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sh", "-ec", script],
-            "securityContext": {"runAsUser": 0},
-            "volumeMounts": [
-                *({"name": volume, "mountPath": f"/volumes/{volume}"} for volume in volumes),
-                *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
-            ],
-        }
+        mounts = [
+            *({"name": volume, "mountPath": f"/volumes/{volume}"} for volume in volumes),
+            *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
+        ]
+        return build_container(name, ["sh", "-ec", script], volumeMounts=mounts)
 
 
 def build_restore_wait(volumes: Iterable[str]) -> Json:
@@ -199,18 +167,16 @@ def back_up(workload: Workload, volume: str) -> Json:
 def expect_nothing_left(bed: Bed, *items: Json) -> None:
     """Wait for the cleanup of the transfers, and check that their pods are deleted."""
     for item in items:
-        name, resource = item["metadata"]["name"], BACKUPS if item["kind"] == "PodVolumeBackup" else RESTORES
-        wait_until(bed, resource, item, when=lambda transfer: not transfer["metadata"].get("finalizers"))
+        name = item["metadata"]["name"]
+        wait_until(bed, item, when=lambda transfer: not transfer["metadata"].get("finalizers"))
         assert bed.user.names(["pods"], "-n", NAMESPACE, f"--field-selector=metadata.name={name}") == []
 
 
-def wait_until(
-    bed: Bed, resource: Resource, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True
-) -> Json:
+def wait_until(bed: Bed, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True) -> Json:
     """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
     name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
     while time.monotonic() < deadline:
-        found = bed.api.get(resource, item["metadata"]["namespace"], name) or {}
+        found = bed.api.get(RESOURCES[item["kind"]], item["metadata"]["namespace"], name) or {}
         phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
         if phase in wanted and when(found):
             return found
@@ -222,17 +188,18 @@ def wait_until(
 
 def wait_held(bed: Bed, gate: Gate, item: Json) -> None:
     """Return once a running backup's data is held at a gate that is shut."""
-    wait_until(bed, BACKUPS, item, "InProgress")
+    wait_until(bed, item, "InProgress")
     gate.wait_held(str(find_mover(bed, item)["status"]["podIP"]))
 
 
 def wait_logged(bed: Bed, item: Json, text: str) -> None:
     """Wait until the mover of a transfer has logged this text."""
-    name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
-    while text not in (log := bed.user.kubectl("logs", name, "-n", NAMESPACE)):
-        if time.monotonic() > deadline:
-            raise BedError(f"the mover of {item['kind']} {name} did not log {text!r}: {log}")
-        time.sleep(_POLL_SECONDS)
+    name = item["metadata"]["name"]
+
+    def read() -> str:
+        return bed.user.kubectl("logs", name, "-n", NAMESPACE)
+
+    wait_for(lambda: f"{text!r} in the log of {name}: {read()}", lambda: text in read(), seconds=_MOVE_SECONDS)
 
 
 def find_mover(bed: Bed, item: Json) -> Json:

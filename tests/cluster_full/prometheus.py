@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+from core.kube.resources import PODS
 from tests.cluster.apart import ApartAgent
 from tests.support.monitoring import divide_durations, read_rules
 from tests.support.sockets import free_port
 from tests.support.tools import tool
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
-from tests.testbed.processes import BedError
+from tests.testbed.processes import wait_for
 
 FACTOR = 240
 """A day is six minutes, and ten minutes are 2.5 s, in which there are five scrapes."""
@@ -58,29 +57,22 @@ class Prometheus:
         return firing
 
     def wait_fired(self, *names: str, seconds: float) -> None:
-        """Return once each of these has fired since the start.
-
-        Raises:
-            BedError: One has not in time.
-        """
-        deadline = time.monotonic() + seconds
-        while missing := set(names) - self.fired:
-            if time.monotonic() > deadline:
-                raise BedError(f"alerts that have not fired within {seconds} s: {sorted(missing)}")
-            time.sleep(_POLL_SECONDS)
-            self.alerts()
+        """Return once each of these has fired since the start."""
+        wait_for(
+            lambda: f"alerts to fire: {sorted(set(names) - self.fired)}",
+            lambda: set(names) <= self.fired | self.alerts(),
+            seconds=seconds,
+            pause_seconds=_POLL_SECONDS,
+        )
 
     def wait_quiet(self, *names: str, seconds: float) -> None:
-        """Return once none of these fires.
-
-        Raises:
-            BedError: One still does.
-        """
-        deadline = time.monotonic() + seconds
-        while firing := set(names) & self.alerts():
-            if time.monotonic() > deadline:
-                raise BedError(f"alerts that still fire after {seconds} s: {sorted(firing)}")
-            time.sleep(_POLL_SECONDS)
+        """Return once none of these fires."""
+        wait_for(
+            lambda: f"alerts to end: {sorted(set(names) & self.alerts())}",
+            lambda: set(names).isdisjoint(self.alerts()),
+            seconds=seconds,
+            pause_seconds=_POLL_SECONDS,
+        )
 
 
 @contextmanager
@@ -110,20 +102,15 @@ def run_prometheus(folder: Path, own: ApartAgent) -> Iterator[Prometheus]:
     log = folder / "log"
     with log.open("w") as out, subprocess.Popen(argv, stdout=out, stderr=out) as process:
         try:
-            _wait_ready(prometheus, log)
+            wait_for(lambda: f"Prometheus: {log.read_text()}", lambda: _answers(prometheus), seconds=60)
             yield prometheus
         finally:
             process.kill()
 
 
-def _wait_ready(prometheus: Prometheus, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            prometheus.alerts()
-        except URLError:
-            if time.monotonic() > deadline:
-                raise BedError(f"Prometheus does not answer: {log.read_text()}") from None
-            time.sleep(_POLL_SECONDS)
-        else:
-            return
+def _answers(prometheus: Prometheus) -> bool:
+    try:
+        prometheus.alerts()
+    except URLError:
+        return False
+    return True

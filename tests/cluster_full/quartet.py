@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, is_final
-from tests.cluster.workloads import BACKUPS, RESTORES, Workload, wait_until
-from tests.testbed.api import Json, Resource
+from tests.cluster.scenes import RESOURCES, Place, Volume, is_final
+from tests.cluster.workloads import Workload, wait_until
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES
 
-RESOURCES = {
-    "DataUpload": UPLOADS,
-    "DataDownload": DOWNLOADS,
-    "PodVolumeBackup": BACKUPS,
-    "PodVolumeRestore": RESTORES,
-}
 _OWNER_LABEL = "nodeagent.io/owner-uid"
 _END_SECONDS = 120
 _CLEAN_SECONDS = 90
@@ -84,7 +84,7 @@ class Seed:
         backup["spec"]["backupStorageLocation"] = self.place.name
         self.bed.user.apply(upload, backup)
         for transfer in (upload, backup):
-            self.kept[transfer["kind"]] = wait_until(self.bed, RESOURCES[transfer["kind"]], transfer, "Completed")
+            self.kept[transfer["kind"]] = wait_until(self.bed, transfer, "Completed")
 
 
 @dataclass
@@ -200,22 +200,14 @@ class Quartet:
         self.reader.delete()
         mine = [f"pvc/back-{self.name}", f"pvc/{self.reader.name}"]
         bed.user.kubectl("delete", *mine, "-n", space, "--ignore-not-found", "--timeout=60s")
-        rest = [f"backuprepository/{space}-{self.place.name}-kopia", f"backupstoragelocation/{self.place.name}"]
-        rest += [f"secret/{self.place.name}-keys"]
-        bed.user.kubectl("delete", *rest, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+        self.place.remove(space)
 
     def _folder(self, claim: str) -> Path:
-        found = self.bed.api.get(CLAIMS, self.seed.space, claim) or {}
-        name: str = found["spec"].get("volumeName", "none")
-        return self.bed.folder / "volumes" / name
+        return Volume(self.bed, self.seed.space, claim).path()
 
 
 def wait_all(bed: Bed, transfers: Iterable[Json], *phases: str, seconds: float = _END_SECONDS) -> dict[str, Json]:
-    """Wait until all transfers are in one of some phases, any final one if none is named; returns them by kind.
-
-    Raises:
-        BedError: One is not in time, or has ended otherwise.
-    """
+    """Wait until all transfers are in one of some phases, any final one if none is named; returns them by kind."""
     transfers, deadline = list(transfers), time.monotonic() + seconds
     while True:
         found = {transfer["kind"]: _read(bed, transfer) for transfer in transfers}
@@ -244,11 +236,14 @@ def _leaked(bed: Bed) -> list[str]:
     """Objects that carry an owner, and volumes and snapshots of the agents' namespace or of no claim."""
     tests: list[tuple[Resource, Callable[[Json], bool]]] = [
         (PODS, _is_owned),
-        (CLAIMS, _is_owned),
-        (SNAPSHOTS, _is_owned),
-        (CONTENTS, lambda each: _is_owned(each) or each["spec"]["volumeSnapshotRef"]["namespace"] == NAMESPACE),
-        (VOLUMES, lambda each: each.get("status", {}).get("phase") == "Released"),
-        (VOLUMES, lambda each: each["spec"].get("claimRef", {}).get("namespace") == NAMESPACE),
+        (PERSISTENT_VOLUME_CLAIMS, _is_owned),
+        (VOLUME_SNAPSHOTS, _is_owned),
+        (
+            VOLUME_SNAPSHOT_CONTENTS,
+            lambda each: _is_owned(each) or each["spec"]["volumeSnapshotRef"]["namespace"] == NAMESPACE,
+        ),
+        (PERSISTENT_VOLUMES, lambda each: each.get("status", {}).get("phase") == "Released"),
+        (PERSISTENT_VOLUMES, lambda each: each["spec"].get("claimRef", {}).get("namespace") == NAMESPACE),
     ]
     found = [f"{r.plural} {each['metadata']['name']}" for r, test in tests for each in bed.api.objects(r) if test(each)]
     for resource in RESOURCES.values():

@@ -1,7 +1,6 @@
 """Components of the test bed, and its second node, that are killed, and started again as they were."""
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -9,11 +8,10 @@ from typing import Self
 from tests.cluster.bed import Bed
 from tests.cluster.processes import Process, find_all, wait_for_one
 from tests.testbed.othernode import lay_cable
-from tests.testbed.processes import BedError
+from tests.testbed.processes import wait_for
 
 _SECONDS = 300
 """A node that returns to a busy machine takes minutes: its kubelet asks for all of its pods first."""
-_POLL_SECONDS = 0.1
 
 
 class Component:
@@ -74,26 +72,18 @@ class LostNode:
         self._bed = bed
         self._first = Component.find("the node's first process", _is_node, bed.folder / "logs" / "node-2.log")
         self._first.kill()
-        _wait("the end of the kubelet", lambda: not find_all(is_kubelet(self.name)))
+        wait_for("the end of the kubelet", lambda: not find_all(is_kubelet(self.name)), seconds=_SECONDS)
 
     def start(self) -> None:
         """Start it again; returns when it is Ready."""
         self._first.start()
         pid = wait_for_one("the node's first process", _is_node).pid
         ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{pid}/ns/net")
-        _wait("the node's network", lambda: theirs.readlink() != ours.readlink())
+        wait_for("the node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_SECONDS)
         lay_cable(2, pid)
-        _wait("the kubelet", lambda: bool(find_all(is_kubelet(self.name))))
+        wait_for("the kubelet", lambda: find_all(is_kubelet(self.name)), seconds=_SECONDS)
         self._bed.user.kubectl("wait", f"node/{self.name}", "--for=condition=Ready", f"--timeout={_SECONDS}s")
 
 
 def _is_node(process: Process) -> bool:
     return process.argv[0] == "unshare" and "tests.testbed.othernode" in process.argv
-
-
-def _wait(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BedError(f"waited for {what}")
-        time.sleep(_POLL_SECONDS)

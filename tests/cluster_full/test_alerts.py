@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS
 from core.models.backups import REPORT_KEY, HeldBackup, RetentionReport
 from core.models.names import ALERT_NOT_PROTECTED_LABEL, DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.metrics import MAX_VOLUMES
@@ -18,14 +19,13 @@ from tests.cluster.bed import Bed
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.monitored import Monitored
-from tests.cluster.scenes import UPLOADS
 from tests.cluster.upkeep import Upkeep
 from tests.cluster.workloads import wait_until
 from tests.cluster_full.prometheus import Prometheus, run_prometheus
 from tests.cluster_full.throttling import throttling
+from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_namespace
-from tests.testbed.storage.objects import CLAIMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -76,8 +76,7 @@ def monitored(agent: Bed) -> Iterator[Monitored]:
 
 
 def _configure(own: ApartAgent, document: str) -> None:
-    meta = {"namespace": own.space, "name": _CONFIG}
-    own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.json": document}})
+    own.bed.user.apply(build_object(CONFIG_MAPS, _CONFIG, own.space, data={"config.json": document}))
 
 
 def _break_repository(own: ApartAgent, *, index_blobs: int) -> None:
@@ -90,12 +89,8 @@ def _break_repository(own: ApartAgent, *, index_blobs: int) -> None:
         "repositoryType": "kopia",
         "volumeNamespace": _BROKEN,
     }
-    meta = {
-        "namespace": own.space,
-        "name": _BROKEN,
-        "annotations": {"nodeagent.io/maintenance": json.dumps(record)},
-    }
-    own.bed.user.apply({"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": meta, "spec": spec})
+    meta = {"annotations": {"nodeagent.io/maintenance": json.dumps(record)}}
+    own.bed.user.apply(build_object(BACKUP_REPOSITORIES, _BROKEN, own.space, metadata=meta, spec=spec))
 
 
 @pytest.fixture
@@ -126,7 +121,7 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
     prometheus.wait_fired(_OF_FAILURES, _OF_COVERAGE, seconds=_STEP_SECONDS)
     # The agent is removed next, and tests that follow look for what was not cleaned up.
     bed = monitored.upkeep.own.bed
-    wait_until(bed, UPLOADS, failing, "Failed", when=lambda found: not found["metadata"].get("finalizers"))
+    wait_until(bed, failing, "Failed", when=lambda found: not found["metadata"].get("finalizers"))
 
 
 def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Prometheus) -> None:
@@ -165,12 +160,14 @@ def many_claims(monitored: Monitored) -> None:
     connection = own.bed.api.connect()
     for number in range(MAX_VOLUMES):
         annotations = {"nodeagent.io/backup-interval": "24h"}
-        meta = {"namespace": own.space, "name": f"idle-{number}", "annotations": annotations}
         # The controller looks for that volume, and says nothing: 2,000 Events would delay others.
         spec: Json = {"volumeName": "absent", "storageClassName": "", "accessModes": ["ReadWriteOnce"]}
         spec["resources"] = {"requests": {"storage": "1Mi"}}
-        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
-        connection.request("POST", CLAIMS.path(own.space), json.dumps(body), {"Content-Type": "application/json"})
+        meta = {"annotations": annotations}
+        body = build_object(PERSISTENT_VOLUME_CLAIMS, f"idle-{number}", own.space, metadata=meta, spec=spec)
+        connection.request(
+            "POST", PERSISTENT_VOLUME_CLAIMS.path(own.space), json.dumps(body), {"Content-Type": "application/json"}
+        )
         with connection.getresponse() as answer:
             assert answer.status == http.HTTPStatus.CREATED, answer.read()
             answer.read()
@@ -190,15 +187,12 @@ def retained(monitored: Monitored) -> None:
         backup="old", rule="failing-volume", reason="kept", namespace=own.space, claim="data", location="default"
     )
     report = RetentionReport(at=datetime.now(UTC), held=[held], held_count=1, waiting=10)
-    meta: Json = {"namespace": own.space, "name": DELETIONS_CONFIGMAP}
-    own.bed.user.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {REPORT_KEY: report.to_json()}}
-    )
+    own.bed.user.apply(build_object(CONFIG_MAPS, DELETIONS_CONFIGMAP, own.space, data={REPORT_KEY: report.to_json()}))
     container = {"name": "schedule", "image": "agent:0", "args": [SCHEDULE_COMMAND, "--ttl=720h"]}
     pod = {"restartPolicy": "Never", "containers": [container]}
     spec = {"schedule": "@daily", "suspend": True, "jobTemplate": {"spec": {"template": {"spec": pod}}}}
-    meta = {"namespace": own.space, "name": "nightly", "labels": {SCHEDULE_LABEL: "nightly"}}
-    own.bed.user.apply({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": meta, "spec": spec})
+    meta = {"labels": {SCHEDULE_LABEL: "nightly"}}
+    own.bed.user.apply(build_object(CRON_JOBS, "nightly", own.space, metadata=meta, spec=spec))
 
 
 @pytest.mark.usefixtures("retained")

@@ -2,14 +2,14 @@
 
 import pytest
 
+from core.kube.resources import PODS
 from tests.cluster.configuration import configured
 from tests.cluster.processes import is_mover, of_pod, wait_for_one
-from tests.cluster.scenes import UPLOADS
 from tests.cluster.workloads import wait_until
 from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import is_kubelet
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -22,20 +22,27 @@ def _expect_canceled(quartet: Quartet) -> None:
     assert wait_leaked(quartet.bed) == []
 
 
+def _build_first(quartet: Quartet, name: str) -> tuple[Quartet, Json]:
+    """A DataUpload that takes what the quartet waits for, which is not made yet."""
+    seed = quartet.seed
+    first = Quartet(seed, name)
+    seed.volume.take_snapshots([name])
+    seed.bed.user.apply(*first.place.build(url=seed.gate.url))
+    upload = seed.volume.upload(f"{seed.space}-{name}-du", snapshot=name, location=first.place.name)
+    first.transfers = {"DataUpload": upload}
+    return first, upload
+
+
 def test_new(quartet: Quartet) -> None:
     """Another transfer takes all of the admission quota: its pod is made, and the kubelet does nothing with it."""
-    seed, bed = quartet.seed, quartet.bed
-    first = Quartet(seed, "quota")
-    seed.volume.take_snapshots(["quota"])
-    bed.user.apply(*first.place.build(url=seed.gate.url))
-    upload = seed.volume.upload(f"{seed.space}-quota-du", snapshot="quota", location=first.place.name)
-    first.transfers = {"DataUpload": upload}
+    bed = quartet.bed
+    first, upload = _build_first(quartet, "quota")
     kubelet = wait_for_one("kubelet", is_kubelet("bed-1"))
     with configured(bed, loadConcurrency={"prepareQueueLength": 1}):
         kubelet.hold()
         try:
             bed.user.apply(upload)
-            wait_until(bed, UPLOADS, upload, "Accepted")
+            wait_until(bed, upload, "Accepted")
             quartet.make()
             quartet.wait("", "New")
             quartet.cancel()
@@ -71,13 +78,9 @@ def test_prepared(quartet: Quartet) -> None:
     seed = quartet.seed
     seed.gate.shut()
     with configured(seed.bed, loadConcurrency={"globalConfig": 1}):
-        first = Quartet(seed, "slot")
-        seed.volume.take_snapshots(["slot"])
-        seed.bed.user.apply(*first.place.build(url=seed.gate.url))
-        upload = seed.volume.upload(f"{seed.space}-slot-du", snapshot="slot", location=first.place.name)
-        first.transfers = {"DataUpload": upload}
+        first, upload = _build_first(quartet, "slot")
         seed.bed.user.apply(upload)
-        wait_until(seed.bed, UPLOADS, upload, "InProgress")
+        wait_until(seed.bed, upload, "InProgress")
         pod = seed.bed.api.get(PODS, NAMESPACE, upload["metadata"]["name"]) or {}
         seed.gate.wait_held(pod["status"]["podIP"])
         quartet.make()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import SNAPSHOT_METADATA_SERVICES
 from tests.cluster.bed import Bed, new_namespace
 from tests.cluster.changes import MIB, Tracked, announced_changes, delete_base, open_tracked
 from tests.testbed.api import Json
 from tests.testbed.storage.changes import ChangesService
-from tests.testbed.storage.objects import CHANGES_SERVICES, DRIVER
+from tests.testbed.storage.objects import DRIVER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -99,13 +100,13 @@ def test_a_base_that_is_lost_means_that_all_is_read(tracked: Tracked) -> None:
 
 
 def test_a_service_that_another_authority_vouches_for_is_not_believed(tracked: Tracked, tmp_path: Path) -> None:
-    spec = (tracked.bed.api.get(CHANGES_SERVICES, "", DRIVER) or {})["spec"]
+    spec = (tracked.bed.api.get(SNAPSHOT_METADATA_SERVICES, "", DRIVER) or {})["spec"]
     other = base64.b64encode((tracked.bed.folder / "control-plane" / "pki" / "ca.crt").read_bytes()).decode()
-    tracked.bed.api.patch(CHANGES_SERVICES, {"spec": {"caCert": other}}, name=DRIVER)
+    tracked.bed.api.patch(SNAPSHOT_METADATA_SERVICES, {"spec": {"caCert": other}}, name=DRIVER)
     try:
         upload = _back_up(tracked, "distrusted")
     finally:
-        tracked.bed.api.patch(CHANGES_SERVICES, {"spec": spec}, name=DRIVER)
+        tracked.bed.api.patch(SNAPSHOT_METADATA_SERVICES, {"spec": spec}, name=DRIVER)
     _expect_full(tracked, upload, "Unavailable: .*certificate signed by unknown authority")
 
 

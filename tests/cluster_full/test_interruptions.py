@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.followed import PHASES, Followed
 from tests.cluster.gate import Gate, open_gate
@@ -16,7 +17,6 @@ from tests.cluster.writers import Observer, observed
 from tests.cluster_full.quartet import wait_leaked
 from tests.cluster_full.respawn import LostNode
 from tests.testbed.demonstration.manifests import NAMESPACE, build_namespace
-from tests.testbed.demonstration.user import PODS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

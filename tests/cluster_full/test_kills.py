@@ -4,20 +4,20 @@
 """
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.bed import Bed
-from tests.cluster.processes import find_all, is_agent, is_mover, of_pod, wait_for_one
+from tests.cluster.interruptions import movers_of
+from tests.cluster.processes import is_agent, wait_for_one
 from tests.cluster_full.quartet import Quartet, Seed, wait_leaked
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -44,24 +44,18 @@ def _expect_completed(quartet: Quartet, folder: Path) -> None:
 
 
 def _wait_movers_ended(pods: dict[str, Json]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while left := [each for pod in pods.values() for each in find_all(of_pod(pod)) if is_mover(each)]:
-        if time.monotonic() > deadline:
-            raise BedError(f"movers did not end: {left}")
-        time.sleep(0.2)
+    wait_for("the ends of movers", lambda: not any(map(movers_of, pods.values())), seconds=_SECONDS)
 
 
 def _wait_api(bed: Bed) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while True:
+    def answers() -> bool:
         try:
             bed.user.kubectl("get", "--raw", "/readyz")
         except BedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+            return False
+        return True
+
+    wait_for("the API server", answers, seconds=_SECONDS)
 
 
 def test_agent(held: Quartet, tmp_path: Path) -> None:

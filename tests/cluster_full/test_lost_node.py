@@ -7,18 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import change
 from tests.cluster.gate import HELD_BYTES, Gate, open_gate
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import RESTORE_UID, Place, Volume, build_pod_transfer
 from tests.cluster.upkeep import Upkeep, open_upkeep
-from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import Seed, wait_all, wait_leaked
 from tests.cluster_full.respawn import kill_node
+from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -99,30 +98,16 @@ def _transfers(seed: Seed, place: Place) -> list[Json]:
     kept = seed.kept["DataUpload"]["status"]["snapshotID"]
     download = seed.volume.download("far-target", snapshot_id=kept, location=seed.place.name)
     download["metadata"]["name"] = f"{seed.space}-far-dd"
-    backup = _pod_transfer(seed, "PodVolumeBackup", "far-writer", place.name)
-    backup["spec"]["node"] = _NODE
-    restore = _pod_transfer(seed, "PodVolumeRestore", "far-reader", seed.place.name)
-    restore["spec"] |= {
-        "snapshotID": seed.kept["PodVolumeBackup"]["status"]["snapshotID"],
-        "sourceNamespace": seed.space,
-    }
-    owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-    restore["metadata"]["ownerReferences"] = [owner]
+    writer, reader = (seed.bed.api.get(PODS, seed.space, name) or {} for name in ("far-writer", "far-reader"))
+    backup = build_pod_transfer("PodVolumeBackup", f"{seed.space}-far-writer", writer, location=place.name)
+    restore = build_pod_transfer(
+        "PodVolumeRestore",
+        f"{seed.space}-far-reader",
+        reader,
+        location=seed.place.name,
+        snapshotID=seed.kept["PodVolumeBackup"]["status"]["snapshotID"],
+    )
     return [upload, download, backup, restore]
-
-
-def _pod_transfer(seed: Seed, kind: str, pod_name: str, location: str) -> Json:
-    pod = seed.bed.api.get(PODS, seed.space, pod_name) or {}
-    reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
-    spec = {
-        "pod": {"kind": "Pod", **reference},
-        "volume": "data",
-        "backupStorageLocation": location,
-        "repoIdentifier": "",
-        "uploaderType": "kopia",
-    }
-    metadata = {"namespace": NAMESPACE, "name": f"{seed.space}-{pod_name}"}
-    return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _claim(seed: Seed, name: str) -> Json:
@@ -133,25 +118,19 @@ def _claim(seed: Seed, name: str) -> Json:
 
 def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json:
     """A pod on the node whose volume `data` is filled, or is waiting for a restore."""
-    container = {
-        "name": "app",
-        "image": AGENT_IMAGE,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-ec", _WRITE],
-        "securityContext": {"runAsUser": 0},
-        "readinessProbe": {"exec": {"command": ["test", "-e", "/data/done"]}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-    }
-    first = {key: container[key] for key in ("image", "imagePullPolicy", "securityContext", "volumeMounts")}
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    probe = {"exec": {"command": ["test", "-e", "/data/done"]}, "periodSeconds": 1}
+    container = build_container("app", ["sh", "-ec", _WRITE], readinessProbe=probe, volumeMounts=mounts)
+    first = build_container("restore-wait", ["sh", "-ec", _WAIT], volumeMounts=mounts)
     volume: Json = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     spec = {
         "nodeSelector": {"kubernetes.io/hostname": _NODE},
         "terminationGracePeriodSeconds": 0,
-        "initContainers": [first | {"name": "restore-wait", "command": ["sh", "-ec", _WAIT]}] if waits else [],
+        "initContainers": [first] if waits else [],
         "containers": [container],
         "volumes": [{"name": "data", **volume}],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": seed.space, "name": name}, "spec": spec}
+    return build_object(PODS, name, seed.space, spec=spec)
 
 
 def test_its_transfers_and_maintenance_fail(

@@ -7,8 +7,8 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.gate import Gate, open_gate
+from tests.cluster.interruptions import evict
 from tests.cluster.upkeep import Upkeep, open_upkeep
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -80,9 +80,7 @@ def test_a_maintenance_that_its_node_ends_is_followed_by_another(upkeep: Upkeep,
     own.kubectl("delete", "pod", "-l", AGENT_LABEL, "--grace-period=0", "--force")
     own.ready_log()
     if end == "eviction":
-        meta = {"namespace": own.space, "name": pod["metadata"]["name"]}
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
-        own.bed.api.request("POST", PODS.path(own.space, meta["name"], "eviction"), body=eviction)
+        evict(own.bed, pod)
     upkeep.wait("the end of the Job", lambda: len(upkeep.history) > before)
     entry = upkeep.history[before]
     assert (entry["result"], entry["startTimestamp"]) == ("Failed", job["metadata"]["creationTimestamp"])

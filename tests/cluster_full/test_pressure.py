@@ -2,14 +2,16 @@
 
 import json
 import re
-import time
 
 import pytest
 
+from core.kube.resources import PODS, PRIORITY_CLASSES
 from tests.cluster.configuration import configured
 from tests.cluster_full.quartet import Quartet, wait_leaked
+from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.processes import wait_for
 from tests.testbed.settings import PAUSE_IMAGE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -20,8 +22,10 @@ _LABELS = (
     "velero.io/pod-volume-backup",
     "velero.io/pod-volume-restore",
 )
-_ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
-_INTERRUPTED_SECONDS, _POLL_SECONDS = 90, 0.5
+_LIMITS = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": "72Mi"}
+"""Enough for a mover alone."""
+
+_INTERRUPTED_SECONDS = 90
 
 
 def _interruptions(transfer: Json) -> list[Json]:
@@ -40,18 +44,16 @@ def _expect_failed(quartet: Quartet, pattern: str) -> None:
 
 @pytest.mark.cause("out-of-memory")
 def test_a_mover_that_gets_too_little_memory(quartet: Quartet) -> None:
-    limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
     quartet.make_repository()
-    with configured(quartet.bed, podResources=limits, **{"nodeagent.io": {"retry": {"enabled": False}}}):
+    with configured(quartet.bed, podResources=_LIMITS, **{"nodeagent.io": {"retry": {"enabled": False}}}):
         quartet.make()
         _expect_failed(quartet, "OOMKilled|out of memory")
 
 
 def test_its_next_attempts_get_more(quartet: Quartet) -> None:
-    limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
     retry = {"initialBackoff": "1s", "oomMemoryFactor": 2}
     quartet.make_repository()
-    with configured(quartet.bed, podResources=limits, **{"nodeagent.io": {"retry": retry}}):
+    with configured(quartet.bed, podResources=_LIMITS, **{"nodeagent.io": {"retry": retry}}):
         quartet.make()
         for kind, transfer in quartet.wait("Completed").items():
             interruptions = _interruptions(transfer)
@@ -63,13 +65,7 @@ def test_its_next_attempts_get_more(quartet: Quartet) -> None:
 def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
     quartet.hold()
     bed = quartet.bed
-    priority = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": "before-movers"},
-        "value": 1000,
-    }
-    bed.user.apply(priority, _lone_pod())
+    bed.user.apply(build_object(PRIORITY_CLASSES, "before-movers", value=1000), _lone_pod())
     try:
         _wait_interrupted(quartet)
     finally:
@@ -82,10 +78,11 @@ def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
 
 
 def _wait_interrupted(quartet: Quartet) -> None:
-    deadline = time.monotonic() + _INTERRUPTED_SECONDS
-    while not all(map(_interruptions, quartet.read().values())):
-        assert time.monotonic() < deadline, quartet.read()
-        time.sleep(_POLL_SECONDS)
+    wait_for(
+        lambda: f"interruptions: {quartet.read()}",
+        lambda: all(map(_interruptions, quartet.read().values())),
+        seconds=_INTERRUPTED_SECONDS,
+    )
 
 
 def _lone_pod() -> Json:
@@ -105,4 +102,4 @@ def _lone_pod() -> Json:
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
         "containers": [{"name": "pause", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "default", "name": "lone"}, "spec": spec}
+    return build_object(PODS, "lone", "default", spec=spec)

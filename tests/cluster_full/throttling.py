@@ -1,17 +1,19 @@
 """An API server that rejects requests as too many (429), because others hold all that it serves at a time."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPSConnection
 
+from core.kube.resources import CONFIG_MAPS, Resource
 from tests.cluster.apart import ApartAgent
-from tests.testbed.api import Json, Resource
-from tests.testbed.processes import BedError
+from tests.support.objects import build_object
+from tests.testbed.api import Json
+from tests.testbed.processes import BedError, wait_for
 
-_VERSION = "flowcontrol.apiserver.k8s.io/v1"
-_FLOW_SCHEMAS = Resource(f"/apis/{_VERSION}", "flowschemas", namespaced=False)
-_CONFIG_MAPS = Resource("/api/v1", "configmaps")
+_FLOW_SCHEMAS, _LEVELS = (
+    Resource(kind, f"{kind.lower()}s", "flowcontrol.apiserver.k8s.io", namespaced=False)
+    for kind in ("FlowSchema", "PriorityLevelConfiguration")
+)
 _SCHEMA_HEADER = "X-Kubernetes-PF-FlowSchema-UID"
 _PRECEDENCE = 10
 """Before the schemas of every API server, apart from those for administrators and probes."""
@@ -20,7 +22,6 @@ _REJECTIONS = 5
 """In a row, until all that is served at a time is held: one may be due to a short request of the agent."""
 
 _SECONDS = 60
-_POLL_SECONDS = 0.25
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def throttling(own: ApartAgent) -> Iterator[None]:
 def _build_level(name: str) -> Json:
     limits = {"nominalConcurrencyShares": 0, "borrowingLimitPercent": 0, "limitResponse": {"type": "Reject"}}
     spec = {"type": "Limited", "limited": limits}
-    return {"apiVersion": _VERSION, "kind": "PriorityLevelConfiguration", "metadata": {"name": name}, "spec": spec}
+    return build_object(_LEVELS, name, spec=spec)
 
 
 def _build_schema(name: str) -> Json:
@@ -62,7 +63,7 @@ def _build_schema(name: str) -> Json:
         "priorityLevelConfiguration": {"name": name},
         "rules": [{"subjects": [accounts], "resourceRules": [everything]}],
     }
-    return {"apiVersion": _VERSION, "kind": "FlowSchema", "metadata": {"name": name}, "spec": spec}
+    return build_object(_FLOW_SCHEMAS, name, spec=spec)
 
 
 def _headers(own: ApartAgent) -> dict[str, str]:
@@ -70,21 +71,15 @@ def _headers(own: ApartAgent) -> dict[str, str]:
 
 
 def _wait_active(own: ApartAgent) -> None:
-    """Return once the API server applies the schema.
-
-    Raises:
-        BedError: It does not in time.
-    """
+    """Return once the API server applies the schema."""
     schema = own.bed.api.get(_FLOW_SCHEMAS, "", own.space) or {}
-    deadline = time.monotonic() + _SECONDS
-    while True:
+
+    def is_applied() -> bool:
         with closing(own.bed.api.connect()) as connection:
-            connection.request("GET", _CONFIG_MAPS.path(own.space), headers=_headers(own))
-            if connection.getresponse().headers[_SCHEMA_HEADER] == schema["metadata"]["uid"]:
-                return
-        if time.monotonic() > deadline:
-            raise BedError(f"the FlowSchema {own.space} is not applied within {_SECONDS} s")
-        time.sleep(_POLL_SECONDS)
+            connection.request("GET", CONFIG_MAPS.path(own.space), headers=_headers(own))
+            return bool(connection.getresponse().headers[_SCHEMA_HEADER] == schema["metadata"]["uid"])
+
+    wait_for(f"the FlowSchema {own.space} to be applied", is_applied, seconds=_SECONDS)
 
 
 def _hold(own: ApartAgent) -> HTTPSConnection | None:
@@ -93,7 +88,7 @@ def _hold(own: ApartAgent) -> HTTPSConnection | None:
     Source: RFC 9110, section 10.1.1: a server that reads the body says so by 100 Continue.
     """
     connection = own.bed.api.connect()
-    connection.putrequest("POST", _CONFIG_MAPS.path(own.space))
+    connection.putrequest("POST", CONFIG_MAPS.path(own.space))
     for key, value in (_headers(own) | {"Content-Length": "1", "Expect": "100-continue"}).items():
         connection.putheader(key, value)
     connection.endheaders()

@@ -15,7 +15,15 @@ from datetime import timedelta
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ConflictError, NotFoundError
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS, Resource
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    DEPLOYMENTS,
+    JOBS,
+    NAMESPACES,
+    PODS,
+    SERVICE_ACCOUNTS,
+)
 from core.models.base import format_time
 from core.models.names import REPO_NAME_LABEL
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -28,10 +36,8 @@ from tests.nodeagent.support.maintenance_scene import (
 )
 from tests.nodeagent.support.transfers import NODE
 from tests.support.deletion import force_delete
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
-_NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
-_ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
 _SPEED = 10.0
 _TICK_SECONDS = 0.2
 _KOPIA_SECONDS = 0.5
@@ -70,14 +76,10 @@ class MaintenanceWorld:
 
     async def prepare(self, **status: object) -> None:
         """Create the repository, which was maintained last three hours ago unless `status` says otherwise."""
-        await self.client.create(_NAMESPACES, {"metadata": {"name": self.namespace}})
-        await self.client.create(_ACCOUNTS, {"metadata": {"namespace": self.namespace, "name": "default"}})
-        location: JsonDict = {
-            "apiVersion": BACKUP_STORAGE_LOCATIONS.api_version,
-            "kind": BACKUP_STORAGE_LOCATIONS.kind,
-            "metadata": {"namespace": self.namespace, "name": "default"},
-            "spec": {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}},
-        }
+        await self.client.create(NAMESPACES, build_object(NAMESPACES, self.namespace))
+        await self.client.create(SERVICE_ACCOUNTS, build_object(SERVICE_ACCOUNTS, "default", self.namespace))
+        spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
+        location = build_object(BACKUP_STORAGE_LOCATIONS, "default", self.namespace, spec=spec)
         await self.client.create(BACKUP_STORAGE_LOCATIONS, location)
         late = format_time(SystemClock().now() - timedelta(hours=3))
         repository = repository_object(self.name)
@@ -136,9 +138,8 @@ class MaintenanceWorld:
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
         }
-        base = {"apiVersion": DEPLOYMENTS.api_version, "kind": DEPLOYMENTS.kind}
-        meta = {"namespace": self.namespace, "name": "velero", "labels": labels}
-        await self.client.create(DEPLOYMENTS, base | {"metadata": meta, "spec": spec})
+        server = build_object(DEPLOYMENTS, "velero", self.namespace, metadata={"labels": labels}, spec=spec)
+        await self.client.create(DEPLOYMENTS, server)
 
     async def scale_server(self) -> None:
         """Scale the Deployment to 0."""
@@ -196,8 +197,8 @@ class MaintenanceWorld:
         """Create the Job's pod, and run it."""
         template, name = job["spec"]["template"], job["metadata"]["name"]
         labels = (template["metadata"].get("labels") or {}) | {"job-name": name}
-        meta = {"namespace": self.namespace, "name": f"{name}-x", "labels": labels}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"] | {"nodeName": NODE}}
+        spec = template["spec"] | {"nodeName": NODE}
+        pod = build_object(PODS, f"{name}-x", self.namespace, metadata={"labels": labels}, spec=spec)
         await self.client.create(PODS, pod)
         await set_status(self.client, PODS, pod, {"phase": "Running"})
 

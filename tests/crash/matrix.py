@@ -53,12 +53,12 @@ class Matrix:
         async with asyncio.TaskGroup() as group:
             for world in worlds:
                 group.create_task(world.begin(), name="begin")
-        before = await list_everything(self._client)
+        before = await list_everything(self._apiserver.api)
         async with asyncio.TaskGroup() as group:
             for world, (_, fuse) in zip(worlds, runs, strict=True):
                 group.create_task(self._play(world, fuse), name=world.name)
         await settle(self._client, worlds)
-        after = await list_everything(self._client)
+        after = await list_everything(self._apiserver.api)
         found = []
         for world in worlds:
             result = await summarize(world, self._cluster)

@@ -56,11 +56,7 @@ class Version(StrEnum):
 
 
 async def wait_for(what: str, holds: Callable[[], Awaitable[bool]], *, seconds: float) -> None:
-    """Return once `holds` does.
-
-    Raises:
-        AssertionError: It did not in time.
-    """
+    """Return once `holds` does."""
     try:
         async with asyncio.timeout(seconds):
             while not await holds():
@@ -83,11 +79,7 @@ class Agent:
             await wait_until_ready(self.port)
 
     async def wait_stopped(self, writes: int, *, seconds: float) -> list[str]:
-        """Return the first so many different writes that the agent stopped after.
-
-        Raises:
-            AssertionError: There were fewer.
-        """
+        """Return the first so many different writes that the agent stopped after."""
         seen: set[str] = set()
         assert self.child.process.stdout is not None
         try:
@@ -170,13 +162,13 @@ class Site:
         await worlds[0].prepare_agents()
         for world in worlds:
             await self._begin(world)
-        self.before = await list_everything(self.bench.client)
+        self.before = await list_everything(self.bench.apiserver.api)
 
     async def add_transfer(self, kind: str) -> None:
         """Create one more transfer of a kind, which has to wait."""
         world = self._build_world(kind)
         await self._begin(world)
-        self.before[world.space] = (await list_everything(self.bench.client))[world.space]
+        self.before[world.space] = (await list_everything(self.bench.apiserver.api))[world.space]
         self.before[self.namespace][f"{TRANSFER_RESOURCES[kind].plural} {world.name}"] += 1
 
     async def read(self) -> None:

@@ -150,7 +150,7 @@ async def test_every_kind_is_created_runs_and_is_canceled_whatever_definitions_c
         cluster.not_ending.add(moving.namespace)
         for site in sites:
             await site.prepare(first)
-        before = await list_everything(client)
+        before = await list_everything(apiserver.api)
         for site in sites:
             await agents.enter_async_context(site.running[0].agent())
         for site in sites:
@@ -160,7 +160,7 @@ async def test_every_kind_is_created_runs_and_is_canceled_whatever_definitions_c
             await _apply(apiserver, second)
         await _end(sites, cluster)
 
-        after = await list_everything(client)
+        after = await list_everything(apiserver.api)
         for site in sites:
             assert compare(before[site.namespace], after[site.namespace], hide="*") == ([LEDGER], [])
             for world in site.worlds:

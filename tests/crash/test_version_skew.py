@@ -171,7 +171,7 @@ async def _wait_all(site: Site, what: str, holds: Callable[[JsonDict], bool]) ->
     await wait_for(f"all transfers are {what}", do_all, seconds=_STEP_SECONDS)
 
 
-async def _run_plays(apiserver: ApiServer, folder: Path, play: _Play, config: str = _ALL_AT_ONCE) -> list[str]:
+async def _run_plays(apiserver: ApiServer, folder: Path, play: _Play, config: str) -> list[str]:
     """Run a play with each combination of versions, at a site each; return a line about each."""
     async with open_bench(apiserver, folder) as bench, asyncio.TaskGroup() as group:
         tasks = [
@@ -200,7 +200,7 @@ async def _run_play(site: Site, play: _Play, leader: Version, node: Version) -> 
 
 async def _expect_all_completed(site: Site) -> None:
     await settle(site.bench.client, site.worlds)
-    after = await list_everything(site.bench.client)
+    after = await list_everything(site.bench.apiserver.api)
     assert compare(site.before[site.namespace], after[site.namespace], hide="*") == ([LEDGER], [])
     for world in site.worlds:
         await _expect_completed(site, world, after)
@@ -233,41 +233,24 @@ def _print(capsys: pytest.CaptureFixture[str], what: str, lines: Sequence[str]) 
         sys.stdout.write("".join(f"\n{what}: {line}" for line in lines))
 
 
-@pytest.mark.parametrize("stop", ["exposed", "prepared", "in-progress", "outcome-kept", "completed"])
-async def test_a_node_agent_is_replaced_after(
-    apiserver: ApiServer, tmp_path: Path, stop: str, capsys: pytest.CaptureFixture[str]
+_PLAYS: dict[str, _Play] = {
+    **{
+        f"node agent replaced after {stop}": partial(_replace_node_agent, stop=stop)
+        for stop in ("exposed", "prepared", "in-progress", "outcome-kept", "completed")
+    },
+    "node agent replaced after mover-lost": _replace_node_agent_after_loss,
+    **{f"leader replaced after {stop}": partial(_replace_leader, stop=stop) for stop in ("reserved", "accepted")},
+    "leader replaced with a queue": _replace_leader_of_queue,
+    "leader and node agent replaced while the agent is unavailable": _replace_both_while_agent_is_unavailable,
+}
+
+
+@pytest.mark.parametrize("what", _PLAYS)
+async def test_transfers_complete_with_agents_of_both_versions(
+    apiserver: ApiServer, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = await _run_plays(apiserver, tmp_path, partial(_replace_node_agent, stop=stop))
-    _print(capsys, f"node agent replaced after {stop}", lines)
-
-
-async def test_a_node_agent_is_replaced_after_mover_pods_were_lost(
-    apiserver: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = await _run_plays(apiserver, tmp_path, _replace_node_agent_after_loss)
-    _print(capsys, "node agent replaced after mover-lost", lines)
-
-
-@pytest.mark.parametrize("stop", ["reserved", "accepted"])
-async def test_a_leader_is_replaced_after(
-    apiserver: ApiServer, tmp_path: Path, stop: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = await _run_plays(apiserver, tmp_path, partial(_replace_leader, stop=stop))
-    _print(capsys, f"leader replaced after {stop}", lines)
-
-
-async def test_a_leader_knows_which_transfers_were_reported_as_queued(
-    apiserver: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = await _run_plays(apiserver, tmp_path, _replace_leader_of_queue, _ONE_AT_A_TIME)
-    _print(capsys, "leader replaced with a queue", lines)
-
-
-async def test_a_leader_knows_which_transfers_were_reported_as_without_an_agent(
-    apiserver: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = await _run_plays(apiserver, tmp_path, _replace_both_while_agent_is_unavailable)
-    _print(capsys, "leader and node agent replaced while the agent is unavailable", lines)
+    config = _ONE_AT_A_TIME if what.endswith("queue") else _ALL_AT_ONCE
+    _print(capsys, what, await _run_plays(apiserver, tmp_path, _PLAYS[what], config))
 
 
 async def test_another_attempt_begins_once_a_leader_of_this_version_is_there(
@@ -296,7 +279,7 @@ async def test_an_agent_of_the_previous_version_fails_what_was_interrupted(
         finally:
             await site.kill_agents()
         await settle(bench.client, site.worlds)
-        after = await list_everything(bench.client)
+        after = await list_everything(bench.apiserver.api)
         for world in site.worlds:
             status = world.transfer["status"]
             assert (status["phase"], bool(status["message"])) == ("Failed", True), world.kind

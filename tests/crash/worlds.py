@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 
 import yaml
@@ -22,9 +21,11 @@ from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
     DAEMON_SETS,
+    NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    SERVICE_ACCOUNTS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
@@ -42,12 +43,10 @@ from tests.nodeagent.support.harness import Fuse
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, workload_pod
 from tests.support.apiserver import ApiServer
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
-_NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
-_ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
 CONFIG_MAP = "node-agent-config"
 _LEASE_SECONDS = 6
 """A stopped agent does not release its Lease: the next one waits for so long."""
@@ -111,21 +110,11 @@ class World:
         """Make all that agents need, and the pod of one."""
         await self._create_namespace(self.namespace)
         await self.client.create(DAEMON_SETS, self._put(_daemon_set(), self.namespace))
-        location = {
-            "metadata": {"namespace": self.namespace, "name": "default"},
-            "spec": {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}},
-        }
-        base = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
-        await self.client.create(BACKUP_STORAGE_LOCATIONS, base | location)
-        await self.client.create(
-            CONFIG_MAPS,
-            {
-                "apiVersion": CONFIG_MAPS.api_version,
-                "kind": CONFIG_MAPS.kind,
-                "metadata": {"namespace": self.namespace, "name": CONFIG_MAP},
-                "data": {"config.json": self.config},
-            },
-        )
+        spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "none"}}
+        location = build_object(BACKUP_STORAGE_LOCATIONS, "default", self.namespace, spec=spec)
+        await self.client.create(BACKUP_STORAGE_LOCATIONS, location)
+        config = build_object(CONFIG_MAPS, CONFIG_MAP, self.namespace, data={"config.json": self.config})
+        await self.client.create(CONFIG_MAPS, config)
         agent = self._put(agent_pod(NODE), self.namespace)
         agent["spec"]["containers"] = [{"name": "agent", "image": "none"}]
         await self._create(PODS, agent)
@@ -193,41 +182,28 @@ class World:
         )
 
     async def _create_namespace(self, name: str) -> None:
-        await self.client.create(_NAMESPACES, {"metadata": {"name": name}})
+        await self.client.create(NAMESPACES, build_object(NAMESPACES, name))
         for account in ("default", "node-agent"):
-            await self.client.create(_ACCOUNTS, {"metadata": {"namespace": name, "name": account}})
+            await self.client.create(SERVICE_ACCOUNTS, build_object(SERVICE_ACCOUNTS, account, name))
 
     async def _make_snapshot(self, spec: JsonDict) -> None:
         claim = self._claim(spec["sourcePVC"]) | {"status": {"phase": "Bound"}}
         claim["spec"]["volumeName"] = f"pv-of-{self.name}"
         await self._create(PERSISTENT_VOLUME_CLAIMS, claim)
-        base = {"apiVersion": VOLUME_SNAPSHOTS.api_version}
-        reference = {"namespace": self.space, "name": spec["csiSnapshot"]["volumeSnapshot"]}
-        snapshot = {
-            **base,
-            "kind": "VolumeSnapshot",
-            "metadata": reference,
-            "spec": {"source": {"persistentVolumeClaimName": spec["sourcePVC"]}},
-            "status": {
-                "readyToUse": True,
-                "restoreSize": "1Gi",
-                "boundVolumeSnapshotContentName": f"content-of-{self.name}",
-            },
-        }
-        uid = (await self._create(VOLUME_SNAPSHOTS, snapshot))["metadata"]["uid"]
+        name, content_name = spec["csiSnapshot"]["volumeSnapshot"], f"content-of-{self.name}"
+        source = {"source": {"persistentVolumeClaimName": spec["sourcePVC"]}}
+        status = {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content_name}
+        snapshot = build_object(VOLUME_SNAPSHOTS, name, self.space, spec=source, status=status)
+        stored = await self._create(VOLUME_SNAPSHOTS, snapshot)
         content = {
-            **base,
-            "kind": "VolumeSnapshotContent",
-            "metadata": {"name": f"content-of-{self.name}"},
-            "spec": {
-                "deletionPolicy": "Delete",
-                "driver": "hostpath.csi.k8s.io",
-                "source": {"volumeHandle": "v"},
-                "volumeSnapshotRef": reference | {"uid": uid},
-            },
-            "status": {"readyToUse": True, "snapshotHandle": f"handle-of-{self.name}"},
+            "deletionPolicy": "Delete",
+            "driver": "hostpath.csi.k8s.io",
+            "source": {"volumeHandle": "v"},
+            "volumeSnapshotRef": {"namespace": self.space, "name": name, "uid": stored["metadata"]["uid"]},
         }
-        await self._create(VOLUME_SNAPSHOT_CONTENTS, content)
+        ready = {"readyToUse": True, "snapshotHandle": f"handle-of-{self.name}"}
+        taken = build_object(VOLUME_SNAPSHOT_CONTENTS, content_name, spec=content, status=ready)
+        await self._create(VOLUME_SNAPSHOT_CONTENTS, taken)
 
     def _claim(self, name: str) -> JsonDict:
         spec = {
@@ -235,8 +211,7 @@ class World:
             "resources": {"requests": {"storage": "1Gi"}},
             "storageClassName": "",
         }
-        metadata = {"namespace": self.space, "name": name}
-        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        return build_object(PERSISTENT_VOLUME_CLAIMS, name, self.space, spec=spec)
 
     async def _create(self, resource: Resource, obj: JsonDict) -> JsonDict:
         """Make an object, and set its status."""
@@ -277,11 +252,5 @@ def _where(tasks: set[asyncio.Task[object]]) -> list[str]:
     return found
 
 
-@cache
-def _read_daemon_set() -> str:
-    return _DAEMON_SET.read_text()
-
-
 def _daemon_set() -> JsonDict:
-    read: JsonDict = yaml.safe_load(_read_daemon_set())
-    return read
+    return yaml.safe_load(_DAEMON_SET.read_text())

@@ -1,9 +1,15 @@
 """Fixtures of the integration tests: one API server for all, one namespace for each."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.transport import Retry
+from nodeagent.runtime.transport import load_transport
+from tests.integration.installer import Installer
 from tests.support.apiserver import ApiServer, run_apiserver
 
 
@@ -22,3 +28,20 @@ def namespace(apiserver: ApiServer) -> str:
     away with everything in it.
     """
     return apiserver.create_namespace()
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    """The product's client, with the administrator's permissions."""
+    transport, _ = await load_transport(str(apiserver.kubeconfig))
+    yield KubeClient(transport, Retry(SystemClock()))
+    await transport.close()
+
+
+@pytest.fixture
+def installer(
+    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Installer:
+    """A person who installs, in the folder with the files that the flags name."""
+    monkeypatch.chdir(tmp_path)
+    return Installer(apiserver, capsys, tmp_path)

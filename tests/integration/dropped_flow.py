@@ -27,10 +27,8 @@ from nodeagent.runtime.transport import load_transport
 from tests.integration.test_pod_transport import transport_of
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.sockets import connections_to
-from tests.testbed.api import Resource
 
 _LIMIT_SECONDS = 60.0
-_CONFIG_MAPS = Resource("/api/v1", "configmaps")
 _BEFORE, _AFTER = "made-before", "made-since"
 
 
@@ -87,7 +85,7 @@ async def _measure(server: ApiServer, folder: Path) -> Mapping[str, object]:
 
 
 async def _create(server: ApiServer, namespace: str, name: str) -> None:
-    await asyncio.to_thread(server.api.create, _CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": name}})
+    await asyncio.to_thread(server.api.create, CONFIG_MAPS, {"metadata": {"namespace": namespace, "name": name}})
 
 
 async def _drop(ports: tuple[str, int, str, int]) -> None:

@@ -4,16 +4,19 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from client.install.options import resource_of
 from core.kube.resources import NAMESPACES, Resource
+from core.kube.transport import MERGE_PATCH
 from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
+from tests.integration.person import Done
 from tests.support.apiserver import ApiServer
+from tests.support.objects import build_object
 from tests.support.rbac import grant
 
 ALONE = ("--no-default-backup-location", "--no-secret")
@@ -53,14 +56,6 @@ ALL_FLAGS = (
 """Every flag that changes an object, but those that exclude others, and --openshift: only OpenShift serves its kind."""
 
 
-class Done(NamedTuple):
-    """How the command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
 @dataclass
 class Installer:
     """Runs the command in a namespace of a test's own; without a kubeconfig, as the administrator."""
@@ -82,10 +77,7 @@ class Installer:
         return Done(code, *self.capsys.readouterr())
 
     def get(self, resource: Resource, name: str) -> JsonDict | None:
-        found: JsonDict | None = self.server.api.get(
-            _bed(resource), self.namespace if resource.namespaced else "", name
-        )
-        return found
+        return self.server.api.get(resource, self.namespace if resource.namespaced else "", name)
 
     def versions(self, manifests: Iterable[JsonDict]) -> dict[str, str]:
         """Return the resourceVersions of these objects; empty where one does not exist."""
@@ -98,28 +90,17 @@ class Installer:
     def change(self, resource: Resource, name: str, patch: JsonDict, *, manager: str = "another-manager") -> JsonDict:
         """Patch an object as another manager."""
         path = resource.path(self.namespace if resource.namespaced else "", name) + f"?fieldManager={manager}"
-        stored: JsonDict = self.server.api.request(
-            "PATCH", path, body=patch, content_type="application/merge-patch+json"
-        )
-        return stored
+        return self.server.api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
     def become(self, permissions: Iterable[Permission]) -> None:
         """Continue as a user with these permissions and no others; the namespace is created for it."""
         permissions = tuple(permissions)
-        self._create(NAMESPACES, self.namespace)
+        self.create(NAMESPACES, self.namespace)
         self.server.create_account(self.namespace, "installer")
         grant(self.server.api, self.namespace, "installer", permissions)
         self.kubeconfig = self.server.account_kubeconfig(self.namespace, "installer", self.folder)
 
-    def _create(self, resource: Resource, name: str, **more: Any) -> None:
+    def create(self, resource: Resource, name: str, **fields: Any) -> None:
+        """Create an object as the administrator."""
         namespace = self.namespace if resource.namespaced else ""
-        meta = {"name": name} | ({"namespace": namespace} if namespace else {})
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more}
-        self.server.api.request("POST", resource.path(namespace), body=body)
-
-
-def _bed(resource: Resource) -> Any:
-    from tests.testbed.api import Resource as BedResource  # noqa: PLC0415 - two classes of one name
-
-    root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-    return BedResource(root, resource.plural, namespaced=resource.namespaced)
+        self.server.api.create(resource, build_object(resource, name, namespace, **fields))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,39 +12,28 @@ from client.install.manifests import build_installation, read_definitions
 from client.install.options import InstallOptions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS
 from core.kube.transport import MERGE_PATCH
-from tests.cluster.listing import kinds
 from tests.deploy.install_cases import EVERYTHING
 from tests.support.apiserver import ApiServer, apply_crds, run_apiserver
 from tests.support.helm import CHART, Helm, values_of
-from tests.support.tools import tool
-from tests.testbed.api import Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 
 # On a busy machine an API server needs a while for each new definition.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 _DEPLOY = CHART.parent
 _SNAPSHOTS = Path(__file__).parents[1] / "testbed" / "crds"
-_DEFINITIONS = Resource("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
-_CONSTRAINTS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "securitycontextconstraints.security.openshift.io"},
-    "spec": {
+_SCHEMA = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+_CONSTRAINTS = build_object(
+    CUSTOM_RESOURCE_DEFINITIONS,
+    "securitycontextconstraints.security.openshift.io",
+    spec={
         "group": "security.openshift.io",
         "scope": "Cluster",
         "names": {"kind": "SecurityContextConstraints", "plural": "securitycontextconstraints"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                },
-            }
-        ],
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": _SCHEMA}],
     },
-}
+)
 """In place of OpenShift's, whose API server is another one."""
 
 _OURS = {definition["metadata"]["name"] for definition in read_definitions()}
@@ -78,7 +66,7 @@ class _Release:
         argv = ["get", ",".join([*kinds, "crd"]), "-A", f"-l{_PART_OF}", "-o", "json"]
         return {
             f"{item['kind']} {item['metadata']['name']}": item
-            for item in json.loads(_kubectl(self.server, *argv))["items"]
+            for item in json.loads(self.server.kubectl(*argv))["items"]
             if item["metadata"].get("namespace", "") == self.namespace or _is_shared(item, self.namespace)
         }
 
@@ -93,17 +81,12 @@ def _is_shared(item: Json, namespace: str) -> bool:
     return "namespace" not in meta and (meta["name"] in _OURS or meta["name"].startswith(namespace))
 
 
-def _kubectl(server: ApiServer, *arguments: str) -> str:
-    argv: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", server.kubeconfig, *arguments]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-
-
 def _everything(server: ApiServer) -> set[str]:
     """All objects of the cluster that no controller of the API server writes."""
     return {
-        f"{kind} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
-        for kind, resource in kinds(server.api)
-        if not kind.startswith("apiservice.")
+        f"{resource.kind} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+        for resource in server.api.served()
+        if resource.plural not in {"apiservices", "events", "leases", "componentstatuses"}
         for item in server.api.objects(resource)
     }
 
@@ -112,7 +95,7 @@ def _everything(server: ApiServer) -> set[str]:
 def fresh() -> Iterator[ApiServer]:
     """A cluster without our definitions."""
     with run_apiserver(_SNAPSHOTS) as server:
-        server.api.create(_DEFINITIONS, _CONSTRAINTS)
+        server.api.create(CUSTOM_RESOURCE_DEFINITIONS, _CONSTRAINTS)
         yield server
 
 
@@ -132,7 +115,7 @@ def release(fresh: ApiServer, helm: Helm) -> Iterator[_Release]:
 def _delete_definitions(server: ApiServer) -> None:
     # One whose storage is still initialized after a change is deleted after minutes: each failure doubles the pause.
     _everything(server)
-    _kubectl(server, "delete", "crd", "--ignore-not-found", *_OURS)
+    server.kubectl("delete", "crd", "--ignore-not-found", *_OURS)
 
 
 @dataclass(frozen=True)
@@ -189,7 +172,7 @@ def test_a_release_in_another_namespace_stays_as_it_is(history: _History) -> Non
 
 def test_an_uninstall_leaves_the_definitions_which_the_same_release_takes_again(history: _History) -> None:
     said, said_again = history.said
-    assert history.left == {f"customresourcedefinition.apiextensions.k8s.io /{name}" for name in _OURS}
+    assert history.left == {f"CustomResourceDefinition /{name}" for name in _OURS}
     assert all(name in said for name in _OURS)
     assert "Left alone" not in said_again
 

@@ -23,10 +23,9 @@ from nodeagent.config.parse import parse_config, read_config
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.own_pod import AgentReport
-from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.board import FakeBoard
 from tests.support.apiserver import ApiServer
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 pytestmark = pytest.mark.integration
 
@@ -73,13 +72,6 @@ class CountedStreams(Transport):
         await self.inner.close()
 
 
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    yield KubeClient(transport, Retry(SystemClock()))
-    await transport.close()
-
-
 async def _until(holds: Callable[[], bool], what: str) -> None:
     """Wait until that holds."""
     try:
@@ -92,9 +84,7 @@ async def _until(holds: Callable[[], bool], what: str) -> None:
 
 @asynccontextmanager
 async def _followed(client: KubeClient, namespace: str, text: str) -> AsyncIterator[Scene]:
-    metadata = {"namespace": namespace, "name": _NAME}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"any.json": text}}
-    await client.create(CONFIG_MAPS, body)
+    await client.create(CONFIG_MAPS, build_object(CONFIG_MAPS, _NAME, namespace, data={"any.json": text}))
     clock, board = SystemClock(), FakeBoard()
     streams = CountedStreams(client.transport)
     client = KubeClient(streams, Retry(clock))
@@ -177,9 +167,8 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     apiserver: ApiServer, client: KubeClient, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = {"priorityClassName": "system-node-criticl", "podLabels": {"a": 1}}
-    metadata = {"namespace": namespace, "name": _NAME}
     data = {"any.json": json.dumps(document)}
-    await client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    await client.create(CONFIG_MAPS, build_object(CONFIG_MAPS, _NAME, namespace, data=data))
     await client.create(DAEMON_SETS, _daemonset(namespace))
     agent = _pod(namespace, "node-agent-x7k2p", "")
     agent["metadata"] |= {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: "abc"}}
@@ -225,26 +214,17 @@ async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str
 
 
 def _class(name: str) -> JsonDict:
-    kind = PRIORITY_CLASSES
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "value": 10}
+    return build_object(PRIORITY_CLASSES, name, value=10)
 
 
 def _pod(namespace: str, name: str, priority_class: str) -> JsonDict:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {"containers": [{"name": "main", "image": "none"}], "priorityClassName": priority_class},
-    }
+    spec = {"containers": [{"name": "main", "image": "none"}], "priorityClassName": priority_class}
+    return build_object(PODS, name, namespace, spec=spec)
 
 
 def _daemonset(namespace: str) -> JsonDict:
     labels = {"name": "node-agent"}
     container = {"name": "node-agent", "image": "none", "args": ["serve", f"--node-agent-configmap={_NAME}"]}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"namespace": namespace, "name": "node-agent"},
-        "spec": {"selector": {"matchLabels": labels}, "template": template},
-    }
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return build_object(DAEMON_SETS, "node-agent", namespace, spec=spec)

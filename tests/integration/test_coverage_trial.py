@@ -13,16 +13,11 @@ from pathlib import Path
 import pytest
 
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
+from core.kube import resources
 from core.kube.resources import (
-    CRON_JOBS,
-    DATA_UPLOADS,
-    DEPLOYMENTS,
-    NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
     PODS,
-    SCHEDULES,
-    SERVICE_ACCOUNTS,
+    Resource,
 )
 from tests.client.support.browser import visit
 from tests.client.support.volumes_scene import a_backup, a_cron_job
@@ -36,13 +31,7 @@ from tests.support.ui_command import running_ui
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-_RESOURCES = {
-    resource.kind: resource
-    for resource in (
-        *(CRON_JOBS, DATA_UPLOADS, DEPLOYMENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS),
-        *(SCHEDULES, SERVICE_ACCOUNTS),
-    )
-}
+_RESOURCES = {one.kind: one for one in vars(resources).values() if isinstance(one, Resource)}
 _COUNTS = {"app": 20, "db": 8, "shop": 12}
 _SUSPECTS = {
     "shop/data-07": (

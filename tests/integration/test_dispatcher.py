@@ -12,29 +12,20 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
-from core.kube.transport import MERGE_PATCH, Request, Retry
+from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
-from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
-from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    yield KubeClient(transport, Retry(CLOCK))
-    await transport.close()
 
 
 @asynccontextmanager

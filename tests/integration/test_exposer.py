@@ -1,36 +1,19 @@
 """What exposers write, against the validation and admission of a real API server."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from core.clock import SystemClock
+from core.kube import resources
 from core.kube.client import KubeClient
 from core.kube.resources import (
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    CONFIG_MAPS,
-    CRON_JOBS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    JOBS,
-    LEASES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    PODS,
     PRIORITY_CLASSES,
-    ROLE_BINDINGS,
-    ROLES,
-    SERVICE_ACCOUNTS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import MERGE_PATCH, Retry
 from core.models.base import JsonDict
 from core.models.names import RECLAIM_POLICY_ANNOTATION
 from exposer.causes import CauseFinder
@@ -41,53 +24,34 @@ from exposer.manifests import build_restore_claim
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.runtime.transport import load_transport
+from tests.exposer.support.world import no_guard
 from tests.support.apiserver import ApiServer
+from tests.support.objects import build_object
 
 pytestmark = pytest.mark.integration
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
-_KINDS = {
-    resource.kind: resource
-    for resource in (
-        JOBS,
-        LEASES,
-        PODS,
-        PERSISTENT_VOLUME_CLAIMS,
-        VOLUME_SNAPSHOTS,
-        VOLUME_SNAPSHOT_CONTENTS,
-        DATA_UPLOADS,
-        DATA_DOWNLOADS,
-        POD_VOLUME_BACKUPS,
-        POD_VOLUME_RESTORES,
-        SERVICE_ACCOUNTS,
-        ROLES,
-        ROLE_BINDINGS,
-        CLUSTER_ROLES,
-        CLUSTER_ROLE_BINDINGS,
-        CONFIG_MAPS,
-        CRON_JOBS,
-    )
+_KINDS = {one.kind: one for one in vars(resources).values() if isinstance(one, Resource)}
+
+
+_CLAIM: JsonDict = {
+    "accessModes": ["ReadWriteOnce"],
+    "resources": {"requests": {"storage": "1Gi"}},
+    "storageClassName": "hostpath",
 }
-
-
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    yield KubeClient(transport, Retry(SystemClock()))
-    await transport.close()
-
-
-def _priority_class(name: str) -> JsonDict:
-    kind = PRIORITY_CLASSES
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "value": 10}
+_VOLUME: JsonDict = {
+    "accessModes": ["ReadWriteOnce"],
+    "capacity": {"storage": "1Gi"},
+    "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "v"},
+    "storageClassName": "hostpath",
+}
 
 
 async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
     """Each is created without being stored; a field that the server does not know is an error."""
     for account in ("velero", "node-agent-mover"):
         apiserver.create_account(namespace, account)
-    await client.create(PRIORITY_CLASSES, _priority_class("data-mover-low"))
+    await client.create(PRIORITY_CLASSES, build_object(PRIORITY_CLASSES, "data-mover-low", value=10))
     accepted = 0
 
     for path in sorted(_GOLDEN.rglob("*.json")):
@@ -107,47 +71,19 @@ async def test_every_golden_manifest_is_accepted(apiserver: ApiServer, namespace
     assert accepted >= 80
 
 
-def _set_status(apiserver: ApiServer, resource: Resource, namespace: str, name: str) -> None:
-    """Report that the volume controller has bound the object."""
-    body = {"status": {"phase": "Bound"}}
-    path = resource.path(namespace, name, subresource="status")
-    apiserver.api.request("PATCH", path, body=body, content_type=MERGE_PATCH)
-
-
 async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client: KubeClient) -> None:
     """The rebind, with the test as volume controller."""
     owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
     request = RestoreRequest(owner, namespace, "data", "default", ExposeSettings(AgentTemplate("image")))
     volume, kept = f"pv-{namespace}", KeptVolume(f"pv-{namespace}", "Delete")
-    spec = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "1Gi"}},
-        "storageClassName": "hostpath",
-    }
     selector = {"selector": {"matchLabels": {"velero.io/dynamic-pv-restore": "x"}}}
-    kind: JsonDict = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-    target = await client.create(
-        PERSISTENT_VOLUME_CLAIMS,
-        kind | {"metadata": {"namespace": namespace, "name": "data"}, "spec": spec | selector},
-    )
+    claim = build_object(PERSISTENT_VOLUME_CLAIMS, "data", namespace, spec=_CLAIM | selector)
+    target = await client.create(PERSISTENT_VOLUME_CLAIMS, claim)
     restored = await client.create(PERSISTENT_VOLUME_CLAIMS, build_restore_claim(owner, target, node="", excluded=()))
     reference = {key: restored["metadata"][key] for key in ("namespace", "name", "uid", "resourceVersion")}
-    await client.create(
-        PERSISTENT_VOLUMES,
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume, "annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "capacity": {"storage": "1Gi"},
-                "claimRef": reference,
-                "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "v"},
-                "persistentVolumeReclaimPolicy": "Delete",
-                "storageClassName": "hostpath",
-            },
-        },
-    )
+    meta = {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}
+    taken = _VOLUME | {"claimRef": reference, "persistentVolumeReclaimPolicy": "Delete"}
+    await client.create(PERSISTENT_VOLUMES, build_object(PERSISTENT_VOLUMES, volume, metadata=meta, spec=taken))
     exposer = GenericRestoreExposer(client, CauseFinder(client, SystemClock()))
 
     steps = [await exposer.rebind(request, kept)]
@@ -155,8 +91,8 @@ async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client:
     free = {"metadata": {"finalizers": None}}
     await client.patch(PERSISTENT_VOLUME_CLAIMS, namespace, "r2", free)
     steps.append(await exposer.rebind(request, kept))
-    _set_status(apiserver, PERSISTENT_VOLUMES, "", volume)
-    _set_status(apiserver, PERSISTENT_VOLUME_CLAIMS, namespace, "data")
+    for resource, name, place in ((PERSISTENT_VOLUMES, volume, ""), (PERSISTENT_VOLUME_CLAIMS, "data", namespace)):
+        apiserver.api.patch(resource, {"status": {"phase": "Bound"}}, name=name, namespace=place, sub="status")
     steps.append(await exposer.rebind(request, kept))
 
     assert [step.reason if isinstance(step, Pending) else None for step in steps] == [
@@ -175,36 +111,23 @@ async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client:
     assert bound["spec"]["volumeName"] == volume
 
 
-async def _no_guard(*, sure: bool) -> None:
-    """The transfer stays this agent's."""
-
-
 async def test_an_existing_volume_is_taken_and_given_back(namespace: str, client: KubeClient) -> None:
     """A reference without a UID is accepted both times, and nothing of the restore is left on the volume."""
     owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
     settings, volume = ExposeSettings(AgentTemplate("image")), f"old-{namespace}"
     request = RestoreRequest(owner, namespace, "data", "default", settings, volume=volume)
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "a"}
     meta = {"namespace": namespace, "name": "data"}
-    target = await client.create(
-        PERSISTENT_VOLUME_CLAIMS, {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
-    )
+    wanted = build_object(PERSISTENT_VOLUME_CLAIMS, "data", namespace, spec=_CLAIM)
+    target = await client.create(PERSISTENT_VOLUME_CLAIMS, wanted)
     released = {"kind": "PersistentVolumeClaim", **meta, "uid": "ec8dd43f-deleted", "resourceVersion": "7"}
-    before: JsonDict = {
-        "accessModes": ["ReadWriteOnce"],
-        "capacity": {"storage": "1Gi"},
-        "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "v"},
-        "storageClassName": "a",
-    }
-    manifest: JsonDict = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}}
-    manifest["metadata"]["annotations"] = {RECLAIM_POLICY_ANNOTATION: "Delete"}
-    policy = {"persistentVolumeReclaimPolicy": "Retain"}
-    await client.create(PERSISTENT_VOLUMES, manifest | {"spec": before | policy | {"claimRef": released}})
+    kept = _VOLUME | {"claimRef": released, "persistentVolumeReclaimPolicy": "Retain"}
+    annotations = {"annotations": {RECLAIM_POLICY_ANNOTATION: "Delete"}}
+    await client.create(PERSISTENT_VOLUMES, build_object(PERSISTENT_VOLUMES, volume, metadata=annotations, spec=kept))
 
     found = await check_existing(request, target=target, reader=client)
     assert found is not None
     assert not isinstance(found, Pending)
-    async with ExposeRun(client, owner, _no_guard) as run:
+    async with ExposeRun(client, owner, no_guard) as run:
         taken = await ensure_taken(client, run, request=request, volume=found)
         claim = build_restore_claim(owner, target, node="", excluded=(), volume=taken)
         assert not isinstance(await run.ensure(PERSISTENT_VOLUME_CLAIMS, claim), Pending)

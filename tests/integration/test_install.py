@@ -23,21 +23,12 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
-from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
 
 pytestmark = pytest.mark.integration
 
 _LONG = "x" * 100_000
 """Three of them are more than the annotations of an object may have."""
-
-
-@pytest.fixture
-def installer(
-    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Installer:
-    monkeypatch.chdir(tmp_path)
-    return Installer(apiserver, capsys, tmp_path)
 
 
 def _standard(installer: Installer) -> list[JsonDict]:
@@ -72,7 +63,7 @@ def test_the_role_of_the_person_who_installs_is_enough(installer: Installer) -> 
 
 
 def test_who_may_neither_grant_nor_do_what_agents_may_is_told_so(installer: Installer) -> None:
-    objects = [*read_definitions(), *build_installation(InstallOptions(namespace=installer.namespace))]
+    objects = [*read_definitions(), *_standard(installer)]
     installer.become(install_permissions(objects))
     done = installer.run(*ALONE)
     assert (done.code, done.out) == (2, "")
@@ -89,7 +80,7 @@ def test_who_may_do_all_that_agents_may_needs_no_permission_to_grant(installer: 
 
 
 def test_missing_permissions_are_named_and_nothing_is_applied(installer: Installer) -> None:
-    objects = [*read_definitions(), *build_installation(InstallOptions(namespace=installer.namespace))]
+    objects = [*read_definitions(), *_standard(installer)]
     permissions = [one for one in install_permissions(objects) if one.resource is not DAEMON_SETS]
     installer.become([*permissions, *grant_permissions(objects)])
     done = installer.run(*ALONE, "--wait")
@@ -169,9 +160,8 @@ def test_a_configmap_must_exist_and_be_valid(
     installer: Installer, flag: str, data: dict[str, str] | None, message: str
 ) -> None:
     if data is not None:
-        installer.server.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
-        body = {"metadata": {"name": "cm"}, "data": data}
-        installer.server.api.request("POST", CONFIG_MAPS.path(installer.namespace), body=body)
+        installer.create(NAMESPACES, installer.namespace)
+        installer.create(CONFIG_MAPS, "cm", data=data)
     done = installer.run(*ALONE, f"{flag}=cm")
     assert (done.code, done.out) == (2, "")
     line = done.err.splitlines()[-1]
@@ -211,7 +201,7 @@ def test_definitions_alone(installer: Installer) -> None:
 
 
 def test_an_invalid_object_is_found_before_anything_is_applied(installer: Installer) -> None:
-    installer.server.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
+    installer.create(NAMESPACES, installer.namespace)
     versions = installer.versions(_standard(installer))
     done = installer.run(*ALONE, "--image-pull-secret=a", *(f"--sa-annotations={key}={_LONG}" for key in "abc"))
     assert done.code == 1
@@ -228,7 +218,7 @@ def test_a_kind_that_the_cluster_does_not_have_is_found_before_anything_is_appli
 
 def test_the_daemonset_of_velero_is_never_merged_with_ours(installer: Installer) -> None:
     api = installer.server.api
-    api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
+    installer.create(NAMESPACES, installer.namespace)
     path = Path(__file__).parents[1] / "data" / "velero-1.18.2" / "daemonset-plain.yaml"
     veleros = yaml.safe_load(path.read_text(encoding="utf-8"))
     veleros["metadata"]["namespace"] = installer.namespace

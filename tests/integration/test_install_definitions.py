@@ -1,6 +1,5 @@
 """Custom resource definitions that are not ours: `nodeagent install` leaves them, and says what they lack."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from client.install.manifests import read_definitions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
 from tests.integration.installer import ALONE, Installer
 from tests.support.apiserver import ApiServer, run_apiserver
+from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -18,15 +18,10 @@ _OLD = Path(__file__).parents[1] / "recordings" / "velero-1.17.2" / "crds"
 
 
 @pytest.fixture(scope="module")
-def old_server() -> Iterator[ApiServer]:
+def apiserver() -> Iterator[ApiServer]:
     """A server with the definitions of Velero 1.17 and no others."""
     with run_apiserver(_OLD) as server:
         yield server
-
-
-@pytest.fixture
-def installer(old_server: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Installer:
-    return Installer(old_server, capsys, tmp_path)
 
 
 def test_definitions_of_velero_stay_and_what_they_lack_is_named(installer: Installer) -> None:
@@ -47,9 +42,7 @@ def test_a_definition_that_is_missing_is_created_and_waited_for(installer: Insta
     name = "backuprepositories.velero.io"
     installer.server.api.request("DELETE", CUSTOM_RESOURCE_DEFINITIONS.path("", name))
     # An API server that still serves the old one may never establish a new one.
-    until = time.monotonic() + 30
-    while _is_served(installer, "backuprepositories") and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_for("the end of the old one", lambda: not _is_served(installer, "backuprepositories"), seconds=30)
     done = installer.run(*ALONE)
     assert done.code == 0, done.err
     assert f"CustomResourceDefinition {name}: " in done.out

@@ -1,7 +1,6 @@
 """Objects of others where `nodeagent install` has its own: what is merged, refused, and kept by uninstall."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from core.kube.resources import (
     Resource,
 )
 from tests.integration.installer import ALONE, Installer
-from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 
@@ -27,19 +25,10 @@ _KEY = "node-agent-config.json"
 
 
 @pytest.fixture
-def installer(
-    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Installer:
-    monkeypatch.chdir(tmp_path)
-    installer = Installer(apiserver, capsys, tmp_path)
-    apiserver.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
+def installer(installer: Installer) -> Installer:
+    """With a namespace that exists."""
+    installer.create(NAMESPACES, installer.namespace)
     return installer
-
-
-def _create(installer: Installer, resource: Resource, name: str, **more: Any) -> None:
-    namespace = installer.namespace if resource.namespaced else ""
-    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}, **more}
-    installer.server.api.request("POST", resource.path(namespace), body=body)
 
 
 def test_what_others_have_created_is_merged_and_uninstall_keeps_it(installer: Installer) -> None:
@@ -51,7 +40,7 @@ def test_what_others_have_created_is_merged_and_uninstall_keeps_it(installer: In
         (NETWORK_POLICIES, "node-agent", {"spec": {"podSelector": {}}}),
     ]
     for resource, name, more in theirs:
-        _create(installer, resource, name, **more)
+        installer.create(resource, name, **more)
     flags = ("--provider=aws", "--bucket=b", "--secret-file=keys", "--node-agent-config=config.json")
     for _ in range(2):
         done = installer.run(*flags, "--monitoring-namespace=m")
@@ -68,7 +57,7 @@ def test_what_others_have_created_is_merged_and_uninstall_keeps_it(installer: In
 
 
 def test_without_force_the_fields_of_others_are_refused(installer: Installer) -> None:
-    _create(installer, CONFIG_MAPS, "node-agent-config", data={_KEY: "{}"})
+    installer.create(CONFIG_MAPS, "node-agent-config", data={_KEY: "{}"})
     done = installer.run(*ALONE, "--node-agent-config=config.json", "--force-conflicts=false")
     assert (done.code, done.out) == (1, "")
     assert f".data.{_KEY} of ConfigMap {installer.namespace}/node-agent-config, which" in done.err
@@ -79,7 +68,7 @@ def test_a_role_of_others_is_refused_until_it_is_handed_over(installer: Installe
     name, where = f"{installer.namespace}-node-agent", ""
     if resource is ROLES:
         name, where = "node-agent", f"-n {installer.namespace} "
-    _create(installer, resource, name, rules=[])
+    installer.create(resource, name, rules=[])
     done = installer.run(*ALONE)
     assert (done.code, done.out) == (2, "")
     command = f"kubectl {where}label {resource.kind.lower()} {name} app.kubernetes.io/part-of=node-agent"
@@ -92,7 +81,7 @@ def test_a_role_of_others_is_refused_until_it_is_handed_over(installer: Installe
 
 
 def test_the_configuration_is_put_under_the_key_that_the_configmap_has(installer: Installer) -> None:
-    _create(installer, CONFIG_MAPS, "node-agent-config", data={"mine": "{}"})
+    installer.create(CONFIG_MAPS, "node-agent-config", data={"mine": "{}"})
     done = installer.run(*ALONE, "--node-agent-config=config.json")
     assert done.code == 0, done.err
     data = (installer.get(CONFIG_MAPS, "node-agent-config") or {})["data"]
@@ -100,7 +89,7 @@ def test_the_configuration_is_put_under_the_key_that_the_configmap_has(installer
 
 
 def test_a_configmap_with_several_keys_is_refused(installer: Installer) -> None:
-    _create(installer, CONFIG_MAPS, "node-agent-config", data={"b": "{}", "a": "{}"})
+    installer.create(CONFIG_MAPS, "node-agent-config", data={"b": "{}", "a": "{}"})
     done = installer.run(*ALONE, "--node-agent-config=config.json")
     assert (done.code, done.out) == (2, "")
     place = f"ConfigMap {installer.namespace}/node-agent-config"

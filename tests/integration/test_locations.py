@@ -12,7 +12,6 @@ from core.clock import SystemClock
 from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
 from exposer.manifests import build_backup_claim
@@ -29,12 +28,11 @@ from exposer.template import AgentTemplate, Placement
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, Verdict
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.transport import load_transport
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.configured import build_settings
 from tests.support.apiserver import ApiServer
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 pytestmark = pytest.mark.integration
 
@@ -80,10 +78,8 @@ def test_pods_of_every_kind_with_a_shared_volume_are_accepted(apiserver: ApiServ
         assert (mount.get("readOnly", False), source.get("readOnly", False)) == (not writes, not writes)
 
 
-async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: ApiServer, namespace: str) -> None:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
+async def test_the_status_of_a_location_is_stored_as_it_is_written(client: KubeClient, namespace: str) -> None:
     clock = SystemClock()
-    client = KubeClient(transport, Retry(clock))
     verdicts = [Verdict("the bucket does not exist"), Verdict()]
 
     async def validate(_: str) -> Verdict:
@@ -99,10 +95,9 @@ async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: Ap
         probes=LocationProbes(clock),
     )
     spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "b"}, "validationFrequency": "5m"}
-    meta = {"namespace": namespace, "name": "default"}
-    manifest = {"metadata": meta, "spec": spec, "status": {"lastSyncedTime": "2026-11-20T10:00:00Z"}}
-    kind = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
-    await client.create(BACKUP_STORAGE_LOCATIONS, kind | manifest)
+    synced = {"lastSyncedTime": "2026-11-20T10:00:00Z"}
+    location = build_object(BACKUP_STORAGE_LOCATIONS, "default", namespace, spec=spec, status=synced)
+    await client.create(BACKUP_STORAGE_LOCATIONS, location)
     task = asyncio.create_task(controller.run(), name="locations")
     try:
         status = await _until_phase(client, namespace, "Unavailable")
@@ -114,7 +109,6 @@ async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: Ap
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await transport.close()
 
 
 async def _until_phase(client: KubeClient, namespace: str, phase: str) -> JsonDict:

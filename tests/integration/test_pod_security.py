@@ -10,7 +10,7 @@ from client.install.daemonset import build_daemonset
 from client.install.manifests import build_namespace
 from client.install.options import AgentOptions, InstallOptions
 from core.contract import VolumeMode
-from core.kube.resources import PODS
+from core.kube.resources import NAMESPACES, PODS
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
@@ -18,7 +18,7 @@ from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAc
 from exposer.template import AgentTemplate, Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.apiserver import ApiServer
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 from tests.testbed.api import ApiError
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,6 @@ _SETTINGS = ExposeSettings(AgentTemplate.parse(_DAEMONSET), PodSettings(service_
 _INHERITS = StorageAccess(inherits_credentials=True)
 _OWN = StorageAccess()
 _REPOSITORY = replace(snapshot_request().owner, kind="BackupRepository")
-_NAMESPACES = "/api/v1/namespaces"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def _enforcing(server: ApiServer, labels: dict[str, str]) -> str:
     for account in ("node-agent", _MOVERS):
         server.create_account(name, account)
     patch = {"metadata": {"labels": labels}}
-    server.api.request("PATCH", f"{_NAMESPACES}/{name}", body=patch, content_type="application/merge-patch+json")
+    server.api.patch(NAMESPACES, patch, name=name)
     return name
 
 
@@ -81,12 +80,7 @@ def _agent(*, host_path: bool = True, privileged: bool = False) -> JsonDict:
     """The agent's pod with these options of an installation."""
     options = AgentOptions(host_path=host_path, privileged=privileged)
     daemonset = build_daemonset(InstallOptions(agent=options))
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "agent"},
-        "spec": daemonset["spec"]["template"]["spec"],
-    }
+    return build_object(PODS, "agent", spec=daemonset["spec"]["template"]["spec"])
 
 
 def _create(server: ApiServer, namespace: str, pod: JsonDict) -> None:

@@ -2,14 +2,10 @@
 
 import json
 import re
-import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +13,8 @@ from client.permissions import VOLUME_CHECK_PERMISSIONS
 from client.volume_check_plan import CheckPlan
 from core.kube.resources import (
     DAEMON_SETS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
     EVENTS,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -25,39 +23,27 @@ from core.kube.resources import (
     STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CLASSES,
     VOLUME_SNAPSHOTS,
-    Resource,
 )
-from core.kube.transport import MERGE_PATCH
 from nodeagent.runtime.permissions import Scope
 from tests.integration.installer import Installer
-from tests.support.apiserver import ApiServer
-from tests.support.interrupts import run_interruptible
+from tests.support.terminal import run_interrupted
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def installer(
-    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Installer:
+def installer(installer: Installer) -> Installer:
     """A cluster with agents that are ready, as its API server shows them, and a user who may run the command."""
-    monkeypatch.chdir(tmp_path)
-    installer = Installer(apiserver, capsys, tmp_path)
     assert installer.run("--provider=aws", "--bucket=b", "--no-secret").code == 0
-    path = DAEMON_SETS.path(installer.namespace, "node-agent", subresource="status")
     counts = {"currentNumberScheduled": 1, "desiredNumberScheduled": 1, "numberMisscheduled": 0, "numberReady": 1}
-    apiserver.api.request("PATCH", path, body={"status": counts}, content_type=MERGE_PATCH)
-    driver = f"{installer.namespace}.example.com"
-    _create(apiserver, STORAGE_CLASSES, installer.namespace, provisioner=driver)
-    _create(apiserver, VOLUME_SNAPSHOT_CLASSES, installer.namespace, driver=driver, deletionPolicy="Delete")
-    _create(apiserver, NAMESPACES, f"{installer.namespace}-test")
-    apiserver.create_account(f"{installer.namespace}-test", "default")
+    api, space = installer.server.api, installer.namespace
+    api.patch(DAEMON_SETS, {"status": counts}, name="node-agent", namespace=space, sub="status")
+    driver = f"{space}.example.com"
+    installer.create(STORAGE_CLASSES, space, provisioner=driver)
+    installer.create(VOLUME_SNAPSHOT_CLASSES, space, driver=driver, deletionPolicy="Delete")
+    installer.create(NAMESPACES, f"{space}-test")
+    installer.server.create_account(f"{space}-test", "default")
     return installer
-
-
-def _create(apiserver: ApiServer, resource: Resource, name: str, **more: Any) -> None:
-    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}, **more}
-    apiserver.api.request("POST", resource.path(), body=body)
 
 
 def _words(installer: Installer) -> list[str]:
@@ -68,14 +54,14 @@ def _words(installer: Installer) -> list[str]:
 def _claims_end(installer: Installer) -> Iterator[None]:
     """Do what the controller of claims does with those that are deleted: no controller runs here."""
     stop, api = threading.Event(), installer.server.api
-    path = PERSISTENT_VOLUME_CLAIMS.path(f"{installer.namespace}-test")
+    space = f"{installer.namespace}-test"
 
     def finish() -> None:
         while not stop.wait(0.2):
-            for one in api.request("GET", path)["items"]:
+            for one in api.objects(PERSISTENT_VOLUME_CLAIMS, space):
                 if one["metadata"].get("deletionTimestamp"):
                     body = {"metadata": {"finalizers": None}}
-                    api.request("PATCH", f"{path}/{one['metadata']['name']}", body=body, content_type=MERGE_PATCH)
+                    api.patch(PERSISTENT_VOLUME_CLAIMS, body, name=one["metadata"]["name"], namespace=space)
 
     thread = threading.Thread(target=finish, name="claims")
     thread.start()
@@ -89,7 +75,7 @@ def _claims_end(installer: Installer) -> Iterator[None]:
 def _left(installer: Installer) -> list[str]:
     space, api = f"{installer.namespace}-test", installer.server.api
     kinds = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS)
-    return [one["metadata"]["name"] for kind in kinds for one in api.request("GET", kind.path(space))["items"]]
+    return [one["metadata"]["name"] for kind in kinds for one in api.objects(kind, space)]
 
 
 def test_without_a_kubelet_the_step_and_its_cause_are_named_and_nothing_is_left(installer: Installer) -> None:
@@ -117,20 +103,19 @@ def test_programs_get_the_steps(installer: Installer) -> None:
 def test_every_object_is_accepted_where_pods_must_be_restricted(installer: Installer) -> None:
     space, api = f"{installer.namespace}-test", installer.server.api
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    api.request("PATCH", NAMESPACES.path("", space), body={"metadata": {"labels": labels}}, content_type=MERGE_PATCH)
+    api.patch(NAMESPACES, {"metadata": {"labels": labels}}, name=space)
     name = installer.namespace
     plan = CheckPlan("x", name, space, "i", "64Mi", name, name, "d", "default")
-    for manifest, kind, plural, namespace in (
-        (plan.build_claim(), "/api/v1", "persistentvolumeclaims", space),
-        (plan.build_target(), "/api/v1", "persistentvolumeclaims", space),
-        (plan.build_writer(), "/api/v1", "pods", space),
-        (plan.build_reader(), "/api/v1", "pods", space),
-        (plan.build_snapshot(), "/apis/snapshot.storage.k8s.io/v1", "volumesnapshots", space),
-        (plan.build_upload(), "/apis/velero.io/v2alpha1", "datauploads", name),
-        (plan.build_download("k1"), "/apis/velero.io/v2alpha1", "datadownloads", name),
+    for manifest, resource, namespace in (
+        (plan.build_claim(), PERSISTENT_VOLUME_CLAIMS, space),
+        (plan.build_target(), PERSISTENT_VOLUME_CLAIMS, space),
+        (plan.build_writer(), PODS, space),
+        (plan.build_reader(), PODS, space),
+        (plan.build_snapshot(), VOLUME_SNAPSHOTS, space),
+        (plan.build_upload(), DATA_UPLOADS, name),
+        (plan.build_download("k1"), DATA_DOWNLOADS, name),
     ):
-        path = f"{kind}/namespaces/{namespace}/{plural}?fieldValidation=Strict"
-        stored = api.request("POST", path, body=manifest)
+        stored = api.request("POST", f"{resource.path(namespace)}?fieldValidation=Strict", body=manifest)
         assert stored["metadata"]["labels"] == {"nodeagent.io/preflight": "true"}
 
 
@@ -138,15 +123,8 @@ def test_every_object_is_accepted_where_pods_must_be_restricted(installer: Insta
 def test_an_interrupted_run_leaves_nothing(installer: Installer) -> None:
     kubeconfig = f"--kubeconfig={installer.server.kubeconfig}"
     words = ["preflight", "-n", installer.namespace, kubeconfig, *_words(installer)]
-    with _claims_end(installer), run_interruptible(words) as process:
-        until = time.monotonic() + 60
-        while len(_left(installer)) < 2 and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.1)
-        assert len(_left(installer)) == 2
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    with _claims_end(installer):
+        run_interrupted(words, lambda: len(_left(installer)) == 2)
     assert _left(installer) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import EVENTS, POD_VOLUME_BACKUPS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, NODES, POD_VOLUME_BACKUPS, PODS, Resource
 from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_agent
@@ -25,19 +25,22 @@ from nodeagent.runtime.transport import load_transport
 from nodeagent.startup import AgentSpec
 from tests.nodeagent.support.dispatching import agent_pod
 from tests.support.apiserver import ApiServer
-from tests.testbed.api import Api, ApiError, Json, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Api, ApiError, Json
+from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
 _NODE = "rejecting-node"
-_PODS = Resource("/api/v1", "pods")
-_NODES = Resource("/api/v1", "nodes", namespaced=False)
-_QUOTAS = Resource("/api/v1", "resourcequotas")
-_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
-_BACKUPS = Resource("/apis/velero.io/v1", "podvolumebackups")
-_POLICIES = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
-_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings", namespaced=False)
-_WEBHOOKS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
+_QUOTAS = Resource("ResourceQuota", "resourcequotas")
+_POLICIES, _BINDINGS, _WEBHOOKS = (
+    Resource(kind, plural, "admissionregistration.k8s.io", namespaced=False)
+    for kind, plural in (
+        ("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
+        ("ValidatingWebhookConfiguration", "validatingwebhookconfigurations"),
+    )
+)
 _WAIT_SECONDS = 30
 _POLL_SECONDS = 0.1
 
@@ -112,16 +115,15 @@ def _create_pod(api: Api, pod: Json, namespace: str) -> Json:
     status = pod.pop("status")
     pod["metadata"]["namespace"] = namespace
     pod["spec"].setdefault("containers", [{"name": "c", "image": "none"}])
-    created = api.create(_PODS, pod)
-    api.patch(_PODS, {"status": status}, name=created["metadata"]["name"], namespace=namespace, sub="status")
+    created = api.create(PODS, pod)
+    api.patch(PODS, {"status": status}, name=created["metadata"]["name"], namespace=namespace, sub="status")
     return created
 
 
 def _prepare(api: Api, namespace: str, case: Case) -> None:
     """Create location, agent, workload and transfer of a case, and what rejects its mover."""
-    metadata = {"namespace": namespace}
     location = {"provider": "aws", "objectStorage": {"bucket": "b"}}
-    _create(api, _LOCATIONS, "BackupStorageLocation", {**metadata, "name": "default"}, location)
+    api.create(BACKUP_STORAGE_LOCATIONS, build_object(BACKUP_STORAGE_LOCATIONS, "default", namespace, spec=location))
     _create_pod(api, agent_pod(_NODE, ready=case.agent_ready), namespace)
     mount = {"name": "c", "image": "none", "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
     spec = {"nodeName": _NODE, "containers": [mount], "volumes": [{"name": "scratch", "emptyDir": {}}]}
@@ -131,31 +133,28 @@ def _prepare(api: Api, namespace: str, case: Case) -> None:
         case.reject(api, namespace)
         _wait_rejected(api, namespace)
     transfer = {
-        "pod": {"kind": "Pod", "name": "workload", "uid": uid, **metadata},
+        "pod": {"kind": "Pod", "name": "workload", "uid": uid, "namespace": namespace},
         "node": _NODE,
         "volume": "scratch",
         "backupStorageLocation": "default",
         "repoIdentifier": "",
         "uploaderType": "kopia",
     }
-    _create(api, _BACKUPS, "PodVolumeBackup", {**metadata, "name": "transfer"}, transfer)
-
-
-def _create(api: Api, resource: Resource, kind: str, metadata: Json, spec: Json) -> None:
-    api.create(resource, {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": spec})
+    api.create(POD_VOLUME_BACKUPS, build_object(POD_VOLUME_BACKUPS, "transfer", namespace, spec=transfer))
 
 
 def _wait_rejected(api: Api, namespace: str) -> None:
     """Return once the server rejects pods."""
     body = {"metadata": {"name": "try"}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
-    clock = SystemClock()
-    deadline = clock.monotonic() + _WAIT_SECONDS
-    while clock.monotonic() < deadline:
+
+    def is_rejected() -> bool:
         try:
-            api.request("POST", f"{_PODS.path(namespace)}?dryRun=All", body=body)
+            api.request("POST", f"{PODS.path(namespace)}?dryRun=All", body=body)
         except ApiError:
-            return
-    pytest.fail("pods are still accepted")
+            return True
+        return False
+
+    wait_for("the rejection of pods", is_rejected, seconds=_WAIT_SECONDS)
 
 
 @asynccontextmanager
@@ -194,8 +193,8 @@ async def _wait_reported(client: KubeClient, namespace: str, case: Case) -> None
 @pytest.fixture
 def node(apiserver: ApiServer) -> None:
     """The node of all transfers."""
-    if apiserver.api.get(_NODES, "", _NODE) is None:
-        apiserver.api.create(_NODES, {"metadata": {"name": _NODE}})
+    if apiserver.api.get(NODES, "", _NODE) is None:
+        apiserver.api.create(NODES, {"metadata": {"name": _NODE}})
 
 
 @pytest.mark.usefixtures("node")

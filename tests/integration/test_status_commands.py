@@ -3,9 +3,7 @@
 import json
 import re
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,47 +11,28 @@ import pytest
 from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
 from client.status.describe import TransferDetails
 from client.status.view import StatusView
-from core.kube.resources import DATA_UPLOADS, LEASES, PODS, Resource
-from core.kube.transport import MERGE_PATCH
-from core.models.base import JsonDict
-from nodeagent.__main__ import main
-from nodeagent.runtime.permissions import Permission
+from core.kube.resources import DATA_UPLOADS, LEASES, PODS
 from tests.client.support.status_scene import transfer
+from tests.integration.person import Done, Person
 from tests.support.apiserver import ApiServer
 from tests.support.golden import assert_golden_text
-from tests.support.rbac import grant
 from tests.support.terminal import open_terminal
 
 pytestmark = pytest.mark.integration
 
-_RBAC = "rbac.authorization.k8s.io"
 _ALL = (*STATUS_PERMISSIONS, *DESCRIBE_PERMISSIONS, *SUPPORT_BUNDLE_PERMISSIONS)
 
 
-class _Cluster:
+class _Cluster(Person):
     """A namespace with an agent, its Lease and a transfer, and a person with some permissions."""
 
-    def __init__(self, apiserver: ApiServer, namespace: str, folder: Path) -> None:
-        self.server, self.api, self.namespace = apiserver, apiserver.api, namespace
-        apiserver.create_account(namespace, "user")
-        self.kubeconfig = apiserver.account_kubeconfig(namespace, "user", folder)
+    def prepare(self) -> None:
         spec = {"nodeName": "node-a", "containers": [{"name": "c", "image": "i"}]}
         self.create(PODS, "agent", metadata={"labels": {"role": "node-agent"}}, spec=spec)
-        status = {"conditions": [{"type": "Ready", "status": "True"}]}
-        path = PODS.path(namespace, "agent", subresource="status")
-        self.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+        self.set_status(PODS, "agent", conditions=[{"type": "Ready", "status": "True"}])
         renewed = {"renewTime": "2026-11-21T12:00:00.000000Z", "leaseDurationSeconds": 2_000_000_000}
         self.create(LEASES, "node-agent-dispatcher", spec={"holderIdentity": "node-a_1"} | renewed)
         self.put_transfer("du-1")
-
-    def create(self, resource: Resource, name: str, **more: Any) -> JsonDict:
-        meta = (
-            {"name": name} | ({"namespace": self.namespace} if resource.namespaced else {}) | more.pop("metadata", {})
-        )
-        typed = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
-        path = resource.path(self.namespace if resource.namespaced else "")
-        stored: JsonDict = self.api.request("POST", path, body=typed | more)
-        return stored
 
     def put_transfer(self, name: str) -> None:
         raw = transfer(
@@ -61,48 +40,36 @@ class _Cluster:
         )
         raw["metadata"]["namespace"] = self.namespace
         del raw["metadata"]["creationTimestamp"]
-        self.api.request("POST", DATA_UPLOADS.path(self.namespace), body=raw)
-
-    def end_transfer(self, name: str) -> None:
-        body = {"status": {"phase": "Completed"}}
-        self.api.request("PATCH", DATA_UPLOADS.path(self.namespace, name), body=body, content_type=MERGE_PATCH)
-
-    def grant(self, permissions: Sequence[Permission]) -> None:
-        """Give the user these permissions."""
-        grant(self.api, self.namespace, "user", permissions)
+        self.api.create(DATA_UPLOADS, raw)
 
     def words(self, *words: str) -> list[str]:
         return [*words, "-n", self.namespace, "--kubeconfig", str(self.kubeconfig)]
 
-    def run(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-        code = main(self.words(*words))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+    def ask(self, *words: str) -> Done:
+        return self.run(*words, "-n", self.namespace)
 
 
 @pytest.fixture
-def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path) -> _Cluster:
-    return _Cluster(apiserver, namespace, tmp_path)
+def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> _Cluster:
+    return _Cluster(apiserver, namespace, tmp_path, capsys)
 
 
-def test_documents_have_the_form_that_is_documented(cluster: _Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_have_the_form_that_is_documented(cluster: _Cluster) -> None:
     cluster.grant(_ALL)
-    code, out, _ = cluster.run(capsys, "status", "-o", "json")
+    code, out, _ = cluster.ask("status", "-o", "json")
     found = json.loads(out)
     assert code == 0
     assert json.loads(msgspec.convert(found, StatusView).to_json()) == found
     assert (found["leader"]["node"], [row["name"] for row in found["transfers"]]) == ("node-a", ["du-1"])
-    code, out, err = cluster.run(capsys, "describe", "du/du-1", "-o", "json")
+    code, out, err = cluster.ask("describe", "du/du-1", "-o", "json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert json.loads(msgspec.convert(found, TransferDetails).to_json()) == found
     assert found["reason"] == "Unschedulable"
 
 
-def test_without_any_permission_everything_is_unknown_and_named(
-    cluster: _Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = cluster.run(capsys, "status")
+def test_without_any_permission_everything_is_unknown_and_named(cluster: _Cluster) -> None:
+    code, out, _ = cluster.ask("status")
     assert code == 0
     assert out.startswith("UNKNOWN: agents unknown; transfers: unknown\n")
     assert re.search(r"(?m)^Leader: +unknown\nQueue: +0 queued, computed here\nConfiguration: +unknown$", out)
@@ -110,17 +77,15 @@ def test_without_any_permission_everything_is_unknown_and_named(
     assert ("list", "datauploads") in denied
     assert ("get", "leases") in denied
     assert ("list", "backuprepositories") in denied
-    code, out, err = cluster.run(capsys, "describe", "du/du-1")
+    code, out, err = cluster.ask("describe", "du/du-1")
     assert (code, out) == (1, "")
     assert re.fullmatch(r'error: get DataUpload \S+/du-1: 403 Forbidden: .*cannot get resource "datauploads".*\n', err)
 
 
-def test_a_bundle_has_what_may_be_read_and_names_the_rest(
-    cluster: _Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_bundle_has_what_may_be_read_and_names_the_rest(cluster: _Cluster, tmp_path: Path) -> None:
     cluster.grant(STATUS_PERMISSIONS)
     path = tmp_path / "b.tar.gz"
-    code, _, err = cluster.run(capsys, "support-bundle", "--output", str(path))
+    code, _, err = cluster.ask("support-bundle", "--output", str(path))
     assert code == 0
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -172,7 +137,7 @@ def test_waiting_until_idle_ends_when_the_last_transfer_does(cluster: _Cluster) 
     cluster.grant(_ALL)
     with open_terminal(cluster.words("status", "-w", "--wait-idle", "--timeout", "2m")) as terminal:
         terminal.read_until("du/du-1")
-        cluster.end_transfer("du-1")
+        cluster.set_status(DATA_UPLOADS, "du-1", phase="Completed")
         code, text = terminal.finish()
     assert (code, "1 Completed" in text) == (0, True)
 

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from client.permissions import (
 )
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
+    CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIG_MAPS,
     DAEMON_SETS,
@@ -25,15 +25,13 @@ from core.kube.resources import (
     LEASES,
     NAMESPACES,
     PODS,
+    PRIORITY_CLASSES,
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
-    Resource,
 )
-from core.kube.transport import MERGE_PATCH
 from core.version import VERSION
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
-from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
@@ -41,76 +39,36 @@ pytestmark = pytest.mark.integration
 _POD = {"containers": [{"name": "c", "image": "i"}]}
 
 
-@pytest.fixture
-def installer(
-    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Installer:
-    monkeypatch.chdir(tmp_path)
-    return Installer(apiserver, capsys, tmp_path)
-
-
-def _create(installer: Installer, resource: Resource, name: str, **more: Any) -> None:
-    meta = {"name": name, **more.pop("metadata", {})}
-    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more}
-    installer.server.api.request("POST", resource.path(installer.namespace), body=body)
-
-
 def _create_upload(installer: Installer, name: str, phase: str) -> None:
     spec = {"snapshotType": "CSI", "sourceNamespace": "a", "backupStorageLocation": "default", "operationTimeout": "1m"}
     status = {"phase": phase} if phase else {}
-    _create(installer, DATA_UPLOADS, name, spec=spec | {"sourcePVC": "p"}, status=status)
+    installer.create(DATA_UPLOADS, name, spec=spec | {"sourcePVC": "p"}, status=status)
 
 
 def _present(installer: Installer) -> set[str]:
     """Everything in the namespace, and what is cluster-wide and has its name, as kind/name."""
-    found = set()
-    for one in _namespaced(installer):
-        path = one.path(installer.namespace)
-        items = installer.server.api.request("GET", path)["items"]
-        found |= {f"{one.kind} {installer.namespace}/{item['metadata']['name']}" for item in items}
-    for path, kind in (
-        ("/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRole"),
-        ("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "ClusterRoleBinding"),
-        ("/apis/scheduling.k8s.io/v1/priorityclasses", "PriorityClass"),
-    ):
-        items = installer.server.api.request("GET", path)["items"]
-        names = [item["metadata"]["name"] for item in items if installer.namespace in item["metadata"]["name"]]
-        found |= {f"{kind} {name}" for name in names}
-    return found
-
-
-def _namespaced(installer: Installer) -> list[Resource]:
-    """Return every kind that the server has in namespaces."""
-    api, found = installer.server.api, []
-    groups = [("", "v1", "/api/v1")]
-    for group in api.request("GET", "/apis")["groups"]:
-        version = group["preferredVersion"]["version"]
-        groups += [
-            (group["name"], one["version"], f"/apis/{one['groupVersion']}")
-            for one in group["versions"]
-            if one["version"] == version or group["name"] == "velero.io"
-        ]
-    for group, version, path in groups:
-        found += [
-            Resource(one["kind"], one["name"], group, version)
-            for one in api.request("GET", path)["resources"]
-            if one["namespaced"] and "list" in one["verbs"] and "/" not in one["name"]
-        ]
+    found, api, space = set(), installer.server.api, installer.namespace
+    for resource in api.served():
+        if resource.namespaced:
+            found |= {f"{resource.kind} {space}/{item['metadata']['name']}" for item in api.objects(resource, space)}
+        elif resource in {CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, PRIORITY_CLASSES}:
+            names = [item["metadata"]["name"] for item in api.objects(resource)]
+            found |= {f"{resource.kind} {name}" for name in names if space in name}
     return found
 
 
 def test_what_is_left_is_what_was_there_before_and_what_is_listed_as_kept(installer: Installer) -> None:
-    _create_namespace(installer)
+    installer.create(NAMESPACES, installer.namespace)
     before = _present(installer)
     assert installer.run(*ALL_FLAGS).code == 0
-    _create(installer, LEASES, "node-agent-dispatcher", spec={})
-    _create(installer, CONFIG_MAPS, "node-agent-admissions")
-    _create(installer, SECRETS, "velero-repo-credentials")
-    _create(installer, BACKUP_REPOSITORIES, "app-default-kopia", spec=_repository())
+    installer.create(LEASES, "node-agent-dispatcher", spec={})
+    installer.create(CONFIG_MAPS, "node-agent-admissions")
+    installer.create(SECRETS, "velero-repo-credentials")
+    installer.create(BACKUP_REPOSITORIES, "app-default-kopia", spec=_repository())
     _create_upload(installer, "done", "Completed")
     labels = {"velero.io/repo-name": "app-default-kopia", "nodeagent.io/owner-uid": "u"}
     template = {"spec": {**_POD, "restartPolicy": "Never"}}
-    _create(installer, JOBS, "job", metadata={"labels": labels}, spec={"template": template})
+    installer.create(JOBS, "job", metadata={"labels": labels}, spec={"template": template})
     done = installer.run("--yes", command="uninstall")
     assert done.code == 0, done.err
     kept = done.out.partition("Kept:\n")[2].partition("\nDaemonSet")[0]
@@ -132,10 +90,6 @@ def test_what_is_left_is_what_was_there_before_and_what_is_listed_as_kept(instal
         0,
         f"note: there is no installation of ours in namespace {installer.namespace}\n",
     )
-
-
-def _create_namespace(installer: Installer) -> None:
-    installer.server.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
 
 
 def _repository() -> dict[str, str]:
@@ -189,9 +143,9 @@ def test_it_asks(
 
 
 def test_what_others_have_created_is_not_touched(installer: Installer) -> None:
-    _create_namespace(installer)
-    _create(installer, SERVICE_ACCOUNTS, "node-agent")
-    _create(installer, ROLES, "node-agent")
+    installer.create(NAMESPACES, installer.namespace)
+    installer.create(SERVICE_ACCOUNTS, "node-agent")
+    installer.create(ROLES, "node-agent")
     done = installer.run("--yes", command="uninstall")
     assert "there is no installation of ours" in done.err
     assert installer.get(SERVICE_ACCOUNTS, "node-agent") is not None
@@ -224,7 +178,7 @@ def test_no_command_is_shown_that_deletes_what_a_server_needs(installer: Install
     assert installer.run(*ALONE).code == 0
     labels = {"app": "velero"}
     template = {"metadata": {"labels": labels}, "spec": _POD}
-    _create(installer, DEPLOYMENTS, "velero", spec={"selector": {"matchLabels": labels}, "template": template})
+    installer.create(DEPLOYMENTS, "velero", spec={"selector": {"matchLabels": labels}, "template": template})
     done = installer.run("--yes", command="uninstall")
     assert done.code == 0, done.err
     assert "kubectl delete" not in done.out
@@ -261,10 +215,10 @@ def test_versions_of_client_and_agents(installer: Installer) -> None:
     labels = {"role": "node-agent"}
     installer.kubeconfig, user = None, installer.kubeconfig
     installer.server.create_account(installer.namespace, "default")
-    _create(installer, PODS, "agent", metadata={"labels": labels}, spec={"nodeName": "node-a", **_POD})
+    installer.create(PODS, "agent", metadata={"labels": labels}, spec={"nodeName": "node-a", **_POD})
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    path = PODS.path(installer.namespace, "agent", subresource="status")
-    installer.server.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+    api, space = installer.server.api, installer.namespace
+    api.patch(PODS, {"status": status}, name="agent", namespace=space, sub="status")
     installer.kubeconfig = user
     found = installer.run("-o", "json", command="version")
     document = json.loads(found.out)

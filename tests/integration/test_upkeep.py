@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import MERGE_PATCH, Request, Retry
+from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
@@ -25,10 +25,8 @@ from nodeagent.config.value_types import LabelSelector
 from nodeagent.leader.admission.pending import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node
 from nodeagent.node.steps import OwnSlots
-from nodeagent.runtime.transport import load_transport
-from tests.support.apiserver import ApiServer
 from tests.support.deletion import force_delete
-from tests.support.objects import JsonDict
+from tests.support.objects import JsonDict, build_object
 
 pytestmark = pytest.mark.integration
 
@@ -37,21 +35,8 @@ CONTAINERS = {"initContainers": "restore-wait", "containers": "main"}
 SNAPSHOT = {"source": {"volumeSnapshotContentName": "left"}}
 
 
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    transport, _ = await load_transport(str(apiserver.kubeconfig))
-    yield KubeClient(transport, Retry(CLOCK))
-    await transport.close()
-
-
 async def create(client: KubeClient, resource: Resource, name: str, spec: JsonDict, **meta: object) -> JsonDict:
-    manifest = {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": {"name": name} | meta,
-        "spec": spec,
-    }
-    return await client.create(resource, manifest)
+    return await client.create(resource, build_object(resource, name, metadata=meta, spec=spec))
 
 
 async def create_pod(client: KubeClient, namespace: str, name: str, **meta: object) -> JsonDict:

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.cluster.bed import Bed
 from tests.cluster.configuration import change
 from tests.cluster.gate import open_gate
-from tests.cluster.scenes import Place
-from tests.cluster_full.quartet import RESOURCES, wait_leaked
+from tests.cluster.scenes import RESOURCES, Place
+from tests.cluster_full.quartet import wait_leaked
 from tests.soak.chaos import build_chaos
 from tests.soak.deck import Deck
 from tests.soak.faults import FAULTS, WRONG_LOCATION

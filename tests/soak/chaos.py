@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from core.kube.resources import LEASES
 from tests.cluster.bed import Bed
 from tests.cluster.processes import find_all, is_agent
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
-from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 
-_LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 _DOWN_SECONDS = 2.0
 
 
@@ -37,7 +36,7 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
         "kubelet killed": lambda: kill_for_a_while("kubelet", logs / "kubelet-1.log"),
         "API server killed": lambda: kill_for_a_while("API server", logs / "kube-apiserver.log"),
         "provisioner killed": lambda: kill_for_a_while("provisioner", logs / "csi-provisioner.log"),
-        "Lease deleted": lambda: bed.api.delete(_LEASES, NAMESPACE, "node-agent-dispatcher"),
+        "Lease deleted": lambda: bed.api.delete(LEASES, NAMESPACE, "node-agent-dispatcher"),
     }
 
 

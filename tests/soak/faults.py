@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from core.kube.resources import CONFIG_MAPS, PODS
 from tests.cluster.interruptions import evict, exhaust_memory, kill_kopia, kill_mover, movers_of
-from tests.cluster.scenes import is_final
-from tests.cluster_full.quartet import RESOURCES
+from tests.cluster.scenes import RESOURCES, is_final
 from tests.soak.ground import Ground
 from tests.soak.journal import Ending
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CONFIG_MAPS, FAULT_CONFIG_MAP
+from tests.testbed.storage.objects import FAULT_CONFIG_MAP
 
 WRONG_LOCATION = "soak-wrong-keys"
 """A storage location whose keys no server accepts."""
@@ -52,11 +51,7 @@ class Fault:
 
 
 def hold(ground: Ground, transfer: Json) -> None:
-    """Return once a transfer is held while data moves by its ground's gate, which is shut.
-
-    Raises:
-        BedError: It is not.
-    """
+    """Return once a transfer is held while data moves by its ground's gate, which is shut."""
     moving = ground.wait(
         transfer, lambda found: is_final(found) or found.get("status", {}).get("phase") == "InProgress"
     )

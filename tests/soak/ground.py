@@ -12,23 +12,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    NAMESPACES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    SECRETS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
-from tests.cluster.scenes import Place, Volume, is_final
-from tests.cluster.workloads import RESTORE_UID
-from tests.cluster_full.quartet import RESOURCES
-from tests.testbed.api import Json, Resource
-from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_namespace, build_snapshot
-from tests.testbed.demonstration.user import PODS
+from tests.cluster.scenes import RESOURCES, RESTORE_UID, Place, Volume, build_pod_transfer, is_final
+from tests.support.objects import build_object
+from tests.testbed.api import Json
+from tests.testbed.demonstration.manifests import (
+    NAMESPACE,
+    build_claim,
+    build_container,
+    build_namespace,
+    build_snapshot,
+)
 from tests.testbed.processes import BedError
-from tests.testbed.settings import AGENT_IMAGE
-from tests.testbed.storage.objects import CLAIMS, SNAPSHOTS
 
-_NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
-SECRETS = Resource("/api/v1", "secrets")
-LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
-_BY_KIND = {"Secret": SECRETS, "BackupStorageLocation": LOCATIONS}
+_BY_KIND = {"Secret": SECRETS, "BackupStorageLocation": BACKUP_STORAGE_LOCATIONS}
 _POD_VOLUMES = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
 _NODE = "bed-1"
 _SECONDS = 300
@@ -57,10 +65,10 @@ class Ground:
     def prepare(self) -> None:
         """Make it, and back a volume and a pod's volume up once."""
         api = self.bed.api
-        api.create(_NAMESPACES, build_namespace(self.name))
+        api.create(NAMESPACES, build_namespace(self.name))
         for item in Place(self.bed, self.name).build(url=self.gate.url):
             api.create(_BY_KIND[item["kind"]], item)
-        api.create(CLAIMS, self._claim(build_claim(self.name, "data", size="64Mi")))
+        api.create(PERSISTENT_VOLUME_CLAIMS, self._claim(build_claim(self.name, "data", size="64Mi")))
         api.create(PODS, self._pod("writer", waits=False))
         for kind in ("DataUpload", "PodVolumeBackup"):
             transfer = self.make(kind, f"{self.name}-{kind.lower()}-seed")
@@ -105,24 +113,19 @@ class Ground:
                 return self._upload(name)
             case "DataDownload":
                 volume = Volume(self.bed, self.name)
-                self.bed.api.create(CLAIMS, self._claim(volume.target(name)))
+                self.bed.api.create(PERSISTENT_VOLUME_CLAIMS, self._claim(volume.target(name)))
                 return volume.download(name, snapshot_id=self.copies["DataUpload"][0], location=self.name)
             case "PodVolumeBackup":
                 writer = self._wait_pod("writer", lambda pod: pod.get("status", {}).get("phase") == "Running")
                 self._filled[name] = _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])), HELD_BYTES)
-                return self._pod_transfer(kind, name, writer, {"node": _NODE})
+                return build_pod_transfer(kind, name, writer, location=self.name)
         self.bed.api.create(PODS, self._pod(name, waits=True))
         reader = self._wait_pod(name, _waits)
-        return self._pod_transfer(
-            kind, name, reader, {"snapshotID": self.copies["PodVolumeBackup"][0], "sourceNamespace": self.name}
-        )
+        snapshot, _ = self.copies["PodVolumeBackup"]
+        return build_pod_transfer(kind, name, reader, location=self.name, snapshotID=snapshot)
 
     def wait(self, transfer: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
-        """Wait until something is true of a transfer; returns it, empty once it is deleted.
-
-        Raises:
-            BedError: It did not come true in time.
-        """
+        """Wait until something is true of a transfer; returns it, empty once it is deleted."""
         where = (NAMESPACE, transfer["metadata"]["name"])
         return wait_for(
             self.bed, RESOURCES[transfer["kind"]], where, lambda found: not found or until(found), seconds=seconds
@@ -137,13 +140,15 @@ class Ground:
         api, name = self.bed.api, transfer["metadata"]["name"]
         api.delete(RESOURCES[transfer["kind"]], NAMESPACE, name)
         self.wait(transfer, lambda _: False)
-        for resource in (PODS, CLAIMS, SNAPSHOTS):
+        for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS):
             api.delete(resource, self.name, name)
 
     def _upload(self, name: str) -> Json:
         self._filled[name] = self.fill()
-        self.bed.api.create(SNAPSHOTS, build_snapshot(self.name, name, claim="data"))
-        wait_for(self.bed, SNAPSHOTS, (self.name, name), lambda found: (found.get("status") or {}).get("readyToUse"))
+        self.bed.api.create(VOLUME_SNAPSHOTS, build_snapshot(self.name, name, claim="data"))
+        wait_for(
+            self.bed, VOLUME_SNAPSHOTS, (self.name, name), lambda found: (found.get("status") or {}).get("readyToUse")
+        )
         transfer = Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
         transfer["spec"] |= {"datamover": "velero-block"} if self.by_block else {}
         return transfer
@@ -152,37 +157,15 @@ class Ground:
         claim["spec"]["volumeMode"] = "Block" if self.by_block else "Filesystem"
         return claim
 
-    def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
-        metadata: Json = {"namespace": NAMESPACE, "name": name}
-        if kind == "PodVolumeRestore":
-            owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
-            # Its name is not its UID's: garbage collection ignores that there is no such Restore.
-            metadata["ownerReferences"] = [owner]
-        reference = {key: pod["metadata"][key] for key in ("namespace", "name", "uid")}
-        common = {
-            "pod": {"kind": "Pod", **reference},
-            "volume": "data",
-            "backupStorageLocation": self.name,
-            "repoIdentifier": "",
-            "uploaderType": "kopia",
-        }
-        return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**common, **spec}}
-
     def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
         return wait_for(self.bed, PODS, (self.name, name), until)
 
     def _pod(self, name: str, *, waits: bool) -> Json:
         """A pod with an emptyDir: it waits for its data, or has some."""
         script = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
-        container = {
-            "name": "app",
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sleep", "infinity"],
-            "securityContext": {"runAsUser": 0},
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        }
-        first = container | {"name": "restore-wait", "command": ["sh", "-ec", script]}
+        mounts = [{"name": "data", "mountPath": "/data"}]
+        container = build_container("app", ["sleep", "infinity"], volumeMounts=mounts)
+        first = build_container("restore-wait", ["sh", "-ec", script], volumeMounts=mounts)
         spec = {
             "nodeName": _NODE,
             "terminationGracePeriodSeconds": 0,
@@ -190,17 +173,13 @@ class Ground:
             "containers": [container],
             "volumes": [{"name": "data", "emptyDir": {}}],
         }
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": self.name, "name": name}, "spec": spec}
+        return build_object(PODS, name, self.name, spec=spec)
 
 
 def wait_for(
     bed: Bed, resource: Resource, where: tuple[str, str], until: Callable[[Json], object], *, seconds: float = _SECONDS
 ) -> Json:
-    """Wait until something is true of an object, which is empty where there is none; returns it.
-
-    Raises:
-        BedError: It did not come true in time.
-    """
+    """Wait until something is true of an object, which is empty where there is none; returns it."""
     deadline = time.monotonic() + seconds
     while not until(found := bed.api.get(resource, *where) or {}):
         if time.monotonic() > deadline:

@@ -3,22 +3,19 @@
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, CRON_JOBS, JOBS, PODS, SECRETS, Resource
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
-from tests.soak.ground import LOCATIONS, SECRETS, Ground, digest_of, wait_for
+from tests.soak.ground import Ground, digest_of, wait_for
 from tests.soak.journal import Ending, Entry, Journal
-from tests.testbed.api import ApiError, Json, Resource
+from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
-from tests.testbed.demonstration.user import PODS
-from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
 
@@ -39,9 +36,6 @@ _CHANGES: Mapping[str, tuple[Json, str]] = {
 _AWAY = "cannot connect to host|disconnected|reset by peer|timed out|unauthorized|forbidden|: 50[0-9]"
 """What a command says while the API server is down: a person repeats it."""
 
-_BATCH = "/apis/batch/v1"
-_JOBS, _CRON_JOBS = Resource(_BATCH, "jobs"), Resource(_BATCH, "cronjobs")
-_REPOSITORIES = Resource("/apis/velero.io/v1", "backuprepositories")
 _NEVER = "0 0 29 2 *"
 _TTL = "40s"
 _FILLED_BYTES = 2 << 20
@@ -156,15 +150,10 @@ class Keeper:
         return True
 
     def _command(self, *words: str) -> str:
-        """Run a command as a person does, who repeats it while the API server is away; returns what it printed.
-
-        Raises:
-            BedError: It failed; the message is its own.
-        """
-        argv, deadline = [sys.executable, "-m", "nodeagent", *words], time.monotonic() + _COMMAND_SECONDS
-        env = dict(self.ground.bed.env)
+        """Run a command as a person does, who repeats it while the API server is away; returns what it printed."""
+        deadline = time.monotonic() + _COMMAND_SECONDS
         while True:
-            done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+            done = self.ground.bed.command(*words)
             if done.returncode == 0:
                 return done.stdout
             error = f"{done.stderr.strip()} {done.stdout.strip()}"
@@ -180,12 +169,12 @@ class Keeper:
 
     def _run_schedule(self, digest: str) -> None:
         api = self.ground.bed.api
-        template = (api.get(_CRON_JOBS, NAMESPACE, self.ground.name) or {})["spec"]["jobTemplate"]
+        template = (api.get(CRON_JOBS, NAMESPACE, self.ground.name) or {})["spec"]["jobTemplate"]
         meta = {"namespace": NAMESPACE, "name": f"{self.ground.name}-{time.time_ns():x}", **template["metadata"]}
-        job = api.create(_JOBS, {"metadata": meta, "spec": template["spec"]})
+        job = api.create(JOBS, {"metadata": meta, "spec": template["spec"]})
         stamp = re.sub(r"\D", "", job["metadata"]["creationTimestamp"])
         try:
-            ended = self._wait_for_work(_JOBS, meta["name"], lambda job: {"Complete", "Failed"} & _conditions(job))
+            ended = self._wait_for_work(JOBS, meta["name"], lambda job: {"Complete", "Failed"} & _conditions(job))
         except BedError as error:
             raise BedError(f"{error}; it logged: {self._log(meta['name']).strip()}") from error
         log = self._log(meta["name"])
@@ -232,13 +221,13 @@ class Keeper:
             kopia.connect()
             kopia.run("maintenance", "set", f"--pause-{mode}=0s")
         name = f"{ground.name}-{ground.name}-kopia"
-        before = _succeeded(ground.bed.api.get(_REPOSITORIES, NAMESPACE, name) or {})
+        before = _succeeded(ground.bed.api.get(BACKUP_REPOSITORIES, NAMESPACE, name) or {})
         body = {
             "metadata": {"annotations": {"nodeagent.io/maintenance": None}},
             "spec": {"maintenanceFrequency": "10s"},
         }
-        ground.bed.api.patch(_REPOSITORIES, body, name=name, namespace=NAMESPACE)
-        self._wait_for_work(_REPOSITORIES, name, lambda found: _succeeded(found) > before)
+        ground.bed.api.patch(BACKUP_REPOSITORIES, body, name=name, namespace=NAMESPACE)
+        self._wait_for_work(BACKUP_REPOSITORIES, name, lambda found: _succeeded(found) > before)
 
     def _change(self, name: str) -> None:
         """Change the location for a while; returns once it is as it was, and its repository is ready."""
@@ -248,23 +237,19 @@ class Keeper:
         self._patch(changed, _CHANGES[name][0])
         time.sleep(self.chance.uniform(5, 25))
         self._patch(usual[0], usual[1]["spec"] | {"accessMode": None})
-        self._wait(LOCATIONS, place.name, lambda found: _phase(found) == "Available")
-        self._wait(_REPOSITORIES, f"{place.name}-{place.name}-kopia", lambda found: _phase(found) == "Ready")
+        self._wait(BACKUP_STORAGE_LOCATIONS, place.name, lambda found: _phase(found) == "Available")
+        self._wait(BACKUP_REPOSITORIES, f"{place.name}-{place.name}-kopia", lambda found: _phase(found) == "Ready")
 
     def _patch(self, secret: Json, spec: Json) -> None:
         api, name = self.ground.bed.api, self.ground.name
         api.patch(SECRETS, {"stringData": secret["stringData"]}, name=f"{name}-keys", namespace=NAMESPACE)
-        api.patch(LOCATIONS, {"spec": spec}, name=name, namespace=NAMESPACE)
+        api.patch(BACKUP_STORAGE_LOCATIONS, {"spec": spec}, name=name, namespace=NAMESPACE)
 
     def _wait(self, resource: Resource, name: str, until: Callable[[Json], object]) -> Json:
         return wait_for(self.ground.bed, resource, (NAMESPACE, name), until, seconds=_SECONDS)
 
     def _wait_for_work(self, resource: Resource, name: str, until: Callable[[Json], object]) -> Json:
-        """Wait for what needs the location; the time begins again whenever that was another one meanwhile.
-
-        Raises:
-            BedError: It did not come true though the location was as it should be for all of the time.
-        """
+        """Wait for what needs the location; the time begins again whenever that was another one meanwhile."""
         while True:
             began = time.monotonic()
             try:
@@ -277,7 +262,9 @@ class Keeper:
         """What the pods of a Job have logged."""
         api = self.ground.bed.api
         pods = api.objects(PODS, NAMESPACE, selector=f"job-name={job}")
-        return "\n".join(api.text("GET", PODS.path(NAMESPACE, pod["metadata"]["name"], "log")) for pod in pods)
+        return "\n".join(
+            api.text("GET", PODS.path(NAMESPACE, pod["metadata"]["name"], subresource="log")) for pod in pods
+        )
 
 
 @dataclass

@@ -4,7 +4,8 @@ import http.client
 import time
 from dataclasses import dataclass
 
-from tests.testbed.api import Api, ApiError, Json, Resource
+from core.kube.resources import Resource
+from tests.testbed.api import Api, ApiError, Json
 
 _RETRY_SECONDS = 300
 _PAUSE_SECONDS = 0.5

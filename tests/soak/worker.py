@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.cluster.scenes import is_final
-from tests.cluster_full.quartet import RESOURCES
+from tests.cluster.scenes import RESOURCES, is_final
 from tests.soak.deck import Deck
 from tests.soak.faults import Fault, hold
 from tests.soak.ground import Ground

@@ -16,9 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, SCHEDULES
+from core.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CUSTOM_RESOURCE_DEFINITIONS,
+    NAMESPACES,
+    SCHEDULES,
+    SERVICE_ACCOUNTS,
+)
+from tests.support.objects import build_object
 from tests.support.tools import tool
-from tests.testbed.api import Api, Json, Resource
+from tests.testbed.api import Api, Json
 from tests.testbed.controlplane import ControlPlane, Endpoint
 from tests.testbed.processes import BedError, Supervisor
 
@@ -27,9 +34,6 @@ _AGENT_CRDS = _ROOT / "deploy" / "crds"
 _SNAPSHOT_CRDS = _ROOT / "tests" / "testbed" / "crds"
 _TOKEN_SECONDS = 3600
 _START_ATTEMPTS = 3
-
-_NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
-_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,13 @@ class ApiServer:
     def create_namespace(self) -> str:
         """Create a namespace with the service account `default`; return its name."""
         name = f"test-{secrets.token_hex(4)}"
-        self.api.create(_NAMESPACES, {"metadata": {"name": name}})
+        self.api.create(NAMESPACES, {"metadata": {"name": name}})
         self.create_account(name, "default")
         return name
 
     def create_account(self, namespace: str, name: str) -> None:
         """Create a service account; pods are rejected without one."""
-        self.api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
+        self.api.create(SERVICE_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
 
     def account_token(self, namespace: str, name: str) -> str:
         """Return a token of an existing service account, to test its permissions."""
@@ -73,6 +77,11 @@ class ApiServer:
         path = folder / f"{namespace}-{name}.kubeconfig"
         self.plane.write_kubeconfig(path, None, token=self.account_token(namespace, name))
         return path
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl as the administrator, and return what it printed."""
+        argv: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", self.kubeconfig, *arguments]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     def audit_events(self) -> list[Json]:
         """Return all events in the audit log."""
@@ -120,9 +129,8 @@ def serve_schedules(server: ApiServer) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": SCHEDULES.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     spec = {"group": SCHEDULES.group, "scope": "Namespaced", "names": names, "versions": [version]}
-    typed = {"apiVersion": CUSTOM_RESOURCE_DEFINITIONS.api_version, "kind": CUSTOM_RESOURCE_DEFINITIONS.kind}
+    definition = build_object(CUSTOM_RESOURCE_DEFINITIONS, SCHEDULES.full_name, spec=spec)
     with tempfile.TemporaryDirectory() as folder:
-        definition = typed | {"metadata": {"name": SCHEDULES.full_name}, "spec": spec}
         (Path(folder) / "schedules.yaml").write_text(json.dumps(definition), encoding="utf-8")
         apply_crds(server.kubeconfig, Path(folder))
 
@@ -158,8 +166,8 @@ def _free_endpoint() -> Endpoint:
 def _administrator_token(api: Api) -> str:
     namespace, name = "kube-system", "test-administrator"
     subject = {"kind": "ServiceAccount", "namespace": namespace, "name": name}
-    api.create(_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
-    bindings = Resource("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
+    api.create(SERVICE_ACCOUNTS, {"metadata": {"namespace": namespace, "name": name}})
+    bindings = CLUSTER_ROLE_BINDINGS
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
     body = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
     api.create(bindings, body)
@@ -168,7 +176,7 @@ def _administrator_token(api: Api) -> str:
 
 def _request_token(api: Api, namespace: str, name: str) -> str:
     body: Json = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
-    response = api.request("POST", _ACCOUNTS.path(namespace, name, "token"), body=body)
+    response = api.request("POST", SERVICE_ACCOUNTS.path(namespace, name, subresource="token"), body=body)
     token: str = response["status"]["token"]
     return token
 

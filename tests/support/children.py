@@ -88,11 +88,7 @@ class Child:
             await self.kill()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Return once it printed its first line.
-
-        Raises:
-            ChildError: it did not in time, or ended instead.
-        """
+        """Return once it printed its first line."""
         if self.process.stdout is None:
             raise self.failed("has no standard output")
         try:

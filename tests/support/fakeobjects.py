@@ -74,20 +74,21 @@ def prune(obj: JsonDict) -> JsonDict:
         return obj
     own = {key: value for key, value in obj.items() if key not in {"apiVersion", "kind", "metadata"}}
     kept = {key: obj[key] for key in ("apiVersion", "kind", "metadata")}
-    return kept | {key: value for key, value in _pruned(own, schema).items() if key not in kept}
+    return kept | {key: value for key, value in prune_by(own, schema).items() if key not in kept}
 
 
-def _pruned(value: Any, schema: JsonDict) -> Any:
+def prune_by(value: Any, schema: JsonDict) -> Any:
+    """Return the part of `value` that a structural schema names."""
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return value
     if isinstance(value, list) and "items" in schema:
-        return [_pruned(item, schema["items"]) for item in value]
+        return [prune_by(item, schema["items"]) for item in value]
     if not isinstance(value, dict) or schema.get("type") != "object":
         return value
     named, others = schema.get("properties", {}), schema.get("additionalProperties")
     if others:
-        return {key: _pruned(item, others if isinstance(others, dict) else {}) for key, item in value.items()}
-    return {key: _pruned(item, named[key]) for key, item in value.items() if key in named}
+        return {key: prune_by(item, others if isinstance(others, dict) else {}) for key, item in value.items()}
+    return {key: prune_by(item, named[key]) for key, item in value.items() if key in named}
 
 
 @cache

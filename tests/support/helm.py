@@ -33,11 +33,7 @@ class Helm:
     kubeconfig: Path | None = None
 
     def run(self, command: str, *arguments: str, values: Json | None = None) -> str:
-        """Run a command with these values, and return what it printed.
-
-        Raises:
-            BedError: It failed; the message is its own.
-        """
+        """Run a command with these values, and return what it printed."""
         argv = [str(tool("helm", self.binary)), command, *arguments]
         if values is not None:
             argv.append("--values=-")

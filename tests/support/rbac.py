@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from client.install.manifests import build_rule, in_scope
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Resource
 from nodeagent.runtime.permissions import Permission, Scope
-from tests.support.objects import JsonDict
+from tests.support.objects import build_object
 from tests.testbed.api import Api
 
 _REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)
@@ -26,11 +26,10 @@ def grant(api: Api, namespace: str, account: str, permissions: Sequence[Permissi
             continue
         name = f"{account}-{namespace}-{len(rules)}"
         where = namespace if roles.namespaced else ""
-        meta = {"metadata": {"name": name} | ({"namespace": where} if where else {})}
-        _create(api, roles, where, meta | {"rules": rules})
+        api.create(roles, build_object(roles, name, where, rules=rules))
         subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
         reference = {"apiGroup": roles.group, "kind": roles.kind, "name": name}
-        _create(api, bindings, where, meta | {"roleRef": reference, "subjects": [subject]})
+        api.create(bindings, build_object(bindings, name, where, roleRef=reference, subjects=[subject]))
     deadline = time.monotonic() + _SECONDS
     for one, verb, name in _each(permissions):
         while not allows(api, namespace, account, (verb, one, name)):
@@ -54,21 +53,9 @@ def allows(
         "name": name,
     }
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-    body = {
-        "apiVersion": _REVIEWS.api_version,
-        "kind": _REVIEWS.kind,
-        "spec": {
-            "user": f"system:serviceaccount:{namespace}:{account}",
-            "groups": groups,
-            "resourceAttributes": attributes,
-        },
-    }
-    return bool(api.request("POST", _REVIEWS.path(""), body=body)["status"]["allowed"])
-
-
-def _create(api: Api, resource: Resource, namespace: str, manifest: JsonDict) -> None:
-    typed = {"apiVersion": resource.api_version, "kind": resource.kind}
-    api.request("POST", resource.path(namespace), body=typed | manifest)
+    user = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+    review = api.create(_REVIEWS, {"metadata": {}, "spec": user | {"resourceAttributes": attributes}})
+    return bool(review["status"]["allowed"])
 
 
 def _each(permissions: Iterable[Permission]) -> Iterator[tuple[Permission, str, str]]:

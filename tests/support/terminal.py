@@ -1,4 +1,4 @@
-"""A command of the product in a pseudo-terminal, as a person runs it."""
+"""A command of the product as a process: in a pseudo-terminal, as a person runs it, or with pipes."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PIECES = re.compile(r"\x1b\[(?P<count>[0-9;?]*)(?P<command>[A-Za-z])|(?P<control>[\r\n])|(?P<text>[^\x1b\r\n]+)")
 _READ_BYTES = 65_536
 _POLL_SECONDS = 0.1
+_LONGEST_SECONDS = 60.0
 
 
 def plain(text: str) -> str:
@@ -107,22 +108,51 @@ def open_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     inherited = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS", "LINES"}}
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    argv, env = [sys.executable, "-m", "nodeagent", *words], {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    with _interrupts():
         process = subprocess.Popen(
-            [sys.executable, "-m", "nodeagent", *words],
-            cwd=_ROOT,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=inherited | {"TERM": "xterm-256color", "LANG": "C.UTF-8"} | dict(environment or {}),
+            argv, cwd=_ROOT, stdin=slave, stdout=slave, stderr=slave, env=inherited | env | dict(environment or {})
         )
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        os.close(slave)
+    os.close(slave)
     with process:
         try:
             yield Terminal(process, master)
         finally:
             process.kill()
             os.close(master)
+
+
+def run_interrupted(words: Sequence[str], when: Callable[[], bool]) -> tuple[str, str]:
+    """Run `python -m nodeagent WORD…` with pipes, and press Ctrl-C `when` it is time; return its output and errors.
+
+    It must end by that, and without a traceback.
+    """
+    argv, until = [sys.executable, "-m", "nodeagent", *words], time.monotonic() + _LONGEST_SECONDS
+    with _interrupts():
+        process = subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        try:
+            while not when():
+                assert process.poll() is None, "it has ended"
+                assert time.monotonic() < until, "it does not come to that"
+                time.sleep(_POLL_SECONDS)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=_LONGEST_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    return out, err
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let a process that is started meanwhile end by SIGINT.
+
+    A shell starts what runs in the background with SIGINT ignored, and children of such tests would ignore it too.
+    """
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

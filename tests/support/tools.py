@@ -12,21 +12,13 @@ _SCRIPTS = Path(__file__).parents[2] / "tools"
 
 @cache
 def tool(name: str, binary: str) -> Path:
-    """Return the path of a binary of one of the tools, such as `tool("kubernetes", "kubectl")`.
-
-    Raises:
-        RuntimeError: the build failed; the message has the reason.
-    """
+    """Return the path of a binary of one of the tools, such as `tool("kubernetes", "kubectl")`."""
     return Path(_printed_by("build.sh", name, binary)) / binary
 
 
 @cache
 def azurite_folder() -> Path:
-    """Return the directory of Azurite: `node`, and `node_modules` with the emulator.
-
-    Raises:
-        RuntimeError: the installation failed; the message has the reason.
-    """
+    """Return the directory of Azurite: `node`, and `node_modules` with the emulator."""
     return Path(_printed_by("npm.sh", "azurite"))
 
 
@@ -36,30 +28,18 @@ def go_command() -> Path:
 
 
 def image_archive() -> Path:
-    """Return the path of the project's image as a docker-archive, built from the current sources.
-
-    Raises:
-        RuntimeError: the build failed; the message has the reason.
-    """
+    """Return the path of the project's image as a docker-archive, built from the current sources."""
     return Path(_printed_by("image.sh"))
 
 
 @cache
 def previous_sources() -> Path:
-    """The source tree of the previous release, or of the revision in PREVIOUS.
-
-    Raises:
-        RuntimeError: It is not in this checkout's history.
-    """
+    """The source tree of the previous release, or of the revision in PREVIOUS."""
     return Path(_printed_by("previous.sh"))
 
 
 def previous_image() -> Path:
-    """Return the path of the previous release's image as a docker-archive, built from its sources.
-
-    Raises:
-        RuntimeError: It is not in this checkout's history, or the build failed.
-    """
+    """Return the path of the previous release's image as a docker-archive, built from its sources."""
     return Path(_printed_by("previous.sh", "--image"))
 
 

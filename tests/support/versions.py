@@ -3,10 +3,10 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from tests.support.fakeobjects import prune_by
 from tests.support.golden import recorded
 from tests.support.objects import JsonDict
 
@@ -68,7 +68,7 @@ def built(name: str, index: int = 0) -> JsonDict:
 
 def prune(version: str, obj: JsonDict) -> JsonDict:
     """Return `obj` as an API server with the definitions of `version` stores it: without fields that they lack."""
-    kept: JsonDict = _pruned(_schemas(version)[obj["kind"]], obj)
+    kept: JsonDict = prune_by(obj, _schemas(version)[obj["kind"]])
     return kept | {"metadata": obj["metadata"]}
 
 
@@ -76,13 +76,3 @@ def prune(version: str, obj: JsonDict) -> JsonDict:
 def _schemas(version: str) -> dict[str, JsonDict]:
     found = load_definitions(version).values()
     return {one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for one in found}
-
-
-def _pruned(schema: JsonDict, value: Any) -> Any:
-    """Return the part of `value` that `schema` names; a map of any keys is kept."""
-    if isinstance(value, list):
-        return [_pruned(schema.get("items", {}), one) for one in value]
-    if not isinstance(value, dict) or "properties" not in schema:
-        return value
-    fields = schema["properties"]
-    return {key: _pruned(fields[key], one) for key, one in value.items() if key in fields}

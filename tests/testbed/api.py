@@ -1,8 +1,4 @@
-"""A small blocking client of the Kubernetes API, for the test bed's own use.
-
-Standard library only: the test bed must start before anything else of the project works,
-and must not test the product with the product's own client. Objects are JSON dicts.
-"""
+"""A small blocking client of the Kubernetes API: the product is not tested with its own. Objects are JSON dicts."""
 
 import http.client
 import json
@@ -14,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
+
+from core.kube.resources import Resource
 
 Json = dict[str, Any]
 
@@ -30,23 +28,6 @@ class ApiError(Exception):
         """Keep the HTTP status beside the server's message."""
         super().__init__(f"{status}: {message}")
         self.status = status
-
-
-@dataclass(frozen=True)
-class Resource:
-    """Where a kind of object is found, such as `/api/v1` and `pods`."""
-
-    prefix: str
-    plural: str
-    namespaced: bool = True
-
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The URL path of one object, or of a collection when `name` is empty."""
-        parts = [self.prefix]
-        if self.namespaced and namespace:
-            parts += ["namespaces", namespace]
-        parts += [part for part in (self.plural, name, subresource) if part]
-        return "/".join(parts)
 
 
 @dataclass
@@ -150,6 +131,21 @@ class Api:
         if hasattr(self, "_kept"):
             self.close()
 
+    def served(self) -> Iterator[Resource]:
+        """Each kind that can be listed, in one of its versions: a group may have some in its older ones only.
+
+        Source: https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api
+        """
+        groups = self.request("GET", "/apis")["groups"]
+        versions = [("", "v1"), *((group["name"], one["version"]) for group in groups for one in group["versions"])]
+        seen = set()
+        for group, version in versions:
+            path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+            for one in self.request("GET", path)["resources"]:
+                if "list" in one["verbs"] and "/" not in one["name"] and (group, one["name"]) not in seen:
+                    seen.add((group, one["name"]))
+                    yield Resource(one["kind"], one["name"], group, version, namespaced=one["namespaced"])
+
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """One object, or None when there is none of that name."""
         try:
@@ -173,13 +169,13 @@ class Api:
         return [{**item, **what} for item in answer["items"]], answer["metadata"]["resourceVersion"]
 
     def create(self, resource: Resource, body: Json) -> Json:
-        """Create an object in the namespace its metadata names."""
-        namespace = body["metadata"].get("namespace", "")
-        return self.request("POST", resource.path(namespace), body=body)
+        """Create an object in the namespace its metadata names; `body` may leave its kind out."""
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return self.request("POST", resource.path(body["metadata"].get("namespace", "")), body=typed | body)
 
     def patch(self, resource: Resource, body: Json, *, name: str, namespace: str = "", sub: str = "") -> Json:
         """Send a JSON merge patch; `sub` is a subresource, such as `status`."""
-        path = resource.path(namespace, name, sub)
+        path = resource.path(namespace, name, subresource=sub)
         return self.request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
     def delete(self, resource: Resource, namespace: str, name: str) -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from core.kube.resources import NODES, SERVICE_ACCOUNTS
 from tests.support.apiserver import apply_crds
 from tests.support.tools import tool
 from tests.testbed import cgroups, machine, othernode, settings
-from tests.testbed.api import Api, Resource
+from tests.testbed.api import Api
 from tests.testbed.controlplane import ControlPlane, Endpoint
 from tests.testbed.images import import_images, pause_archive
 from tests.testbed.layout import ROOT, Layout
@@ -26,8 +27,6 @@ from tests.testbed.storage.csi import Storage
 from tests.testbed.storage.objects import class_objects
 
 _NODE_SECONDS = 180
-_NODES = Resource("/api/v1", "nodes", namespaced=False)
-_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 
 
 @dataclass
@@ -41,11 +40,7 @@ class Cluster:
     _began: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
-        """Start everything; returns when pods can be made.
-
-        Raises:
-            BedError: Something did not start; the message has its last output.
-        """
+        """Start everything; returns when pods can be made."""
         machine.prepare_mounts(self.layout.base)
         machine.share(self.layout.volumes)
         machine.add_addresses(settings.SERVICE_ADDRESS, settings.node_address(1))
@@ -165,7 +160,7 @@ class Cluster:
             self._say(f"node {name} ready")
         supervisor.wait(
             "the service account default",
-            lambda: api.get(_ACCOUNTS, "default", "default") is not None,
+            lambda: api.get(SERVICE_ACCOUNTS, "default", "default") is not None,
             seconds=_NODE_SECONDS,
         )
         supervisor.wait("the S3 server", _s3_answers, seconds=_NODE_SECONDS)
@@ -177,7 +172,7 @@ class Cluster:
 
 
 def _is_ready(api: Api, node: str) -> bool:
-    found = api.get(_NODES, "", node) or {}
+    found = api.get(NODES, "", node) or {}
     conditions = found.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 

@@ -96,11 +96,7 @@ class ControlPlane:
         path.chmod(0o600)
 
     def start(self) -> None:
-        """Start both and return once the API server is ready.
-
-        Raises:
-            BedError: One of them ended, or the time was up.
-        """
+        """Start both and return once the API server is ready."""
         self._start_etcd()
         self._start_api_server()
         self._supervisor.wait("the API server", self.is_ready, seconds=_START_SECONDS)
@@ -109,9 +105,6 @@ class ControlPlane:
         """Start another API server on the same store, and return its URL once it is ready.
 
         It knows no nodes: without the authorizer for them it watches no pods and volumes itself.
-
-        Raises:
-            BedError: It ended, or the time was up.
         """
         url = f"https://{self.endpoint.host}:{port}"
         others = {"secure-port": port, "authorization-mode": "RBAC", "audit-log-path": f"{self.audit_log}.second"}

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.testbed.api import Api, ApiError, Json, Resource
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, Resource
+from tests.testbed.api import Api, ApiError, Json
 from tests.testbed.demonstration import manifests
 from tests.testbed.demonstration.compare import Comparison, Survey, compare
 from tests.testbed.demonstration.timeline import Timeline, follow, format_size
@@ -30,8 +31,6 @@ _DATA_BYTES = 1_520_000_000
 _LEAST_READINGS = 3
 _DIFFERENCES_SHOWN = 20
 _SCRIPTS = Path(__file__).parent / "demonstration"
-_UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
-_DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
 _METRICS = ("nodeagent_moved_bytes_total", "nodeagent_sent_bytes_total")
 _RATE = "nodeagent_rate_bytes_per_second"
 
@@ -56,22 +55,14 @@ class Demo:
     _throughput: dict[str, None] = field(default_factory=dict)
 
     def run(self) -> list[str]:
-        """Run all of it; returns what is wrong, nothing if all is well.
-
-        Raises:
-            BedError: A step could not be done.
-        """
+        """Run all of it; returns what is wrong, nothing if all is well."""
         self._title("Install the node agent")
         install_agent(self.user, self.env)
         self._say("DaemonSet node-agent is ready")
         return self.move(self.fill())
 
     def move(self, before: Survey) -> list[str]:
-        """Back the volume up and restore it; returns how it differs from `before`, nothing if all is well.
-
-        Raises:
-            BedError: A step could not be done.
-        """
+        """Back the volume up and restore it; returns how it differs from `before`, nothing if all is well."""
         upload = self._upload()
         faults = self._check_end(upload, "DataUpload")
         if faults:
@@ -119,7 +110,7 @@ class Demo:
         ready = "jsonpath={.status.readyToUse}=true"
         self.user.wait("volumesnapshot/data-snapshot", ready, namespace=_SPACE)
         body = manifests.build_data_upload("demo-upload", namespace=_SPACE, claim="data", snapshot="data-snapshot")
-        return self._follow(_UPLOADS, body)
+        return self._follow(DATA_UPLOADS, body)
 
     def _lose_the_volume(self) -> None:
         self._title("Lose the volume")
@@ -139,7 +130,7 @@ class Demo:
             snapshot_id=uploaded["snapshotID"],
             size_bytes=uploaded["progress"]["totalBytes"],
         )
-        return self._follow(_DOWNLOADS, body)
+        return self._follow(DATA_DOWNLOADS, body)
 
     def _follow(self, resource: Resource, body: Json) -> Timeline:
         self.user.apply(body)

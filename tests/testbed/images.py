@@ -42,9 +42,6 @@ def import_images(node: Node, agent_archive: Path) -> None:
     Args:
         node: The node.
         agent_archive: The project's own image, as a docker-archive.
-
-    Raises:
-        BedError: An import failed.
     """
     for archive, image in ((pause_archive(), PAUSE_IMAGE), (agent_archive, AGENT_IMAGE)):
         argv = node.ctr("images", "import", str(archive))

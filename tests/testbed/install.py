@@ -22,9 +22,6 @@ def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str
         user: Applies them.
         env: The environment of a command in the test bed.
         variables: More variables of the agents and their movers, as `NAME=value`.
-
-    Raises:
-        BedError: Something was rejected, or the agent does not get ready.
     """
     deploy = ROOT / "deploy"
     user.apply_folders(deploy / "crds", option="-f")

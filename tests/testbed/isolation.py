@@ -51,11 +51,7 @@ _PROGRAMS = {
 
 
 def check_machine() -> None:
-    """Check what no later step could do without.
-
-    Raises:
-        BedError: Not root, or a program is missing.
-    """
+    """Check what no later step could do without."""
     if os.geteuid() != 0:
         raise BedError("the test bed needs root: it makes namespaces, mounts and containers")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -65,11 +61,7 @@ def check_machine() -> None:
 
 
 def build_parts() -> Path:
-    """Build what is not in the cache yet, as there is no network inside; returns the image.
-
-    Raises:
-        BedError, RuntimeError: A build failed; the message names it.
-    """
+    """Build what is not in the cache yet, as there is no network inside; returns the image."""
     for name, binaries in _TOOLS.items():
         for binary in binaries:
             tool(name, binary)

@@ -31,9 +31,6 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor, driver: list
         archives: Images to import.
         supervisor: Watches over its first process.
         driver: The command of its CSI driver.
-
-    Raises:
-        BedError: Its namespaces did not come about.
     """
     task = {
         "index": node.index,

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-_POLL_SECONDS = 0.05
+_T = TypeVar("_T")
+_POLL_SECONDS = 0.1
 _LOG_LINES_SHOWN = 15
 
 _GOGC = "300"
@@ -19,7 +21,30 @@ _GOGC = "300"
 
 
 class BedError(Exception):
-    """The test bed could not do what was asked; the message is for the user."""
+    """The test bed could not do what was asked, or it waited in vain; the message is for the user.
+
+    All that acts on the test bed or waits for it may raise this.
+    """
+
+
+def wait_for(
+    what: str | Callable[[], str],
+    ready: Callable[[], _T | None],
+    *,
+    seconds: float,
+    pause_seconds: float = _POLL_SECONDS,
+) -> _T:
+    """Return what `ready` returns, once that is true.
+
+    Raises:
+        BedError: It is not in time; `what` names it, and what there is instead.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := ready()):
+        if time.monotonic() > deadline:
+            raise BedError(f"waited {seconds:.0f} s for {what if isinstance(what, str) else what()}")
+        time.sleep(pause_seconds)
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import yaml
 
+from core.kube.resources import PODS
 from tests.cluster.bed import Bed
 from tests.cluster.processes import find_all
 from tests.support.tools import previous_image, previous_sources
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.layout import ROOT
 from tests.testbed.processes import BedError
@@ -45,11 +45,7 @@ class Release:
     image: str
 
     def install(self, bed: Bed) -> None:
-        """Apply everything as for a first installation or an update; return when its agents are ready on each node.
-
-        Raises:
-            BedError: Something was rejected, or the agents do not get ready.
-        """
+        """Apply everything as for a first installation or an update; return when its agents are ready on each node."""
         bed.user.apply_folders(self.deploy / "crds", option="-f")
         bed.user.apply(build_namespace(NAMESPACE))
         bed.user.apply(*build_location(bed.env))
@@ -57,11 +53,7 @@ class Release:
         self.wait_rollout(bed)
 
     def wait_rollout(self, bed: Bed) -> None:
-        """Return when each node has a ready agent of this version, and no other.
-
-        Raises:
-            BedError: One is not ready, in time, or is of another version; the message has the ends of the agents' logs.
-        """
+        """Return when each node has a ready agent of this version, and no other."""
         options = ["-n", NAMESPACE, f"--timeout={_ROLLOUT_SECONDS}s"]
         try:
             bed.user.kubectl("rollout", "status", _DAEMON_SET, *options)
@@ -94,11 +86,7 @@ def previous() -> Release:
 
 
 def undo_update(bed: Bed, release: Release) -> None:
-    """Return the DaemonSet to its template before the last change, that of `release`; return when it runs on each node.
-
-    Raises:
-        BedError: The agents do not get ready.
-    """
+    """Return the DaemonSet to its template before the last change, which is `release`'s; return when it runs."""
     bed.user.kubectl("rollout", "undo", _DAEMON_SET, "-n", NAMESPACE)
     release.wait_rollout(bed)
 
@@ -113,9 +101,6 @@ def import_previous_image() -> None:
     """Import the previous version's image on every node, under a name of its own.
 
     Its archive has the name of this version's image, which is kept under another one meanwhile.
-
-    Raises:
-        BedError: An import failed.
     """
     ours, theirs, kept = (f"{_REGISTRY}/{name}" for name in (AGENT_IMAGE, _PREVIOUS_IMAGE, "node-agent:kept"))
     archive = str(previous_image())

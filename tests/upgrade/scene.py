@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from core.kube.resources import POD_VOLUME_BACKUPS, PODS, Resource
 from tests.cluster.gate import HELD_BYTES
-from tests.cluster.scenes import follow
-from tests.cluster.workloads import BACKUPS, Workload, wait_held
-from tests.cluster_full.quartet import RESOURCES, Quartet, Seed, wait_leaked
-from tests.testbed.api import Json, Resource
+from tests.cluster.scenes import RESOURCES, follow
+from tests.cluster.workloads import Workload, wait_held
+from tests.cluster_full.quartet import Quartet, Seed, wait_leaked
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.demonstration.user import PODS
 
 SLOTS = 4
 """Of each node: as many as transfers that move, so that the others wait."""
@@ -91,7 +91,7 @@ class Scene:
     def names_of(self, kind: str) -> list[str]:
         """The names of its transfers of a kind."""
         quartets = [quartet.transfers[kind]["metadata"]["name"] for quartet in (self.moving, self.waiting)]
-        return [*quartets, self._far_backup["metadata"]["name"]] if RESOURCES[kind] is BACKUPS else quartets
+        return [*quartets, self._far_backup["metadata"]["name"]] if RESOURCES[kind] is POD_VOLUME_BACKUPS else quartets
 
     def remove(self) -> None:
         """Have everything deleted."""

@@ -1,8 +1,6 @@
 """The commands of one version with agents, schedules and records of deletions of the other one, on a real kubelet."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +74,7 @@ class _Client:
         failed = []
         for line in lines.strip().splitlines():
             words = line.replace("SPACE", self.space).replace("FOLDER", str(self.folder)).split()
-            argv = [sys.executable, "-m", "nodeagent", *words]
-            env = dict(self.bed.env)
-            done = subprocess.run(argv, cwd=self.sources, env=env, capture_output=True, text=True, check=False)
+            done = self.bed.command(*words, sources=self.sources)
             if done.returncode and not re.search("needs .*version", done.stderr):
                 failed.append(f"{line}: {done.returncode}: {done.stderr}")
         assert failed == []

@@ -1,7 +1,6 @@
 """What `velero install` of a release installs, and what its user does with it: Backups, Restores, deletions."""
 
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +8,21 @@ from typing import Final
 
 import yaml
 
+from core.kube.resources import BACKUPS, Resource
 from tests.cluster.bed import Bed
+from tests.support.objects import build_object
 from tests.support.tools import tool
-from tests.testbed.api import Json, Resource
+from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_location
-from tests.testbed.processes import BedError
+from tests.testbed.processes import BedError, wait_for
 from tests.testbed.settings import AGENT_IMAGE, BUCKET
 from tests.velero_cluster.images import PLUGIN_IMAGE, velero_image
 
-BACKUPS: Final = Resource("/apis/velero.io/v1", "backups")
-RESTORES: Final = Resource("/apis/velero.io/v1", "restores")
-DELETIONS: Final = Resource("/apis/velero.io/v1", "deletebackuprequests")
-REPOSITORIES: Final = Resource("/apis/velero.io/v1", "backuprepositories")
-POD_BACKUPS: Final = Resource("/apis/velero.io/v1", "podvolumebackups")
-UPLOADS: Final = Resource("/apis/velero.io/v2alpha1", "datauploads")
-SCHEDULES: Final = Resource("/apis/velero.io/v1", "schedules")
+RESTORES: Final = Resource("Restore", "restores", "velero.io")
+DELETIONS: Final = Resource("DeleteBackupRequest", "deletebackuprequests", "velero.io")
 
 _ENDS: Final = {"Completed", "PartiallyFailed", "Failed", "FailedValidation"}
 _SECONDS: Final = 300
-_POLL_SECONDS: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -89,28 +84,22 @@ class VeleroInstallation:
         """Return when `what` runs as it is configured."""
         self.kubectl("rollout", "status", what, f"--timeout={_SECONDS}s")
 
-    def create(self, resource: Resource, kind: str, name: str, spec: Json) -> Json:
+    def create(self, resource: Resource, name: str, spec: Json) -> Json:
         """Create a custom resource of the server."""
-        metadata = {"namespace": self.space, "name": name}
-        body = {"apiVersion": resource.prefix.removeprefix("/apis/"), "kind": kind, "metadata": metadata, "spec": spec}
-        return self.bed.api.create(resource, body)
+        return self.bed.api.create(resource, build_object(resource, name, self.space, spec=spec))
 
     def back_up(self, name: str, space: str, *, moves: bool, **spec: object) -> None:
         """Begin a Backup of a namespace: of snapshots if it `moves`, or else of volumes of annotated pods."""
         found = {"includedNamespaces": [space], "snapshotMoveData": moves, "storageLocation": "default", **spec}
-        self.create(BACKUPS, "Backup", name, found)
+        self.create(BACKUPS, name, found)
 
     def restore(self, name: str, backup: str) -> None:
         """Restore everything of a Backup, and wait for it."""
-        self.create(RESTORES, "Restore", name, {"backupName": backup})
+        self.create(RESTORES, name, {"backupName": backup})
         self.expect(RESTORES, name, "Completed")
 
     def expect(self, resource: Resource, name: str, phase: str) -> Json:
-        """Return a Backup or Restore once it has ended, in this phase.
-
-        Raises:
-            BedError: It ended in another one, or not in time; the message has its status and that of its transfers.
-        """
+        """Return a Backup or Restore once it has ended, in this phase."""
         found = self.until(resource, name, lambda item: item.get("status", {}).get("phase") in _ENDS)
         if found["status"]["phase"] != phase:
             raise BedError(f"{name}: {found['status']}; {self._explain()}")
@@ -121,25 +110,15 @@ class VeleroInstallation:
         return self.until_any(resource, lambda item: item["metadata"]["name"] == name and reached(item))
 
     def until_any(self, resource: Resource, reached: Callable[[Json], bool]) -> Json:
-        """Return the first object of a kind for which `reached` holds.
-
-        Raises:
-            BedError: There is none in time.
-        """
-        deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline:
-            for item in self.bed.api.objects(resource, self.space):
-                if reached(item):
-                    return item
-            time.sleep(_POLL_SECONDS)
-        raise BedError(f"waited {_SECONDS} s for one of {resource.plural}; {self._explain()}")
+        """Return the first object of a kind for which `reached` holds."""
+        return wait_for(
+            lambda: f"one of {resource.plural}; {self._explain()}",
+            lambda: next(filter(reached, self.bed.api.objects(resource, self.space)), None),
+            seconds=_SECONDS,
+        )
 
     def until_gone(self, resource: Resource, name: str) -> None:
-        """Return when an object no longer exists.
-
-        Raises:
-            BedError: It still exists after minutes.
-        """
+        """Return when an object no longer exists."""
         self.kubectl("wait", f"{resource.plural}.velero.io/{name}", "--for=delete", f"--timeout={_SECONDS}s")
 
     def kubectl(self, *arguments: str) -> str:

@@ -5,21 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUPS, DATA_UPLOADS, POD_VOLUME_BACKUPS, PODS, SCHEDULES
 from tests.cluster.bed import Bed
 from tests.cluster.gate import HELD_BYTES, Gate
 from tests.cluster.handkopia import open_kopia
+from tests.support.objects import build_object
 from tests.testbed.api import Json
-from tests.testbed.demonstration.manifests import build_claim
-from tests.testbed.settings import AGENT_IMAGE
-from tests.velero_cluster.server import (
-    BACKUPS,
-    DELETIONS,
-    POD_BACKUPS,
-    REPOSITORIES,
-    SCHEDULES,
-    UPLOADS,
-    VeleroInstallation,
-)
+from tests.testbed.demonstration.manifests import build_claim, build_container
+from tests.velero_cluster.server import DELETIONS, VeleroInstallation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -60,25 +53,15 @@ class App:
 
     def start(self, size_bytes: int = _SMALL, *, moves: bool = True) -> str:
         """Create pod and claim; return the digest. Its volume is for fs-backup unless it `moves` from a snapshot."""
-        container = {
-            "name": "app",
-            "image": AGENT_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["python3", "-c", _APP, str(size_bytes)],
-            "securityContext": {"runAsUser": 0},
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        }
+        mounts = [{"name": "data", "mountPath": "/data"}]
+        container = build_container("app", ["python3", "-c", _APP, str(size_bytes)], volumeMounts=mounts)
         annotations = {} if moves else {"backup.velero.io/backup-volumes": "data"}
-        pod: Json = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"namespace": self.space, "name": "app", "annotations": annotations},
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "containers": [container],
-                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
-            },
+        spec = {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
         }
+        pod = build_object(PODS, "app", self.space, metadata={"annotations": annotations}, spec=spec)
         self.bed.user.apply(build_claim(self.space, "data", size="1Gi"), pod)
         return self.digest()
 
@@ -117,7 +100,7 @@ def _hold(velero: VeleroInstallation, gate: Gate, space: str, name: str, **spec:
     """Begin a Backup that moves more data than passes the gate; return when it is held."""
     gate.shut()
     velero.back_up(name, space, moves=True, **spec)
-    velero.until_any(UPLOADS, lambda item: _of(name)(item) and _in_progress(item))
+    velero.until_any(DATA_UPLOADS, lambda item: _of(name)(item) and _in_progress(item))
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["data movement", "fs-backup"])
@@ -164,7 +147,7 @@ def test_a_backup_outlives_its_server(ours: VeleroInstallation, app: App, gate: 
     if restarts:
         ours.scale_server(1)
     gate.open()
-    ours.until_any(UPLOADS, lambda item: _of(name)(item) and item["status"]["phase"] == "Completed")
+    ours.until_any(DATA_UPLOADS, lambda item: _of(name)(item) and item["status"]["phase"] == "Completed")
     ours.scale_server(1)
     ours.expect(BACKUPS, name, "Completed")
     app.lose()
@@ -176,7 +159,7 @@ def test_the_server_cancels_what_takes_too_long(ours: VeleroInstallation, app: A
     name = f"{app.space}-canceled"
     app.start(HELD_BYTES)
     _hold(ours, gate, app.space, name, itemOperationTimeout="20s")
-    ours.until_any(UPLOADS, lambda item: _of(name)(item) and item["status"]["phase"] == "Canceled")
+    ours.until_any(DATA_UPLOADS, lambda item: _of(name)(item) and item["status"]["phase"] == "Canceled")
     gate.open()
     ours.expect(BACKUPS, name, "PartiallyFailed")
 
@@ -185,7 +168,7 @@ def test_a_schedule_runs(ours: VeleroInstallation, app: App) -> None:
     name = f"{app.space}-minutely"
     app.start()
     template = {"includedNamespaces": [app.space], "snapshotMoveData": True}
-    ours.create(SCHEDULES, "Schedule", name, {"schedule": "* * * * *", "template": template})
+    ours.create(SCHEDULES, name, {"schedule": "* * * * *", "template": template})
     made = ours.until_any(BACKUPS, lambda item: item["metadata"]["labels"].get("velero.io/schedule-name") == name)
     ours.bed.api.delete(SCHEDULES, ours.space, name)
     ours.expect(BACKUPS, made["metadata"]["name"], "Completed")
@@ -197,10 +180,10 @@ def test_a_deleted_backup_leaves_nothing(ours: VeleroInstallation, app: App, mov
     app.start(moves=moves)
     ours.back_up(name, app.space, moves=moves)
     ours.expect(BACKUPS, name, "Completed")
-    kept = ours.until_any(UPLOADS if moves else POD_BACKUPS, _of(name))
-    ours.create(DELETIONS, "DeleteBackupRequest", name, {"backupName": name})
+    kept = ours.until_any(DATA_UPLOADS if moves else POD_VOLUME_BACKUPS, _of(name))
+    ours.create(DELETIONS, name, {"backupName": name})
     ours.until_gone(BACKUPS, name)
-    ours.until_gone(UPLOADS if moves else POD_BACKUPS, kept["metadata"]["name"])
+    ours.until_gone(DATA_UPLOADS if moves else POD_VOLUME_BACKUPS, kept["metadata"]["name"])
     with open_kopia(ours.bed, app.space, prefix=ours.space) as kopia:
         kopia.connect()
         assert kept["status"]["snapshotID"] not in {item["id"] for item in kopia.json("snapshot", "list", "--all")}
@@ -211,15 +194,15 @@ def test_the_server_maintains_what_our_agent_fills(ours: VeleroInstallation, app
     app.start()
     ours.back_up(name, app.space, moves=True)
     ours.expect(BACKUPS, name, "Completed")
-    found = ours.until_any(REPOSITORIES, lambda item: item["spec"]["volumeNamespace"] == app.space)
+    found = ours.until_any(BACKUP_REPOSITORIES, lambda item: item["spec"]["volumeNamespace"] == app.space)
     ours.bed.api.patch(
-        REPOSITORIES,
+        BACKUP_REPOSITORIES,
         {"spec": {"maintenanceFrequency": "5s"}},
         name=found["metadata"]["name"],
         namespace=ours.space,
     )
     done = ours.until(
-        REPOSITORIES,
+        BACKUP_REPOSITORIES,
         found["metadata"]["name"],
         lambda item: "Succeeded" in [one["result"] for one in item["status"].get("recentMaintenance", [])],
     )

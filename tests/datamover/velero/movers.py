@@ -17,12 +17,12 @@ from core.kube.resources import (
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
     SECRETS,
+    Resource,
 )
 from core.models.base import JsonDict
 from tests.datamover.support.pods import MoverPod
 from tests.support.apiserver import ApiServer
 from tests.support.tools import tool
-from tests.testbed.api import Resource
 
 _COMMANDS = {
     "DataUpload": ("data-mover", "backup", "--data-upload"),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from core.kube.resources import NAMESPACES
 from tests.datamover.support.pods import TRANSFER, MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree
 from tests.datamover.velero.movers import VeleroMover
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.fakekube import FakeKube
-from tests.testbed.api import Resource
 from tests.velero.server import apply_definitions
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ def server(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     """An API server with the custom resources of that version."""
     with run_apiserver() as server:
         apply_definitions(version, server, tmp_path_factory.mktemp("velero"))
-        server.api.create(Resource("/api/v1", "namespaces", namespaced=False), {"metadata": {"name": "velero"}})
+        server.api.create(NAMESPACES, {"metadata": {"name": "velero"}})
         yield server
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.testbed.api import Api, Json, Resource
+from core.kube.resources import Resource
+from tests.testbed.api import Api, Json
 from tests.testbed.processes import BedError
 
 FINAL = ("Completed", "Failed", "Canceled")
@@ -101,9 +102,6 @@ def follow(api: Api, resource: Resource, item: Json, *, limit_seconds: int, say:
         item: The object as it was made.
         limit_seconds: The longest time to follow it.
         say: Gets each line of the timeline as it comes about.
-
-    Raises:
-        BedError: It did not end in time, or was deleted.
     """
     began = time.monotonic()
     timeline = Timeline()

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.testbed.api import Api, Json, Resource
+from core.kube.resources import PODS
+from tests.testbed.api import Api, Json
 from tests.testbed.processes import BedError
-
-PODS = Resource("/api/v1", "pods")
 
 
 @dataclass(frozen=True)
@@ -20,11 +19,7 @@ class User:
     api: Api
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """Run kubectl and return what it printed.
-
-        Raises:
-            BedError: It failed; the message is its own.
-        """
+        """Run kubectl and return what it printed."""
         argv = ["kubectl", *arguments]
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -43,11 +38,7 @@ class User:
         self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
 
     def run_pod(self, pod: Json, *, seconds: int) -> None:
-        """Apply a pod, wait until it has succeeded, delete it.
-
-        Raises:
-            BedError: It failed, or did not end in time; the message has the end of its log.
-        """
+        """Apply a pod, wait until it has succeeded, delete it."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.apply(pod)
         ended = "jsonpath={.status.containerStatuses[0].state.terminated}"

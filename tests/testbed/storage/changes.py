@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.kube.resources import SNAPSHOT_METADATA_SERVICES
+from tests.support.objects import build_object
 from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.api import Api
 from tests.testbed.pki import Authority
 from tests.testbed.processes import Supervisor
-from tests.testbed.storage.objects import CHANGES_SERVICES, DRIVER
+from tests.testbed.storage.objects import DRIVER
 
 AUDIENCE = "bed-changes"
 """Tokens for the service have it."""
@@ -54,16 +56,12 @@ def serving_changes(api: Api, csi_socket: str, folder: Path, *, host: str, label
         supervisor.wait("the service of changed blocks", lambda: _is_healthy(health_port), seconds=_SECONDS)
         service = ChangesService(f"{host}:{port}", authority.pair.certificate.read_text(), supervisor)
         ca_cert = base64.b64encode(service.ca.encode()).decode()
-        announced = {
-            "apiVersion": "cbt.storage.k8s.io/v1beta1",
-            "kind": "SnapshotMetadataService",
-            "metadata": {"name": DRIVER, "labels": {"test": label}},
-            "spec": {"address": service.address, "audience": AUDIENCE, "caCert": ca_cert},
-        }
-        api.create(CHANGES_SERVICES, announced)
+        spec = {"address": service.address, "audience": AUDIENCE, "caCert": ca_cert}
+        announced = build_object(SNAPSHOT_METADATA_SERVICES, DRIVER, metadata={"labels": {"test": label}}, spec=spec)
+        api.create(SNAPSHOT_METADATA_SERVICES, announced)
         yield service
     finally:
-        api.delete(CHANGES_SERVICES, "", DRIVER)
+        api.delete(SNAPSHOT_METADATA_SERVICES, "", DRIVER)
         supervisor.stop()
 
 

@@ -1,6 +1,8 @@
 """Kinds of objects that the test bed's storage deals with, its classes, and every name it uses."""
 
-from tests.testbed.api import Json, Resource
+from core.kube.resources import STORAGE_CLASSES, VOLUME_SNAPSHOT_CLASSES, Resource
+from tests.support.objects import build_object
+from tests.testbed.api import Json
 
 DRIVER = "bed.node-agent.test"
 """The CSI driver: provisioner of the storage classes and driver of the snapshot classes."""
@@ -23,73 +25,37 @@ GROUP_CLASS, GROUP_CLASS_TOGETHER = "bed", "bed-together"
 _DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
 """Annotation. Source: external-snapshotter v8."""
 
-_SNAPSHOT_GROUP = "/apis/snapshot.storage.k8s.io/v1"
-_STORAGE_GROUP = "/apis/storage.k8s.io/v1"
-
-CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
-VOLUMES = Resource("/api/v1", "persistentvolumes", namespaced=False)
-CONFIG_MAPS = Resource("/api/v1", "configmaps")
-EVENTS = Resource("/api/v1", "events")
-STORAGE_CLASSES = Resource(_STORAGE_GROUP, "storageclasses", namespaced=False)
-ATTACHMENTS = Resource(_STORAGE_GROUP, "volumeattachments", namespaced=False)
-DRIVERS = Resource(_STORAGE_GROUP, "csidrivers", namespaced=False)
-SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
-CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
-SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
-CHANGES_SERVICES = Resource("/apis/cbt.storage.k8s.io/v1beta1", "snapshotmetadataservices", namespaced=False)
-GROUP_CLASSES = Resource("/apis/groupsnapshot.storage.k8s.io/v1", "volumegroupsnapshotclasses", namespaced=False)
-
-
-_DRIVER_OBJECT: Json = {
-    "apiVersion": "storage.k8s.io/v1",
-    "kind": "CSIDriver",
-    "metadata": {"name": DRIVER},
-    "spec": {"attachRequired": True, "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent"]},
-}
+DRIVERS = Resource("CSIDriver", "csidrivers", "storage.k8s.io", namespaced=False)
+GROUP_CLASSES = Resource(
+    "VolumeGroupSnapshotClass", "volumegroupsnapshotclasses", "groupsnapshot.storage.k8s.io", namespaced=False
+)
 
 
 def class_objects() -> list[tuple[Resource, Json]]:
     """The classes that every test bed has, with the kind of each."""
+    driver = {"attachRequired": True, "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent"]}
     return [
-        (DRIVERS, _DRIVER_OBJECT),
+        (DRIVERS, build_object(DRIVERS, DRIVER, spec=driver)),
         (STORAGE_CLASSES, _storage_class("bed", "Immediate", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-retain", "Immediate", "Retain")),
-        (STORAGE_CLASSES, {**_storage_class(SHARED_CLASS, "Immediate", "Delete"), "parameters": {SHARED: "true"}}),
-        (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete", {_DEFAULT_SNAPSHOT_CLASS: "true"})),
-        (SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
+        (STORAGE_CLASSES, _storage_class(SHARED_CLASS, "Immediate", "Delete", parameters={SHARED: "true"})),
+        (VOLUME_SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete", {_DEFAULT_SNAPSHOT_CLASS: "true"})),
+        (VOLUME_SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
         (GROUP_CLASSES, _group_class(GROUP_CLASS)),
-        (GROUP_CLASSES, {**_group_class(GROUP_CLASS_TOGETHER), "parameters": {"together": "true"}}),
+        (GROUP_CLASSES, _group_class(GROUP_CLASS_TOGETHER, parameters={"together": "true"})),
     ]
 
 
-def _storage_class(name: str, binding: str, reclaim: str) -> Json:
-    return {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {"name": name},
-        "provisioner": DRIVER,
-        "volumeBindingMode": binding,
-        "reclaimPolicy": reclaim,
-        "allowVolumeExpansion": True,
-    }
+def _storage_class(name: str, binding: str, reclaim: str, **more: object) -> Json:
+    modes = {"volumeBindingMode": binding, "reclaimPolicy": reclaim, "allowVolumeExpansion": True}
+    return build_object(STORAGE_CLASSES, name, provisioner=DRIVER, **modes, **more)
 
 
 def _snapshot_class(name: str, policy: str, annotations: dict[str, str] | None = None) -> Json:
-    return {
-        "apiVersion": "snapshot.storage.k8s.io/v1",
-        "kind": "VolumeSnapshotClass",
-        "metadata": {"name": name, "annotations": annotations or {}},
-        "driver": DRIVER,
-        "deletionPolicy": policy,
-    }
+    meta = {"annotations": annotations or {}}
+    return build_object(VOLUME_SNAPSHOT_CLASSES, name, metadata=meta, driver=DRIVER, deletionPolicy=policy)
 
 
-def _group_class(name: str) -> Json:
-    return {
-        "apiVersion": "groupsnapshot.storage.k8s.io/v1",
-        "kind": "VolumeGroupSnapshotClass",
-        "metadata": {"name": name},
-        "driver": DRIVER,
-        "deletionPolicy": "Delete",
-    }
+def _group_class(name: str, **more: object) -> Json:
+    return build_object(GROUP_CLASSES, name, driver=DRIVER, deletionPolicy="Delete", **more)
