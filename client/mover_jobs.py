@@ -26,12 +26,11 @@ from core.models.names import MAINTENANCE_CONTAINER
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
-from exposer.causes import CauseFinder
 from exposer.model import Owner
 from exposer.pod_manifest import MoverVolume
-from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
+from exposer.pod_status import CauseFinder, PodEnd, explain_exit, parse_pod_end
 from exposer.pods import MaintenanceRun, build_command_job
-from exposer.storage_access import access_of
+from exposer.settings import StorageAccess
 from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template
 from nodeagent.config.parse import read_config
 from nodeagent.config.repositories import MaintenanceConfig
@@ -186,7 +185,7 @@ async def plan_job(
     name = f"{subject.owner.name[:_NAME_CHARACTERS].rstrip('.-')}-{subject.what}-{secrets.token_hex(4)}"
     if longest is not None:
         job = dataclasses.replace(job, active_deadline=longest)
-    run = MaintenanceRun(subject.owner, name, job, access_of(subject.location), volume=volume)
+    run = MaintenanceRun(subject.owner, name, job, StorageAccess.of(subject.location), volume=volume)
     return build_command_job(run, expose, spec)
 
 

@@ -18,8 +18,7 @@ from core.kube.types import Manifest, ObjectT, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.units import format_duration
-from exposer.causes import CauseFinder
-from exposer.pod_status import explain_exit, parse_pod_end
+from exposer.pod_status import CauseFinder, explain_exit, parse_pod_end
 
 __all__ = ["CheckReport", "CheckStep", "CheckTools", "VolumeCheckError", "check_volume"]
 

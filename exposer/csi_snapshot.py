@@ -22,8 +22,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
-from exposer.causes import CauseFinder
-from exposer.expose_run import Copies, ExposeRun
+from exposer.expose_run import Copies, ExposeRun, read_storage_access
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
@@ -52,10 +51,10 @@ from exposer.ownership import (
     patch_if_there,
     withdraw_mover,
 )
+from exposer.pod_status import CauseFinder
 from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
 from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup, recorded_source
-from exposer.storage_access import read_storage_access
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -63,7 +62,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CSISnapshotExposer:
-    """The `Exposer` of DataUploads."""
+    """Exposes the snapshots of DataUploads: each step can be interrupted and repeated."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
@@ -135,7 +134,10 @@ class CSISnapshotExposer:
         return await withdraw_mover(self._client, owner, interruption, claim=owner.name, forced=lost)
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
-        """Delete the expose objects and the source snapshot; None once nothing is left."""
+        """Delete the expose objects and the source snapshot in order; None once nothing is left.
+
+        Works at any stage, also where nothing was created. Only objects of the owner's UID are deleted.
+        """
         owner = request.owner
         if pending := await delete_owned(self._client, owner, PODS, owner.name):
             return pending

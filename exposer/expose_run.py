@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
-from core.errors import ExposeError
+from core.errors import ContractError, ExposeError
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
@@ -33,6 +34,7 @@ from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnaps
 from core.logs import fields
 from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
+from core.models.storage import BackupStorageLocation
 from exposer.manifests import build_cache_claim, claim_size_gib
 from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, Reader
 from exposer.ownership import (
@@ -46,10 +48,10 @@ from exposer.ownership import (
     is_copy_for,
 )
 from exposer.pod_status import attempt_of
-from exposer.settings import CacheVolume
+from exposer.settings import CacheVolume, StorageAccess
 from exposer.sources import settle_source
 
-__all__ = ["CacheClaims", "Copies", "ExposeRun"]
+__all__ = ["CacheClaims", "Copies", "ExposeRun", "read_storage_access"]
 
 _log = logging.getLogger(__name__)
 
@@ -389,3 +391,19 @@ class CacheClaims:
         if policy != DELETE:
             return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
         return None
+
+
+async def read_storage_access(client: KubeClient, namespace: str, location: str) -> StorageAccess:
+    """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail.
+
+    Raises:
+        KubeError: the API server rejected the read.
+    """
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
+    if raw is None:
+        return StorageAccess()
+    try:
+        found = BackupStorageLocation.parse(raw)
+    except ContractError:
+        return StorageAccess()
+    return StorageAccess.of(found)

@@ -33,8 +33,7 @@ from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, P
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.causes import CauseFinder
-from exposer.expose_run import CacheClaims, Copies, ExposeRun
+from exposer.expose_run import CacheClaims, Copies, ExposeRun, read_storage_access
 from exposer.in_place import check_existing, check_unused, ensure_taken, give_back, is_released, is_taken_by
 from exposer.manifests import (
     build_changed_volume,
@@ -60,10 +59,10 @@ from exposer.ownership import (
     set_reclaim_policy,
     withdraw_mover,
 )
+from exposer.pod_manifest import Placement
+from exposer.pod_status import CauseFinder
 from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, binds_late, delete_base, leave_to_velero
-from exposer.storage_access import read_storage_access
-from exposer.template import Placement
 from exposer.workload import tolerations_of_consumers
 
 __all__ = ["GenericRestoreExposer"]
@@ -82,7 +81,7 @@ class Rebinder:
             ExposeError: target PVC or volume were deleted, or the target PVC has another volume.
             KubeError: the API server rejected a request.
         """
-        target = await self._read_target(request, kept)
+        target = await self._read_bound_target(request, kept)
         volume = await self._read_volume(request, kept)
         if isinstance(volume, Pending):
             return volume
@@ -215,7 +214,7 @@ class Rebinder:
             return Pending(PendingReason.DETACHING, text)
         return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
-    async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
+    async def _read_bound_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
         namespace, name = request.target_namespace, request.target_claim
         place = f"target PVC {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
@@ -289,15 +288,14 @@ def _bound(volume: PersistentVolume, target: PersistentVolumeClaim) -> bool:
     return phases == {"Bound"} and target["spec"].get("volumeName") == volume["metadata"]["name"]
 
 
-class GenericRestoreExposer:
-    """The `RestoreExposer` of DataDownloads."""
+class GenericRestoreExposer(Rebinder):
+    """Exposes the volumes of DataDownloads, and binds them to their target PVCs."""
 
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
-        self._client = client
+        super().__init__(client)
         self._causes = causes
         self._caches = CacheClaims(client)
         self._copies = Copies(client)
-        self._rebinder = Rebinder(client)
 
     async def check(self, request: RestoreRequest, reader: Reader) -> Pending | None:
         """Return why the expose cannot start yet; reads only.
@@ -367,22 +365,6 @@ class GenericRestoreExposer:
         if volume is None:
             raise ExposeError(f"PersistentVolume of {place} no longer exists")
         return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
-
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Bind the volume to the target PVC; None once it is bound.
-
-        Raises:
-            ExposeError: it can never be bound; call `drop_volume`.
-        """
-        return await self._rebinder.rebind(request, kept)
-
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted."""
-        return await self._rebinder.drop_volume(request, kept)
-
-    async def give_back(self, request: RestoreRequest) -> Pending | None:
-        """Give the existing volume of an unfinished restore back to its PVC; None once that is done."""
-        return await self._rebinder.give_back(request)
 
     async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""

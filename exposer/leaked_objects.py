@@ -284,7 +284,8 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str |
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
     for volume in leaked.of(PERSISTENT_VOLUMES):
-        await _set_delete_policy(client, volume)
+        with suppress(NotFoundError):
+            await set_reclaim_policy(client, volume, DELETE)
     if volumes := leaked.of(PERSISTENT_VOLUMES):
         return "; ".join(f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in volumes)
     contents = leaked.of(VOLUME_SNAPSHOT_CONTENTS)
@@ -295,12 +296,6 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str | No
     found = [await client.read(PERSISTENT_VOLUMES, "", name) for name in sorted(names)]
     left = [volume["metadata"]["name"] for volume in found if volume is not None and is_provisioned(volume)]
     return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left) or None
-
-
-async def _set_delete_policy(client: KubeClient, volume: PersistentVolume) -> None:
-    """Have a volume reclaimed whose PVC is deleted."""
-    with suppress(NotFoundError):
-        await set_reclaim_policy(client, volume, DELETE)
 
 
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str | None:

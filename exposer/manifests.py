@@ -59,19 +59,11 @@ _BINDING_ANNOTATIONS: Final = (
 )
 """What controllers record on one PVC about its own volume; another PVC must not have it."""
 
-_BYTES_IN_A_GIB: Final = 1 << 30
-
 _WRITABLE: Final = "ReadWriteOnce"
 _READ_ONLY: Final = "ReadOnlyMany"
 _ONE_POD: Final = "ReadWriteOncePod"
 
-_COPIED_SPEC: Final = (
-    "accessModes",
-    "resources",
-    "storageClassName",
-    "volumeMode",
-    "volumeAttributesClassName",
-)
+_COPIED_SPEC: Final = ("accessModes", "resources", "storageClassName", "volumeMode", "volumeAttributesClassName")
 """What a volume must match to be bound to the target PVC later."""
 
 
@@ -187,7 +179,7 @@ def build_changed_volume(volume: PersistentVolume, *, fs_type: str | None) -> Ma
 
 def claim_size_gib(claim: PersistentVolumeClaim) -> int:
     """Return the whole GiB that a PVC as JSON dict requests."""
-    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) // _BYTES_IN_A_GIB
+    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30
 
 
 def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str | None) -> Manifest:
@@ -245,7 +237,6 @@ _CONTROLLER_ANNOTATIONS: Final = frozenset(
 """Annotations about one content object; all others (the deletion secret's name, a driver's own)
 describe the snapshot on the storage and are copied with its handle."""
 
-
 _VSPHERE_CHANGE: Final = "csi.vsphere.volume/change-id"
 _VSPHERE_SNAPSHOT: Final = "csi.vsphere.volume/snapshot"
 """The last one has the ID of the volume and, after a plus, the one of the snapshot."""
@@ -301,11 +292,10 @@ def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
     try:
         return SnapshotSource.from_json((meta.get("annotations") or {}).get(SOURCE_ANNOTATION, ""))
     except ContractError as e:
-        message = (
+        raise ContractError(
             f"VolumeSnapshotContent {meta['name']}: annotation {SOURCE_ANNOTATION}, "
             "which records the source snapshot, is missing or invalid"
-        )
-        raise ContractError(message) from e
+        ) from e
 
 
 def snapshot_handle(content: VolumeSnapshotContent) -> str | None:
@@ -368,8 +358,7 @@ def diagnose_snapshot(snapshot: VolumeSnapshot, content: VolumeSnapshotContent |
     place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
         return None
-    error = read_error(snapshot) or (read_error(content) if content is not None else None)
-    if error:
+    if error := read_error(snapshot) or (read_error(content) if content is not None else None):
         return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
     return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
 

@@ -6,7 +6,7 @@ Does no I/O; the exposers are `exposer.csi_snapshot`, `exposer.generic_restore` 
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from core.contract import MoverVerb
 from core.errors import AgentError, ExposeError
@@ -14,7 +14,6 @@ from core.kube.resources import Resource, Selection
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL
-from core.models.phases import Interruption
 from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
@@ -22,7 +21,6 @@ from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 __all__ = [
     "CopyPlan",
     "Exposed",
-    "Exposer",
     "Guard",
     "KeptVolume",
     "LocatedVolume",
@@ -32,7 +30,6 @@ __all__ = [
     "Pending",
     "PodVolumeRequest",
     "Reader",
-    "RestoreExposer",
     "RestoreRequest",
     "SnapshotRequest",
     "WorkloadRef",
@@ -269,9 +266,6 @@ class RestoreRequest:
         return CopyPlan(self.owner, self.target_namespace, self.settings.restore_copies, self.copied)
 
 
-_Request_contra = TypeVar("_Request_contra", contravariant=True)
-
-
 @dataclass(frozen=True)
 class WorkloadRef:
     """Reference to a workload pod: by UID, or by name alone where `uid` is None."""
@@ -323,94 +317,3 @@ class LocatedVolume:
     storage_class: str | None = None
     claim: str | None = None
     excluded: str | None = None
-
-
-class Exposer(Protocol[_Request_contra]):
-    """Makes a volume reachable from a mover pod, in steps that can be interrupted and repeated."""
-
-    async def check(self, request: _Request_contra, reader: Reader) -> Pending | None:
-        """Return why the expose cannot start yet; reads only.
-
-        Raises:
-            ExposeError: it can never start.
-            KubeError: the API server rejected a read.
-        """
-        ...
-
-    async def ensure(self, request: _Request_contra, guard: Guard) -> Exposed | Pending:
-        """Take the next steps and return the pod, or why it is pending.
-
-        Raises:
-            ExposeError: the expose can never succeed.
-            NotOwnerError: from `guard`; where `ended`, the objects of the run were deleted.
-            KubeError: the API server rejected a request; InvalidError and ForbiddenError: it
-                rejected one of the objects.
-        """
-        ...
-
-    async def withdraw(self, request: _Request_contra, interruption: Interruption) -> Pending | None:
-        """Delete what keeps another attempt from being exposed after `interruption`; None once it is gone.
-
-        That is the mover pod; and, unless only the mover ended, what its node alone may reach, if it can be created
-        again.
-        """
-        ...
-
-    async def clean_up(self, request: _Request_contra) -> Pending | None:
-        """Delete the expose objects in order; None once nothing of the owner is left.
-
-        Works at any stage, also where nothing was created. Only objects of the owner's UID are
-        deleted.
-        """
-        ...
-
-
-class BackupExposer(Exposer[SnapshotRequest], Protocol):
-    """Exposes a volume that is created from a snapshot."""
-
-    async def confirm(self, request: SnapshotRequest) -> None:
-        """Check that the volume of the running mover pod is that volume; reads only.
-
-        Raises:
-            ExposeError: it existed before, and has other data.
-        """
-        ...
-
-
-class RestoreExposer(Exposer[RestoreRequest], Protocol):
-    """Exposes a new or existing volume and binds it to the target PVC."""
-
-    async def confirm(self, request: RestoreRequest) -> None:
-        """Check that the existing volume is still used by nothing else; reads only.
-
-        Raises:
-            ExposeError: it is.
-        """
-        ...
-
-    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        """Return the restored volume, before its rebind starts.
-
-        Raises:
-            ExposeError: there is none.
-        """
-        ...
-
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Bind the volume to the target PVC; None once it is bound.
-
-        Raises:
-            ExposeError: it can never be bound; call `drop_volume`.
-        """
-        ...
-
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted.
-
-        A volume that is bound to the target PVC is kept.
-        """
-        ...
-
-    async def give_back(self, request: RestoreRequest) -> Pending | None:
-        """Give the existing volume of an unfinished restore back to its PVC; None once that is done."""
-        ...

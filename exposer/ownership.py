@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient, Selection
-from core.kube.errors import ForbiddenError, NotFoundError
+from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -61,6 +61,7 @@ __all__ = [
     "delete_owned",
     "delete_with_volume",
     "describe_object",
+    "diagnose_rejection",
     "explain_deletion",
     "is_being_provisioned",
     "is_copy_for",
@@ -79,12 +80,20 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-
 NO_PRIORITY_CLASS = "no PriorityClass with name"
 """In the rejection of a pod whose class does not exist.
 
 Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go.
 """
+
+_NO_ACCOUNT: Final = "error looking up service account"
+"""Source: Kubernetes v1.34, plugin/pkg/admission/serviceaccount/admission.go."""
+
+
+def diagnose_rejection(error: KubeError) -> Pending | None:
+    """Return what a pod is pending for that the API server rejected for its ServiceAccount; None for other causes."""
+    text = str(error)
+    return Pending(PendingReason.SERVICE_ACCOUNT_MISSING, text, blocked=True) if _NO_ACCOUNT in text else None
 
 
 async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
@@ -238,19 +247,15 @@ async def delete_owned(
 
 DELETE = "Delete"
 
-
 RETAIN = "Retain"
-
 
 _PROVISIONER_ANNOTATIONS: Final = frozenset(
     {"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"}
 )
 
-
 _LABELS: Final = (OWNER_UID_LABEL, IN_PLACE_LABEL)
 _ANNOTATIONS: Final = (IN_PLACE_CLAIM_ANNOTATION, RECLAIM_POLICY_ANNOTATION, RELEASED_CLAIM_ANNOTATION)
 """Ours on a volume while a transfer owns it."""
-
 
 _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
 BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"

@@ -3,8 +3,10 @@
 Does no I/O; `exposer.pods` has the differences between the kinds. The scratch volume holds everything that a mover may
 write: temporary files, and below them the mount points of volume and cache. The root file system is read-only, and so
 is every other mount, except the one that holds a repository in a directory. kopia touches `<target>.kopia-entry` beside
-the target of a restore, which is in the scratch volume for that reason.
-Source: Velero v1.18, pkg/exposer/csi_snapshot.go and generic_restore.go, as recorded in
+the target of a restore, which is in the scratch volume for that reason. A node affinity combines configured rules with
+the volume's topology, without Windows nodes.
+Source: Velero v1.18, pkg/util/kube/pod.go (GetLoadAffinityByStorageClass, ToSystemAffinity),
+pkg/exposer/csi_snapshot.go and generic_restore.go, as recorded in
 tests/recordings/velero-1.18.2/pod-of-*.json (tests/exposer/test_pods_velero.py lists every difference); kopia 0.23.1,
 snapshot/restore/local_fs_output.go, placeholders of shallow restores.
 """
@@ -19,24 +21,38 @@ from msgspec import structs
 
 from core.contract import EVENTS_VARIABLE, MOVER_GRACE, SNAPSHOT_METADATA_TOKEN, MoverArgs, MoverVerb, VolumeMode
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
-from core.kube.types import EnvVar, Manifest, PodToleration, Volume, VolumeDevice, VolumeMount, VolumeSource
+from core.kube.types import (
+    EnvVar,
+    Manifest,
+    NodeRequirement,
+    NodeSelectorTerm,
+    Pod,
+    PodToleration,
+    Volume,
+    VolumeDevice,
+    VolumeMount,
+    VolumeSource,
+)
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
 from exposer.model import Owner
-from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryMount, StorageAccess
-from exposer.template import LINUX, AgentTemplate, Placement, build_node_affinity
+from exposer.settings import Alternatives, ExposeSettings, MoverOptions, PodSettings, StorageAccess
+from exposer.template import AgentTemplate
 from exposer.workload import EVENTS_VOLUME
 
 __all__ = [
     "MOVER_CAPABILITIES",
+    "WINDOWS",
     "MoverPod",
     "MoverVolume",
-    "OwnVolumes",
+    "Placement",
     "PodFiles",
     "build_mover_pod",
+    "build_node_affinity",
     "build_pod_files",
     "complete_spec",
+    "describe_nodes",
 ]
 
 _SCRATCH_VARIABLE: Final = "VELERO_SCRATCH_DIR"
@@ -65,6 +81,76 @@ _CREDENTIALS_VOLUME: Final = "cloud-credentials"
 Source: Velero v1.18, pkg/install/daemonset.go.
 """
 
+LINUX: Final = "linux"
+WINDOWS: Final = "windows"
+
+_NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The eligible nodes; every field but the last narrows them.
+
+    `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
+    `topology` holds the `nodeSelectorTerms` of a volume; one must match. `tolerations` are
+    added to what all movers have.
+    """
+
+    node: str | None = None
+    avoid_nodes: tuple[str, ...] = ()
+    alternatives: Alternatives = ()
+    topology: tuple[NodeSelectorTerm, ...] = field(default=())
+    tolerations: tuple[PodToleration, ...] = ()
+
+
+def build_node_affinity(placement: Placement) -> Manifest:
+    """Return the affinity of a pod: one term for each combination of topology and rule."""
+    terms = [
+        _build_term(placement, topology, rule)
+        for topology in placement.topology or ({},)
+        for rule in placement.alternatives or ((),)
+    ]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _build_term(
+    placement: Placement, topology: NodeSelectorTerm, rule: tuple[NodeRequirement, ...]
+) -> NodeSelectorTerm:
+    # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
+    expressions = [*(topology.get("matchExpressions") or []), *rule, _NOT_WINDOWS]
+    fields: list[NodeRequirement] = list(topology.get("matchFields") or [])
+    if placement.node:
+        fields.append(_requirement("metadata.name", "In", placement.node))
+    # The scheduler accepts one value for metadata.name, with In and NotIn only.
+    fields.extend(_requirement("metadata.name", "NotIn", node) for node in placement.avoid_nodes)
+    term: NodeSelectorTerm = {"matchExpressions": expressions}
+    if fields:
+        term["matchFields"] = fields
+    return term
+
+
+def _requirement(key: str, operator: str, value: str) -> NodeRequirement:
+    return {"key": key, "operator": operator, "values": [value]}
+
+
+def describe_nodes(pod: Pod) -> str | None:
+    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; None: any Linux node."""
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = []
+    for term in required.get("nodeSelectorTerms") or []:
+        requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
+        # Every pod of ours excludes Windows nodes.
+        terms.append(", ".join(_describe(one) for one in requirements if one != _NOT_WINDOWS))
+    return "; or ".join(filter(None, terms)) or None
+
+
+def _describe(requirement: NodeRequirement) -> str:
+    values = "|".join(requirement.get("values") or [])
+    forms = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
+    operator = requirement["operator"]
+    return f"{requirement['key']}{forms.get(operator, f' {operator} {values}')}"
+
 
 @dataclass(frozen=True)
 class MoverVolume:
@@ -80,20 +166,31 @@ class MoverVolume:
 
 
 @dataclass(frozen=True)
-class OwnVolumes:
-    """The volumes of one mover, named after the UID of its custom resource.
+class MoverPod:
+    """What one mover pod differs in from all others.
 
-    `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
-    None: the cache is in the scratch volume. `repository` is the shared volume with the repository.
-    With `events`, there is one in which the agent of the node finds the mover's Events. `token_audience` is the
-    audience of a token of the pod's account; None: it gets none.
+    `args` lack the paths, and `storage` is what the pod needs to reach the bucket.
+    `label` is the label that names its custom resource, `group` Velero's spread key.
+    `node` is the node that the pod is bound to without the scheduler; None: the scheduler places it.
+    `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
+    the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
+    the pod's by a mount option. `token_audience` is the audience of its token; None: it gets none.
     """
 
-    uid: str
-    moved: MoverVolume | None = None
+    owner: Owner
+    name: str
+    args: MoverArgs | MoverSpec
+    storage: StorageAccess
+    volume: MoverVolume | None = None
     cache_claim: str | None = None
-    repository: RepositoryMount | None = None
-    events: bool = False
+    label: str | None = None
+    group: str | None = None
+    placement: Placement = field(default_factory=Placement)
+    node: str | None = None
+    tolerations: tuple[PodToleration, ...] = ()
+    privileged: bool | None = None
+    no_relabeling: bool = False
+    label_at_mount: bool = False
     token_audience: str | None = None
 
 
@@ -112,30 +209,28 @@ class PodFiles:
     cache_path: str | None
 
 
-def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAccess) -> PodFiles:
-    """Return the file systems of the mover pod with these volumes.
-
-    Args:
-        own: its own volumes.
-        template: what mover pods inherit.
-        storage: what the pod needs to reach the bucket.
-    """
-    uid, volume, scratch = own.uid, own.moved, _scratch_path(template)
+def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
+    """Return the file systems of the mover pod, each of its own volumes named after the UID of its custom resource."""
+    template = expose.template
+    storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
+    repository = expose.repository_volume(plan.storage.directory)
+    uid, volume, scratch = plan.owner.uid, plan.volume, _scratch_path(template)
     block = volume is not None and volume.mode is VolumeMode.BLOCK
     # A device node cannot be created in a file system of the node.
     volume_path = None if volume is None else f"/{uid}" if block else f"{scratch}/{_VOLUME_NAME}"
-    cache_path = f"{scratch}/{_CACHE_NAME}" if own.cache_claim else None
+    cache_path = f"{scratch}/{_CACHE_NAME}" if plan.cache_claim else None
     mounts = _inherited_mounts(template, storage, scratch)
-    if own.repository is not None:
+    if repository is not None:
         # An own mount of the agent at the same path would be a second one.
-        mounts = [each for each in mounts if posixpath.normpath(each["mountPath"]) != own.repository.mount_path]
+        mounts = [each for each in mounts if posixpath.normpath(each["mountPath"]) != repository.mount_path]
     mounted = {mount["name"] for mount in mounts}
     inherited = [each for each in template.volumes if each["name"] in mounted]
     if not any(mount["mountPath"] == scratch for mount in mounts):
         inherited.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
         mounts.insert(0, {"name": _SCRATCH_VOLUME, "mountPath": scratch})
     env = _build_env(template)
-    if own.events:
+    if plan.label and template.host_pods:
+        # There the agent of the node finds the mover's Events.
         inherited.append({"name": EVENTS_VOLUME, "emptyDir": {}})
         mounts.append({"name": EVENTS_VOLUME, "mountPath": _EVENTS_PATH})
         env.append({"name": EVENTS_VARIABLE, "value": _EVENTS_PATH})
@@ -143,15 +238,16 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     if volume is not None:
         volumes.append({"name": uid, **volume.source})
         if volume_path is not None and not block:
-            mounts.append(_mount_volume(uid, volume, volume_path))
-    if (shared := own.repository) is not None:
-        volumes.append({"name": _REPOSITORY_VOLUME, **_restrict(shared.source, read_only=storage.read_only)})
-        mounts.append(_mount(_REPOSITORY_VOLUME, shared.mount_path, read_only=storage.read_only))
-    if own.token_audience:
-        volumes.append(_build_token(own.token_audience))
+            mount = _mount(uid, volume_path, read_only=volume.read_only)
+            mounts.append(mount | {"mountPropagation": volume.propagation} if volume.propagation else mount)
+    if repository is not None:
+        volumes.append({"name": _REPOSITORY_VOLUME, **_restrict(repository.source, read_only=storage.read_only)})
+        mounts.append(_mount(_REPOSITORY_VOLUME, repository.mount_path, read_only=storage.read_only))
+    if plan.token_audience:
+        volumes.append(_build_token(plan.token_audience))
         mounts.append(_mount(_TOKEN_VOLUME, posixpath.dirname(SNAPSHOT_METADATA_TOKEN), read_only=True))
-    if own.cache_claim and cache_path is not None:
-        volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
+    if plan.cache_claim and cache_path is not None:
+        volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": plan.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
     devices: list[VolumeDevice] = [{"name": uid, "devicePath": volume_path}] if volume_path and block else []
     return PodFiles([*volumes, *inherited], mounts, devices, env, volume_path, cache_path)
@@ -181,13 +277,6 @@ def _mount(name: str, path: str, *, read_only: bool) -> VolumeMount:
     mount: VolumeMount = {"name": name, "mountPath": path}
     if read_only:
         mount["readOnly"] = True
-    return mount
-
-
-def _mount_volume(uid: str, volume: MoverVolume, path: str) -> VolumeMount:
-    mount = _mount(uid, path, read_only=volume.read_only)
-    if volume.propagation:
-        mount["mountPropagation"] = volume.propagation
     return mount
 
 
@@ -250,41 +339,11 @@ MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_C
 The agent cannot know whether the node's kernel confines kopia without the last one.
 """
 
-
 _SUBJECTS: Final = {
     BACKUP_REPOSITORIES.kind: "backup_repository",
     BACKUP_STORAGE_LOCATIONS.kind: "backup_storage_location",
 }
 """The field of a specification that names the owner of the pod."""
-
-
-@dataclass(frozen=True)
-class MoverPod:
-    """What one mover pod differs in from all others.
-
-    `args` lack the paths, and `storage` is what the pod needs to reach the bucket.
-    `label` is the label that names its custom resource, `group` Velero's spread key.
-    `node` is the node that the pod is bound to without the scheduler; None: the scheduler places it.
-    `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
-    the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
-    the pod's by a mount option. `token_audience` is the audience of its token; None: it gets none.
-    """
-
-    owner: Owner
-    name: str
-    args: MoverArgs | MoverSpec
-    storage: StorageAccess
-    volume: MoverVolume | None = None
-    cache_claim: str | None = None
-    label: str | None = None
-    group: str | None = None
-    placement: Placement = field(default_factory=Placement)
-    node: str | None = None
-    tolerations: tuple[PodToleration, ...] = ()
-    privileged: bool | None = None
-    no_relabeling: bool = False
-    label_at_mount: bool = False
-    token_audience: str | None = None
 
 
 def complete_spec(spec: MoverSpec, owner: Owner, options: MoverOptions) -> MoverSpec:
@@ -327,16 +386,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> Manifest:
 
 def _build_spec(plan: MoverPod, expose: ExposeSettings) -> Manifest:
     template, settings = expose.template, expose.pod
-    own = OwnVolumes(
-        plan.owner.uid,
-        plan.volume,
-        plan.cache_claim,
-        repository=expose.repository_volume(plan.storage.directory),
-        events=bool(plan.label and template.host_pods),
-        token_audience=plan.token_audience,
-    )
-    storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
-    files = build_pod_files(own, template, storage)
+    files = build_pod_files(plan, expose)
     tolerations = _build_tolerations(plan, template, settings)
     spec: Manifest = {
         **template.pod_fields,

@@ -43,9 +43,9 @@ from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
 from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
-from exposer.pod_manifest import MoverPod, MoverVolume, build_mover_pod, complete_spec
-from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
-from exposer.template import AgentTemplate, Alternatives, Placement, build_node_affinity
+from exposer.pod_manifest import MoverPod, MoverVolume, Placement, build_mover_pod, build_node_affinity, complete_spec
+from exposer.settings import Alternatives, CacheVolume, ExposeSettings, MoverOptions, StorageAccess
+from exposer.template import AgentTemplate
 
 __all__ = [
     "JOB_VARIABLE",

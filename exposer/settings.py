@@ -18,19 +18,21 @@ from decimal import Decimal
 from functools import reduce
 from operator import or_
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, Self
 
 from core.contract import MoverMethod
-from core.kube.types import Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
+from core.kube.types import NodeRequirement, Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.names import EXCLUSIONS_ANNOTATION
 from core.models.phases import InterruptionCause, RetryRules
+from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import Compression, Exclusions, read_patterns
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
-from exposer.template import AgentTemplate, PlacementRules
+from exposer.template import AgentTemplate
 
 __all__ = [
     "DEFAULT_EXCLUDED",
+    "Alternatives",
     "BackupPVCSettings",
     "CacheRule",
     "CacheVolume",
@@ -39,11 +41,14 @@ __all__ = [
     "ExclusionRules",
     "ExposeSettings",
     "MoverOptions",
+    "PlacementRule",
+    "PlacementRules",
     "PodSettings",
     "RepositoryMount",
     "StorageAccess",
     "copy_annotations",
     "copy_labels",
+    "is_in_directory",
     "read_exclusions",
 ]
 
@@ -131,6 +136,26 @@ class StorageAccess:
     inherits_credentials: bool = False
     directory: str | None = None
     read_only: bool = False
+
+    @classmethod
+    def of(cls, location: BackupStorageLocation) -> Self:
+        """Return what the movers of the location need."""
+        spec, in_directory = location.spec, is_in_directory(location)
+        return cls(
+            inherits_credentials=spec.credential is None and not in_directory,
+            directory=spec.config.get(_DIRECTORY_KEY) or None if in_directory else None,
+            read_only=location.read_only,
+        )
+
+
+_DIRECTORY_PROVIDER: Final = "fs"
+_DIRECTORY_KEY: Final = "fspath"
+"""Source: Velero v1.18, GetBackendType in pkg/repository/config/config.go; its file system backend."""
+
+
+def is_in_directory(location: BackupStorageLocation) -> bool:
+    """Return whether the location is a directory in the file system of its movers."""
+    return location.spec.provider.removeprefix("velero.io/") == _DIRECTORY_PROVIDER
 
 
 @dataclass(frozen=True)
@@ -259,6 +284,36 @@ class ExclusionRules:
             fitting.append(Exclusions(patterns=read_patterns(annotation)))
         found = reduce(or_, fitting, Exclusions())
         return found.to_json() if found else None
+
+
+Alternatives = tuple[tuple[NodeRequirement, ...], ...]
+"""Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set must match."""
+
+
+@dataclass(frozen=True)
+class PlacementRule:
+    """The nodes for transfers of a storage class; without a class: for those without a rule.
+
+    `requirements` are entries of a pod's `matchExpressions`; all must match.
+    """
+
+    requirements: tuple[NodeRequirement, ...] = ()
+    storage_class: str | None = None
+
+
+@dataclass(frozen=True)
+class PlacementRules:
+    """All rules, in their order; `any_of` makes those for the same class alternatives."""
+
+    rules: tuple[PlacementRule, ...] = ()
+    any_of: bool = False
+
+    def choose(self, storage_class: str | None) -> Alternatives:
+        """Return the requirements on nodes for volumes of `storage_class`; empty: any node."""
+        own = [rule for rule in self.rules if rule.storage_class == storage_class]
+        found = own or [rule for rule in self.rules if not rule.storage_class]
+        # Velero uses the first one and ignores the others.
+        return tuple(rule.requirements for rule in (found if self.any_of else found[:1]))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ from exposer.manifests import (
 )
 from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_by_velero, delete_object, patch_if_there
-from exposer.template import WINDOWS, AgentTemplate, Placement
+from exposer.pod_manifest import WINDOWS, Placement
+from exposer.template import AgentTemplate
 
 __all__ = [
     "WINDOWS_ONLY",

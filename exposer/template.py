@@ -1,9 +1,7 @@
-"""The template of mover pods: which fields they inherit from the agents' DaemonSet, and on which nodes they may run.
+"""The template of mover pods: which fields they inherit from the agents' DaemonSet.
 
-Pure. The other fields of a mover pod are built by `exposer.pod_manifest`. A node affinity combines configured rules
-with the volume's topology, without Windows nodes.
-Source: Velero v1.18, pkg/util/kube/pod.go (GetLoadAffinityByStorageClass, ToSystemAffinity),
-pkg/nodeagent/node_agent.go and pkg/util/third_party.go.
+Pure. The other fields of a mover pod are built by `exposer.pod_manifest`.
+Source: Velero v1.18, pkg/nodeagent/node_agent.go and pkg/util/third_party.go.
 """
 
 import posixpath
@@ -13,32 +11,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
 from core.errors import ContractError
-from core.kube.types import (
-    Container,
-    DaemonSet,
-    EnvVar,
-    Manifest,
-    NodeRequirement,
-    NodeSelectorTerm,
-    Pod,
-    PodSpec,
-    PodToleration,
-    Volume,
-    VolumeMount,
-)
+from core.kube.types import Container, DaemonSet, EnvVar, Manifest, PodSpec, PodToleration, Volume, VolumeMount
 from core.models.names import AGENT_DAEMONSET
 
-__all__ = [
-    "LINUX",
-    "WINDOWS",
-    "AgentTemplate",
-    "Alternatives",
-    "Placement",
-    "PlacementRule",
-    "PlacementRules",
-    "build_node_affinity",
-    "describe_nodes",
-]
+__all__ = ["AgentTemplate"]
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 """The kubelet's default root directory."""
@@ -152,105 +128,3 @@ def _parse_path(path: str) -> PurePosixPath:
     """Return an absolute path on a node in normal form."""
     # Two slashes at the start are one: POSIX leaves their meaning open.
     return PurePosixPath("/" + posixpath.normpath(path).lstrip("/"))
-
-
-LINUX: Final = "linux"
-WINDOWS: Final = "windows"
-
-_NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
-
-Alternatives = tuple[tuple[NodeRequirement, ...], ...]
-"""Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set must match."""
-
-
-@dataclass(frozen=True)
-class PlacementRule:
-    """The nodes for transfers of a storage class; without a class: for those without a rule.
-
-    `requirements` are entries of a pod's `matchExpressions`; all must match.
-    """
-
-    requirements: tuple[NodeRequirement, ...] = ()
-    storage_class: str | None = None
-
-
-@dataclass(frozen=True)
-class PlacementRules:
-    """All rules, in their order; `any_of` makes those for the same class alternatives."""
-
-    rules: tuple[PlacementRule, ...] = ()
-    any_of: bool = False
-
-    def choose(self, storage_class: str | None) -> Alternatives:
-        """Return the requirements on nodes for volumes of `storage_class`; empty: any node."""
-        own = [rule for rule in self.rules if rule.storage_class == storage_class]
-        found = own or [rule for rule in self.rules if not rule.storage_class]
-        # Velero uses the first one and ignores the others.
-        return tuple(rule.requirements for rule in (found if self.any_of else found[:1]))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The eligible nodes; every field but the last narrows them.
-
-    `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
-    `topology` holds the `nodeSelectorTerms` of a volume; one must match. `tolerations` are
-    added to what all movers have.
-    """
-
-    node: str | None = None
-    avoid_nodes: tuple[str, ...] = ()
-    alternatives: Alternatives = ()
-    topology: tuple[NodeSelectorTerm, ...] = field(default=())
-    tolerations: tuple[PodToleration, ...] = ()
-
-
-def build_node_affinity(placement: Placement) -> Manifest:
-    """Return the affinity of a pod: one term for each combination of topology and rule."""
-    terms = [
-        _build_term(placement, topology, rule)
-        for topology in placement.topology or ({},)
-        for rule in placement.alternatives or ((),)
-    ]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-
-
-def _build_term(
-    placement: Placement, topology: NodeSelectorTerm, rule: tuple[NodeRequirement, ...]
-) -> NodeSelectorTerm:
-    # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
-    expressions = [*(topology.get("matchExpressions") or []), *rule, _NOT_WINDOWS]
-    fields: list[NodeRequirement] = list(topology.get("matchFields") or [])
-    if placement.node:
-        fields.append(_requirement("metadata.name", "In", placement.node))
-    # The scheduler accepts one value for metadata.name, with In and NotIn only.
-    fields.extend(_requirement("metadata.name", "NotIn", node) for node in placement.avoid_nodes)
-    term: NodeSelectorTerm = {"matchExpressions": expressions}
-    if fields:
-        term["matchFields"] = fields
-    return term
-
-
-def _requirement(key: str, operator: str, value: str) -> NodeRequirement:
-    return {"key": key, "operator": operator, "values": [value]}
-
-
-def describe_nodes(pod: Pod) -> str | None:
-    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; None: any Linux node."""
-    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = [_describe_term(term) for term in required.get("nodeSelectorTerms") or []]
-    return "; or ".join(filter(None, terms)) or None
-
-
-def _describe_term(term: NodeSelectorTerm) -> str:
-    requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
-    # Every pod of ours excludes Windows nodes.
-    return ", ".join(_describe(one) for one in requirements if one != _NOT_WINDOWS)
-
-
-def _describe(requirement: NodeRequirement) -> str:
-    values = "|".join(requirement.get("values") or [])
-    forms = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
-    operator = requirement["operator"]
-    return f"{requirement['key']}{forms.get(operator, f' {operator} {values}')}"

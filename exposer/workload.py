@@ -23,10 +23,10 @@ from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
-from exposer.pod_status import LOST_CONTAINER
 
 __all__ = [
     "EVENTS_VOLUME",
+    "LOST_CONTAINER",
     "ONTO_ANY_NODE",
     "build_block_error",
     "build_volume_directory",
@@ -51,16 +51,20 @@ __all__ = [
     "waits_for_restore",
 ]
 
+LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet, or the container runtime, restarted and did not find the container.
+
+Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
+"""
+
 _RESTORE_WAIT: Final = "restore-wait"
 """The init container that holds a restored pod until its data is restored.
 
 Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload-pod-restored.json.
 """
 
-
 ONTO_ANY_NODE: Final[PodToleration] = {"operator": "Exists", "effect": "NoSchedule"}
 """The toleration of a pod that must be scheduled to its node in spite of NoSchedule taints."""
-
 
 _TERMINATED: Final = frozenset({"Succeeded", "Failed"})
 
@@ -254,13 +258,11 @@ def _restore_wait_state(pod: Pod) -> ContainerState:
 
 _CSI: Final = "kubernetes.io~csi"
 
-
 _MIGRATED: Final = ("awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersistentDisk", "vsphereVolume")
 """Kubelets mount these through CSI drivers, whatever the object names.
 
 Source: Kubernetes v1.34, pkg/volume/csimigration; each of these is locked to its driver.
 """
-
 
 _PLUGINS: Final = {
     "csi": _CSI,

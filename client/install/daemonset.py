@@ -9,7 +9,7 @@ from typing import Final
 from client.install.options import AgentOptions, ContainerResources, InstallOptions, build_object
 from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
-from exposer.template import Placement, build_node_affinity
+from exposer.pod_manifest import Placement, build_node_affinity
 from nodeagent.runtime.settings import Settings
 
 __all__ = ["CREDENTIALS_SECRET", "build_daemonset"]

@@ -16,6 +16,7 @@ from core.models.base import CustomResource, Int64, SparseModel, Time, WireModel
 from core.models.names import (
     BLOCK_DATA_MOVER,
     BLOCK_PREFERRED_ANNOTATION,
+    COPIES_ANNOTATION,
     PENDING_REASON_ANNOTATION,
     PVC_NAME_ANNOTATION,
     RESTORE_IN_PLACE,
@@ -131,6 +132,11 @@ class Transfer(CustomResource):
     def pending_reason(self) -> str | None:
         """The pending reason, which `status.message` describes; None where none was reported."""
         return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION), self.status.message)
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The Secrets and ConfigMaps that it was accepted with, such as `Secret/token`."""
+        return tuple(self.metadata.annotations.get(COPIES_ANNOTATION, "").split())
 
     @property
     def settings(self) -> dict[str, str]:

@@ -24,10 +24,12 @@ from exposer.settings import (
     ExclusionRules,
     ExposeSettings,
     MoverOptions,
+    PlacementRule,
+    PlacementRules,
     PodSettings,
     RepositoryMount,
 )
-from exposer.template import AgentTemplate, PlacementRule, PlacementRules
+from exposer.template import AgentTemplate
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.own_keys import build_retry_rules
 from nodeagent.config.value_types import LabelSelector

@@ -34,7 +34,7 @@ from core.models.storage import (
 from core.models.units import parse_count, parse_quantity
 from core.text import guess
 from exposer.pods import JobSettings, is_reserved_label
-from exposer.template import Alternatives
+from exposer.settings import Alternatives
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.own_keys import WindowKeys

@@ -27,7 +27,7 @@ from core.models.storage import RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from core.models.verification import Verification, read_verification
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import Admits, read_copies
+from nodeagent.transfers.kinds.base import Admits
 
 __all__ = ["Entry", "TransferIndex", "VolumeCopy", "build_entry", "read_copy"]
 
@@ -172,7 +172,7 @@ def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
     try:
         cr = kind.parse(raw)
         copy, feature = read_copy(cr), cr.required_feature
-        copies = tuple(map(sys.intern, read_copies(cr)))
+        copies = tuple(map(sys.intern, cr.copies))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, _intern(cr.pending_reason)
         location = sys.intern(cr.spec.backup_storage_location)

@@ -178,7 +178,10 @@ class TransferCache:
             raw = await self._client.read(kind.spec.resource, key[1], key[2])
         if raw is None:
             return None
-        cr = _parse(kind, raw)
+        try:
+            cr: Transfer = kind.parse(raw)
+        except ContractError as e:
+            raise InvalidTransferError(str(e)) from e
         if cached is None and not kind.managed(cr):
             # Other data movers may label their pods as Velero does.
             return None
@@ -212,14 +215,6 @@ class TransferCache:
                 self._departed[key] = pod
             for listener in self._listeners:
                 listener.on_pod(key)
-
-
-def _parse(kind: NodeKind[Any], raw: UncheckedObject) -> Transfer:
-    try:
-        cr: Transfer = kind.parse(raw)
-    except ContractError as e:
-        raise InvalidTransferError(str(e)) from e
-    return cr
 
 
 def _is_older(version: str, than: str) -> bool:

@@ -193,9 +193,7 @@ class View:
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
 
-
 _FINISHED = frozenset({PodState.ENDED, PodState.LOST})
-
 
 _GONE = _FINISHED | {PodState.ABSENT}
 
@@ -283,7 +281,6 @@ def _decide_running(view: View) -> Action:
 
 TransferKey = tuple[str, str, str]
 """A transfer in the work queue: kind, namespace, name."""
-
 
 ReadCurrent = Callable[[TransferKey], UncheckedObject | None]
 """Returns a transfer as cached; None if it is not cached, or older than the last write of this agent."""

@@ -50,7 +50,6 @@ __all__ = ["Followed", "ProgressFollower"]
 
 _log = logging.getLogger(__name__)
 
-
 _CHANGED: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})
 
 _RETRY_PAUSE_SECONDS: Final = 5.0

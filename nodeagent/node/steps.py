@@ -37,7 +37,7 @@ from core.models.phases import RUNNING_PHASES, Phase, RetryRules, Uptime
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.model import Pending
-from exposer.pod_status import diagnose_rejection
+from exposer.ownership import diagnose_rejection
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.metrics import Metrics
@@ -225,7 +225,6 @@ Source: Kubernetes v1.34, pkg/admission (webhooks, ValidatingAdmissionPolicy, Po
 LimitRanger).
 """
 
-
 _QUOTA: Final = "exceeded quota"
 """Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
 
@@ -280,7 +279,6 @@ def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restore
 
 _VOLUME_CHECK_SECONDS: Final = 8.0
 """Between two checks of a workload's volume while its transfer is pending for a slot."""
-
 
 _R = TypeVar("_R")
 

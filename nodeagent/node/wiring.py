@@ -7,7 +7,7 @@ which reads the annotation on its custom resource.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -63,14 +63,10 @@ def _divide(limits: BandwidthLimits, users: int) -> BandwidthLimits:
     )
 
 
-def _strictest(limits: Iterable[BandwidthLimits]) -> BandwidthLimits:
-    uploads, downloads = [], []
-    for one in limits:
-        uploads.append(one.upload_bytes_per_second)
-        downloads.append(one.download_bytes_per_second)
+def _strictest(limits: Sequence[BandwidthLimits]) -> BandwidthLimits:
     return BandwidthLimits(
-        upload_bytes_per_second=min(filter(None, uploads), default=0),
-        download_bytes_per_second=min(filter(None, downloads), default=0),
+        upload_bytes_per_second=min(filter(None, [one.upload_bytes_per_second for one in limits]), default=0),
+        download_bytes_per_second=min(filter(None, [one.download_bytes_per_second for one in limits]), default=0),
     )
 
 

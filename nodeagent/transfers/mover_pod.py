@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
-from core.kube.types import Condition, Pod, PodStatus
+from core.kube.types import Pod
 from core.logs import bind
 from core.models.base import Time, WireModel
 from core.models.names import (
@@ -33,16 +33,17 @@ from core.models.names import (
 )
 from core.models.transfers import Transfer
 from exposer.pod_status import (
-    LOST_CONTAINER,
     PodEnd,
     attempt_of,
     explain_exit,
+    find_condition,
     memory_limit,
     mover_end,
     mover_status,
     parse_pod_end,
     signal_of,
 )
+from exposer.workload import LOST_CONTAINER
 
 __all__ = [
     "LostPod",
@@ -51,7 +52,6 @@ __all__ = [
     "PodState",
     "add_log_end",
     "count_loss",
-    "disruption_of",
     "explain_loss",
     "has_ended",
     "is_current",
@@ -90,16 +90,13 @@ _MOVER_LABELS: Final = frozenset(
     {DATA_UPLOAD_LABEL, DATA_DOWNLOAD_LABEL, POD_VOLUME_BACKUP_LABEL, POD_VOLUME_RESTORE_LABEL}
 )
 
-
 _NOT_STARTED: Final = "StartError"
-
 
 _START_INTERRUPTED: Final = ("signal: killed", "context canceled", "context deadline exceeded")
 """A kubelet that is killed while it starts a container interrupts the start; other errors are the image's.
 
 Source: containerd v2, internal/cri/server/container_start.go, and a kubelet that got SIGKILL.
 """
-
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
 """Another pod would end in the same way; a kill for any other reason came from outside."""
@@ -168,7 +165,7 @@ def pod_node(pod: Pod) -> str | None:
 def explain_loss(pod: Pod) -> str | None:
     """Return why `pod` was lost, as far as its status shows; None if it does not."""
     status = pod.get("status") or {}
-    disruption = disruption_of(status)
+    disruption = find_condition(status, "DisruptionTarget")
     reason = status.get("reason") or disruption.get("reason") or ""
     message = status.get("message") or disruption.get("message") or ""
     end = parse_pod_end(pod)
@@ -185,7 +182,7 @@ def rejection_reason(pod: Pod) -> str | None:
     """
     status, end = pod.get("status") or {}, parse_pod_end(pod)
     admitted = end is None or end.exit_code is not None or status.get("phase") != "Failed"
-    return None if admitted or disruption_of(status) else status.get("reason") or None
+    return None if admitted or find_condition(status, "DisruptionTarget") else status.get("reason") or None
 
 
 def was_killed(pod: Pod) -> bool:
@@ -219,48 +216,30 @@ def _is_lost(pod: Pod, end: PodEnd) -> bool:
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
     killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
-    disrupted = bool(status.get("reason")) or bool(disruption_of(status))
+    disrupted = bool(status.get("reason")) or bool(find_condition(status, "DisruptionTarget"))
     not_started = end.reason == _NOT_STARTED and any(text in end.message for text in _START_INTERRUPTED)
     return rejected or killed or disrupted or not_started or end.reason in LOST_CONTAINER
-
-
-def disruption_of(status: PodStatus) -> Condition:
-    """Return the condition that the pod is disrupted; empty if it is not.
-
-    Source: Kubernetes v1.34, pkg/apis/core/types.go (DisruptionTarget).
-    """
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return condition
-    return {}
 
 
 _LIMIT_BYTES: Final = 4 * 1024 * 1024
 """The end of one mover's log that is copied."""
 
-
 _TIMEOUT_SECONDS: Final = 30.0
 """A kubelet that does not answer delays the final status for no longer than this."""
-
 
 _READS: Final = 2
 """Logs that are read at a time: kubelets that do not answer must not hold all requests of the agent."""
 
-
 _LINES_PER_BATCH: Final = 500
 """After these lines other tasks may run."""
 
-
 _TAIL_LINES: Final = 5
-
 
 _TAIL_LIMIT_CHARACTERS: Final = 1024
 """The end of the log that is part of the message of a Failed transfer."""
 
-
 _LEAST_CHARACTERS: Final = 12
 """A shorter part of a message does not prove which line of the log it repeats."""
-
 
 _PARTS: Final = re.compile(r"\n|; ")
 

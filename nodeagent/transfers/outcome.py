@@ -34,9 +34,7 @@ __all__ = [
     "read_outcome",
 ]
 
-
 _log = logging.getLogger(__name__)
-
 
 _REFUSALS: Final = {IncompleteRestoreError.exit_code: "missing", UnsetAttributesError.exit_code: "unset"}
 

@@ -40,7 +40,7 @@ from core.models.names import (
 )
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Interruption, Phase, RetryRules, Uptime
 from core.models.reasons import PendingReason
-from core.models.transfers import PodVolumeBackup, Progress, Transfer
+from core.models.transfers import PodVolumeBackup, Transfer
 from core.models.units import format_duration
 from core.redact import redact
 from exposer.model import Pending
@@ -241,29 +241,14 @@ class StatusWriter:
         )
         return await self._write(kind, cr, change, again=True)
 
-    async def report(
-        self,
-        kind: Adapter[Any],
-        cr: Transfer,
-        *,
-        message: str | None = None,
-        reason: str | None = None,
-        progress: Progress | None = None,
-    ) -> Transfer:
-        """Write why `cr` is pending, or its progress, and return it as stored.
-
-        An empty `message` removes the existing one, and its reason.
+    async def report(self, kind: Adapter[Any], cr: Transfer, *, message: str, reason: str | None = None) -> Transfer:
+        """Write why `cr` is pending, and return it as stored; an empty `message` removes the existing one.
 
         Raises:
             ConflictError: another writer was first.
             NotFoundError: the transfer no longer exists.
         """
-        status: JsonDict = {}
-        if message is not None:
-            status["message"] = message or None
-        if progress is not None:
-            status["progress"] = progress.to_wire()
-        return await self._write(kind, cr, Change(status, reason=reason), again=True)
+        return await self._write(kind, cr, Change({"message": message or None}, reason=reason), again=True)
 
     def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
         """Return the timestamps that the phase `to` sets."""

@@ -20,9 +20,10 @@ from core.models.names import ATTEMPT_LABEL
 from core.models.phases import Attempts, InterruptionCause, RetryRules
 from core.models.units import format_duration
 from exposer.model import Pending
-from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_end, parse_pod_end, signal_of
+from exposer.pod_status import PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
+from exposer.workload import LOST_CONTAINER
 from nodeagent.runtime.workqueue import Timers
-from nodeagent.transfers.mover_pod import disruption_of, explain_loss, rejection_reason
+from nodeagent.transfers.mover_pod import explain_loss, rejection_reason
 
 __all__ = [
     "FENCE_SECONDS",
@@ -409,13 +410,15 @@ def _was_stopped(end: PodEnd) -> bool:
 
 def _disruption_cause(pod: Pod) -> InterruptionCause | None:
     """Return why the cluster ended `pod`; None if its status does not show that it did."""
-    reasons = ((pod.get("status") or {}).get("reason"), disruption_of(pod.get("status") or {}).get("reason"))
+    status = pod.get("status") or {}
+    disruption = find_condition(status, "DisruptionTarget")
+    reasons = (status.get("reason"), disruption.get("reason"))
     known = [_DISRUPTIONS[reason] for reason in reasons if reason in _DISRUPTIONS]
     if known:
         return known[0]
     if rejection_reason(pod) not in {None, "Evicted"}:
         return InterruptionCause.REJECTED
-    return InterruptionCause.EVICTED if any(reasons) or disruption_of(pod.get("status") or {}) else None
+    return InterruptionCause.EVICTED if any(reasons) or disruption else None
 
 
 def _container_reason(pod: Pod) -> str | None:

@@ -1,6 +1,7 @@
 """Expose and cleanup of CSI snapshots."""
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,6 @@ from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
-    VOLUME_ATTACHMENTS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
@@ -18,11 +18,11 @@ from core.kube.types import NodeRequirement
 from core.models.names import OWNER_UID_LABEL
 from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import Exposed, Pending
-from exposer.settings import BackupPVCSettings
-from exposer.template import PlacementRule, PlacementRules
+from exposer.settings import BackupPVCSettings, PlacementRule, PlacementRules
+from tests.exposer.support.cuts import CUTS, Cut, cut_short, interruptions
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
+from tests.exposer.support.world import no_guard
 from tests.support.objects import JsonDict
 
 BYSTANDERS = {
@@ -50,12 +50,6 @@ async def clean_up(scene: BackupScene, transport: Cut | None = None) -> None:
 
 def only(scene: BackupScene, resource: Resource, name: str = "b1-q9txn") -> JsonDict:
     found: JsonDict = next(o for o in scene.world.kube.objects(resource) if o["metadata"]["name"] == name)
-    return found
-
-
-def node_terms(exposed: Exposed) -> list[JsonDict]:
-    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
-    found: list[JsonDict] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     return found
 
 
@@ -89,26 +83,6 @@ async def test_a_snapshot_is_handed_over_and_exposed() -> None:
     assert all(only(scene, r)["metadata"]["labels"][OWNER_UID_LABEL] == scene.request.owner.uid for r in (PODS,))
 
 
-async def test_a_block_volume_is_exposed_as_a_device() -> None:
-    scene = BackupScene(mode="Block")
-
-    exposed = await expose(scene)
-
-    assert only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]["volumeMode"] == "Block"
-    assert "volumeDevices" in exposed.pod["spec"]["containers"][0]
-    assert "--volume-mode=Block" in exposed.pod["spec"]["containers"][0]["args"]
-
-
-@pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_nothing_is_left_after_cleanup(reclaim: str) -> None:
-    scene = BackupScene(reclaim=reclaim)
-    await expose(scene)
-
-    await clean_up(scene)
-
-    assert_clean(scene)
-
-
 async def test_cleanup_keeps_the_next_snapshot_of_the_same_name() -> None:
     """A client may create it as soon as the transfer is Completed, before the cleanup has finished."""
     scene = BackupScene()
@@ -140,67 +114,26 @@ async def test_cleanup_works_without_the_recorded_source(written: str | None) ->
     assert_clean(scene)
 
 
-async def test_cleanup_of_an_unstarted_expose_deletes_the_source_snapshot() -> None:
-    scene = BackupScene()
-
-    await clean_up(scene)
-
-    assert_clean(scene)
-
-
-async def test_a_second_cleanup_changes_nothing() -> None:
-    scene = BackupScene()
-    await expose(scene)
-    await clean_up(scene)
-
-    assert await scene.exposer().clean_up(scene.request) is None
-
-
-async def expose_until(scene: BackupScene, at: int, *, applied: bool) -> bool:
-    """Expose until request `at` fails, as if the agent had crashed; return False where there is no such request."""
-    cut = await cut_short(expose(scene, Cut(scene.world.kube, at, applied=applied)))
-    await scene.world.settle()
-    return cut
-
-
 @CUTS
 async def test_an_expose_interrupted_at_any_request_continues(applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, BackupScene()
-        cut = await expose_until(scene, at, applied=applied)
-
+    async for scene in interruptions(BackupScene, expose, applied=applied, least=15):
         await expose(scene)
-
         assert_exposed(scene)
-    assert at > 15
 
 
 @CUTS
 async def test_an_expose_interrupted_at_any_request_is_cleaned_up(applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, BackupScene()
-        cut = await expose_until(scene, at, applied=applied)
-
+    async for scene in interruptions(BackupScene, expose, applied=applied, least=15):
         await clean_up(scene)
-
         assert_clean(scene)
-    assert at > 15
 
 
 @CUTS
 async def test_a_cleanup_interrupted_at_any_request_continues(applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, BackupScene(reclaim="Retain")
-        await expose(scene)
-        cut = await cut_short(clean_up(scene, Cut(scene.world.kube, at, applied=applied)))
-
+    retained = partial(BackupScene, reclaim="Retain")
+    async for scene in interruptions(retained, clean_up, applied=applied, least=20, prepare=expose):
         await clean_up(scene)
-
         assert_clean(scene)
-    assert at > 20
 
 
 async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
@@ -297,17 +230,6 @@ async def test_an_object_of_an_earlier_transfer_is_pending() -> None:
     await expose(scene)
 
 
-async def test_a_read_only_pvc_of_another_class_is_created_on_request() -> None:
-    scene = BackupScene()
-    scene.request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(storage_class="fast", read_only=True)})
-
-    exposed = await expose(scene)
-
-    claim = only(scene, PERSISTENT_VOLUME_CLAIMS)["spec"]
-    assert (claim["storageClassName"], claim["accessModes"]) == ("fast", ["ReadOnlyMany"])
-    assert exposed.pod["spec"]["containers"][0]["volumeMounts"][-1]["readOnly"] is True
-
-
 @pytest.mark.parametrize("read_only", [True, False])
 async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(read_only: bool) -> None:
     """A ReadOnlyMany PVC can only be mounted read-only."""
@@ -339,34 +261,9 @@ async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:
 
     exposed = await expose(scene)
 
-    (term,) = node_terms(exposed)
+    affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"][:2] == [zone, pool]
-
-
-async def test_a_linked_clone_avoids_the_nodes_of_its_source() -> None:
-    scene = BackupScene()
-    patch = {"metadata": {"annotations": {"csi.vsphere.volume/fast-provisioning": "true"}}}
-    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app", "data", patch)
-    for name, volume in (("a", "pvc-source"), ("b", "pvc-other")):
-        spec = {"nodeName": f"node-{name}", "source": {"persistentVolumeName": volume}}
-        scene.world.put(VOLUME_ATTACHMENTS, name, spec=spec)
-
-    exposed = await expose(scene)
-
-    assert node_terms(exposed)[0]["matchFields"] == [
-        {"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}
-    ]
-
-
-async def test_a_pending_pod_has_a_reason() -> None:
-    scene = BackupScene()
-    scene.world.pods_run = False
-
-    for _ in range(5):
-        found = await scene.exposer().ensure(scene.request, no_guard)
-        await scene.world.settle()
-
-    assert found == Pending("Scheduling", "Pod velero/b1-q9txn is not scheduled yet")
 
 
 async def test_the_volume_is_deleted_before_the_snapshot() -> None:

@@ -5,15 +5,15 @@ from datetime import timedelta
 
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from exposer.model import Exposed, Pending
+from tests.exposer.support.cuts import CUTS, interruptions
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import CUTS, no_guard
+from tests.exposer.support.world import no_guard
 from tests.exposer.test_csi_snapshot import (
     BYSTANDERS,
     assert_clean,
     assert_exposed,
     clean_up,
     expose,
-    expose_until,
     only,
 )
 
@@ -97,13 +97,11 @@ async def test_a_member_that_its_driver_refuses_to_delete_is_kept_and_reported_a
 
 @CUTS
 async def test_an_expose_of_a_member_that_is_interrupted_at_any_request_continues(applied: bool) -> None:
-    for at in range(1, 60):
-        scene = BackupScene()
+    async def prepare(scene: BackupScene) -> None:
         _in_group(scene)
-        if not await expose_until(scene, at, applied=applied):
-            break
+
+    async for scene in interruptions(BackupScene, expose, applied=applied, least=20, prepare=prepare):
         await expose(scene)
         assert_exposed(scene)
         await clean_up(scene)
         assert scene.world.names() == BYSTANDERS
-    assert at > 20

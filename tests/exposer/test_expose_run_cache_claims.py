@@ -9,9 +9,10 @@ from core.models.base import JsonDict
 from exposer.model import Exposed
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
+from tests.exposer.support.cuts import CUTS, Cut, interruptions
 from tests.exposer.support.restore_steps import clean_up, expose
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import CUTS, Cut, World, cut_short, no_guard
+from tests.exposer.support.world import World, no_guard
 from tests.exposer.test_pod_volume import Scene
 
 CACHE = CacheVolume("fast", 5000)
@@ -106,18 +107,17 @@ async def test_a_cache_that_is_no_longer_configured_is_cleaned_up() -> None:
 
 @CUTS
 async def test_a_pod_volume_restore_interrupted_at_any_request_continues_and_leaves_nothing(applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, Scene("podvolumerestore", cache=CACHE)
-        before = scene.world.names()
-        client = World.client_over(Cut(scene.world.kube, at, applied=applied))
-        broken = PodVolumeExposer(client, World.causes_over(client))
-        cut = await cut_short(broken.ensure(scene.request, no_guard))
+    def build() -> Scene:
+        return Scene("podvolumerestore", cache=CACHE)
 
+    async def expose_over(scene: Scene, cut: Cut) -> None:
+        client = World.client_over(cut)
+        await PodVolumeExposer(client, World.causes_over(client)).ensure(scene.request, no_guard)
+
+    async for scene in interruptions(build, expose_over, applied=applied, least=5):
         exposed = await expose_pod_volume(scene)
         await scene.world.until_none(lambda scene=scene: scene.exposer.clean_up(scene.request))
 
         assert is_cached(exposed)
-        assert scene.world.names() == before
+        assert scene.world.names() == build().world.names()
         assert scene.world.disks == set()
-    assert at > 5

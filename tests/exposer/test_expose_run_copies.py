@@ -14,8 +14,9 @@ from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from exposer.settings import BackupPVCSettings
+from tests.exposer.support.cuts import CUTS, Cut, interruptions
 from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
+from tests.exposer.support.world import no_guard
 
 NAMES = ("Secret/token", "ConfigMap/kms")
 SECRET = {"type": "example.com/key", "data": {"key": "c2VjcmV0"}}
@@ -113,34 +114,19 @@ async def test_what_is_named_is_copied_from_the_volumes_namespace_and_deleted_by
 async def test_an_expose_that_is_interrupted_at_any_request_copies_once_and_leaves_nothing(
     build: Build, applied: bool
 ) -> None:
-    at, cut = 0, True
-    while cut:
-        at, case = at + 1, build()
-        cut = await cut_short(case.expose(Cut(case.world.kube, at, applied=applied)))
-        await case.world.settle()
-
+    async for case in interruptions(build, Case.expose, applied=applied, least=8):
         await case.expose()
         assert len(case.copies()) == 2
         await case.clean_up()
-
         assert case.copies() == []
-    assert at > 8
 
 
 @BOTH
 @CUTS
 async def test_a_cleanup_that_is_interrupted_at_any_request_is_continued(build: Build, applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, case = at + 1, build()
-        await case.expose()
-        cut = await cut_short(case.clean_up(Cut(case.world.kube, at, applied=applied)))
-        await case.world.settle()
-
+    async for case in interruptions(build, Case.clean_up, applied=applied, least=6, prepare=Case.expose):
         await case.clean_up()
-
         assert case.copies() == []
-    assert at > 6
 
 
 @BOTH

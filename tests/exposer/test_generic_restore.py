@@ -14,8 +14,8 @@ from core.kube.types import NodeRequirement
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
-from exposer.settings import CacheVolume
-from exposer.template import PlacementRule, PlacementRules
+from exposer.settings import CacheVolume, PlacementRule, PlacementRules
+from tests.exposer.support.cuts import CUTS, Cut, interruptions
 from tests.exposer.support.inputs import expose_settings, restore_request, template
 from tests.exposer.support.restore_steps import (
     assert_clean,
@@ -28,65 +28,35 @@ from tests.exposer.support.restore_steps import (
     remove_target,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
-from tests.support.fakekube import FakeKube
-
-
-async def test_a_new_volume_is_exposed_and_bound_to_the_target() -> None:
-    scene = RestoreScene()
-
-    exposed = await expose(scene)
-    kept = await scene.exposer().read_volume(scene.request)
-    await rebind(scene, kept)
-    await clean_up(scene)
-
-    assert exposed.pod["status"]["phase"] == "Running"
-    assert kept.reclaim_policy == "Delete"
-    assert_handed_over(scene, kept)
+from tests.exposer.support.world import no_guard
+from tests.exposer.test_csi_snapshot_guard import Guard
 
 
 @pytest.mark.parametrize(
     ("mode", "reclaim", "binding", "node"),
     [
+        ("Filesystem", "Delete", "Immediate", ""),
         ("Block", "Delete", "Immediate", ""),
         ("Filesystem", "Retain", "Immediate", ""),
         ("Filesystem", "Delete", "WaitForFirstConsumer", "node-b"),
     ],
 )
-async def test_volumes_of_other_modes_and_classes_are_restored(
+async def test_a_new_volume_is_exposed_and_bound_to_the_target(
     mode: str, reclaim: str, binding: str, node: str
 ) -> None:
     scene = RestoreScene(mode=mode, reclaim=reclaim, binding=binding, node=node)
 
-    await expose(scene)
+    exposed = await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
     restored = claim(scene, "velero", "r2-9nft8")
     await rebind(scene, kept)
+    await clean_up(scene)
 
+    assert exposed.pod["status"]["phase"] == "Running"
     assert restored["spec"]["volumeMode"] == mode
     assert restored["metadata"].get("annotations", {}).get("volume.kubernetes.io/selected-node", "") == node
     assert kept.reclaim_policy == reclaim
     assert_handed_over(scene, kept)
-
-
-@pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_nothing_is_left_of_a_failed_restore(reclaim: str) -> None:
-    scene = RestoreScene(reclaim=reclaim)
-    scene.request = replace(scene.request, cache=CacheVolume("fast", 5000))
-    await expose(scene)
-    assert len(scene.world.disks) == 2
-
-    await clean_up(scene)
-
-    assert_clean(scene)
-
-
-async def test_cleanup_of_an_unstarted_expose_changes_nothing() -> None:
-    scene = RestoreScene()
-
-    await clean_up(scene)
-
-    assert_clean(scene)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +92,14 @@ async def test_a_cache_has_its_own_pvc() -> None:
 async def test_a_restore_interrupted_before_its_data_path_is_cleaned_up(
     applied: bool, cache: CacheVolume | None
 ) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, RestoreScene(reclaim="Retain")
+    def build() -> RestoreScene:
+        scene = RestoreScene(reclaim="Retain")
         scene.request = replace(scene.request, cache=cache)
-        cut = await cut_short(expose(scene, Cut(scene.world.kube, at, applied=applied)))
-        await scene.world.settle()
+        return scene
 
+    async for scene in interruptions(build, expose, applied=applied, least=5):
         await clean_up(scene)
-
         assert_clean(scene)
-    assert at > 5
 
 
 @pytest.mark.parametrize(
@@ -292,13 +259,7 @@ async def test_a_bound_target_is_rejected() -> None:
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
     scene = RestoreScene()
-    asked = 0
-
-    async def guard(*, sure: bool) -> None:
-        nonlocal asked
-        asked += 1
-        if asked >= at:
-            raise NotOwnerError("it ended", ended=True)
+    guard = Guard(at, ended=True)
 
     with pytest.raises(NotOwnerError):
         await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
@@ -308,31 +269,19 @@ async def test_objects_of_a_finished_transfer_are_deleted(at: int) -> None:
 
 
 class NoPriorityClasses(Cut):
-    """A cluster whose PriorityClasses were deleted, or whose quota allows no pods."""
-
-    def __init__(self, inner: FakeKube, words: str) -> None:
-        super().__init__(inner)
-        self._words = words
+    """A cluster whose PriorityClasses were deleted."""
 
     async def request(self, request: Request) -> Response:
         if request.method == "POST" and "priorityClassName" in str(request.body):
-            status = {"kind": "Status", "reason": "Forbidden", "message": self._words}
-            return Response(403, json.dumps(status).encode())
+            words = 'pods "r2-9nft8" is forbidden: no PriorityClass with name data-mover-low was found'
+            return Response(403, json.dumps({"kind": "Status", "reason": "Forbidden", "message": words}).encode())
         return await super().request(request)
 
 
 async def test_a_pod_is_created_without_a_deleted_priority_class(caplog: pytest.LogCaptureFixture) -> None:
     scene = RestoreScene()
-    words = 'pods "r2-9nft8" is forbidden: no PriorityClass with name data-mover-low was found'
 
-    exposed = await expose(scene, NoPriorityClasses(scene.world.kube, words))
+    exposed = await expose(scene, NoPriorityClasses(scene.world.kube))
 
     assert "priorityClassName" not in exposed.pod["spec"]
     assert "creating the pod without it" in caplog.text
-
-
-async def test_another_rejection_of_the_pod_is_raised() -> None:
-    scene = RestoreScene()
-
-    with pytest.raises(ForbiddenError, match="exceeded quota"):
-        await expose(scene, NoPriorityClasses(scene.world.kube, "exceeded quota"))

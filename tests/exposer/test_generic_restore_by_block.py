@@ -8,6 +8,7 @@ from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUMES
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.manifests import changed_name
+from tests.exposer.support.cuts import CUTS, Cut, cut_short
 from tests.exposer.support.restore_steps import (
     BYSTANDERS,
     assert_clean,
@@ -20,7 +21,7 @@ from tests.exposer.support.restore_steps import (
     volume,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
+from tests.exposer.support.world import no_guard
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Rebind of a restored volume, interrupted and repeated."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from core.errors import ExposeError
@@ -7,6 +9,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import KeptVolume, Pending
+from tests.exposer.support.cuts import CUTS, Cut, cut_short, interruptions
 from tests.exposer.support.restore_steps import (
     BYSTANDERS,
     assert_clean,
@@ -21,19 +24,18 @@ from tests.exposer.support.restore_steps import (
     volume,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import CUTS, Cut, cut_short
 
 
 class Transfer:
     """One restore with its requests; `kept` is the volume as recorded in the outcome."""
 
     def __init__(self, scene: RestoreScene) -> None:
-        self._scene = scene
+        self.scene, self.world = scene, scene.world
         self.kept: KeptVolume | None = None
 
     async def carry(self, transport: Cut | None = None) -> None:
         """Run the restore to its end from any state."""
-        scene = self._scene
+        scene = self.scene
         if self.kept is None:
             await expose(scene, transport)
             self.kept = await scene.exposer(transport).read_volume(scene.request)
@@ -48,18 +50,13 @@ BY_BLOCK = pytest.mark.parametrize("by_block", [False, True], ids=["files", "by 
 @CUTS
 @BY_BLOCK
 async def test_a_restore_interrupted_at_any_request_continues(applied: bool, by_block: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, RestoreScene(by_block=by_block)
-        restore = Transfer(scene)
-        cut = await cut_short(restore.carry(Cut(scene.world.kube, at, applied=applied)))
-        await scene.world.settle()
+    def build() -> Transfer:
+        return Transfer(RestoreScene(by_block=by_block))
 
+    async for restore in interruptions(build, Transfer.carry, applied=applied, least=20):
         await restore.carry()
-
         assert restore.kept is not None
-        assert_handed_over(scene, restore.kept)
-    assert at > 20
+        assert_handed_over(restore.scene, restore.kept)
 
 
 @CUTS
@@ -99,17 +96,6 @@ async def test_a_drop_interrupted_at_any_request_continues(applied: bool) -> Non
     assert at > 5
 
 
-async def test_a_rebind_may_be_repeated_after_its_end() -> None:
-    scene = RestoreScene()
-    restore = Transfer(scene)
-    await restore.carry()
-
-    await restore.carry()
-
-    assert restore.kept is not None
-    assert_handed_over(scene, restore.kept)
-
-
 async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
     """A driver may refuse to attach it to the consumer's node before that."""
     scene = RestoreScene()
@@ -135,34 +121,30 @@ async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
     assert claim(scene, "app3", "data")["spec"]["volumeName"] == kept.pv_name
 
 
-async def test_a_deleted_target_fails_the_rebind_and_the_volume_is_dropped() -> None:
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (remove_target, "target PVC app3/data was deleted"),
+        (bind_target_elsewhere, "was bound to PersistentVolume pvc-other meanwhile"),
+    ],
+    ids=["deleted", "bound elsewhere"],
+)
+async def test_a_target_that_is_lost_fails_the_rebind_and_the_volume_is_dropped(
+    lose: Callable[[RestoreScene], Awaitable[None]], message: str
+) -> None:
     scene = RestoreScene()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
     await scene.exposer().rebind(scene.request, kept)
-    await remove_target(scene)
+    await lose(scene)
 
-    with pytest.raises(ExposeError, match="target PVC app3/data was deleted"):
+    with pytest.raises(ExposeError, match=message):
         await scene.exposer().rebind(scene.request, kept)
     await drop_volume(scene, kept)
     await clean_up(scene)
 
-    assert scene.world.names() == BYSTANDERS
+    assert scene.world.names() - {"PersistentVolumeClaim app3/data"} == BYSTANDERS
     assert scene.world.disks == set()
-
-
-async def test_a_target_with_another_volume_fails_the_rebind_and_the_volume_is_dropped() -> None:
-    scene = RestoreScene()
-    await expose(scene)
-    kept = await scene.exposer().read_volume(scene.request)
-    await bind_target_elsewhere(scene)
-
-    with pytest.raises(ExposeError, match="was bound to PersistentVolume pvc-other meanwhile"):
-        await scene.exposer().rebind(scene.request, kept)
-    await drop_volume(scene, kept)
-    await clean_up(scene)
-
-    assert_clean(scene)
 
 
 async def test_a_deleted_volume_fails_the_rebind() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL, OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import KeptVolume, NotOwnerError, Pending
+from tests.exposer.support.cuts import CUTS, Cut, cut_short, interruptions
 from tests.exposer.support.in_place import (
     LEFT,
     OLD,
@@ -24,7 +26,7 @@ from tests.exposer.support.in_place import (
 )
 from tests.exposer.support.restore_steps import claim, clean_up, expose, volume
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import CUTS, Cut, cut_short
+from tests.exposer.test_csi_snapshot_guard import Guard
 
 
 @pytest.mark.parametrize("policy", ["Delete", "Retain"])
@@ -76,43 +78,25 @@ async def test_a_restore_interrupted_at_any_request_continues(applied: bool) -> 
 @pytest.mark.parametrize("policy", ["Delete", "Retain"])
 @CUTS
 async def test_the_volume_is_given_back_whenever_the_restore_ends(applied: bool, policy: str) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, in_place(policy=policy)
-        cut = await cut_short(restore(scene, Cut(scene.world.kube, at, applied=applied)))
-        await scene.world.settle()
-
+    async for scene in interruptions(partial(in_place, policy=policy), restore, applied=applied, least=20):
         await give_back(scene)
         await clean_up(scene)
-
         assert_returned(scene, policy=policy)
-    assert at > 20
 
 
 @CUTS
 async def test_giving_back_continues_after_an_interruption(applied: bool) -> None:
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, in_place(policy="Delete")
-        await expose(scene)
-        cut = await cut_short(give_back(scene, Cut(scene.world.kube, at, applied=applied)))
-        await scene.world.settle()
-
+    build = partial(in_place, policy="Delete")
+    async for scene in interruptions(build, give_back, applied=applied, least=5, prepare=expose):
         await give_back(scene)
         await clean_up(scene)
-
         assert_returned(scene, policy="Delete")
-    assert at > 5
 
 
 @CUTS
 async def test_the_volume_of_a_deleted_transfer_is_given_back(applied: bool) -> None:
     """Without its finalizer: garbage collection finds the volume by its label."""
-    at, cut = 0, True
-    while cut:
-        at, scene = at + 1, in_place(policy="Delete")
-        cut = await cut_short(restore(scene, Cut(scene.world.kube, at, applied=applied)))
-        await scene.world.settle()
+    async for scene in interruptions(partial(in_place, policy="Delete"), restore, applied=applied, least=20):
         left = "?"
         while left:
             found = await list_leaked_objects(scene.world.client, "velero")
@@ -124,7 +108,6 @@ async def test_the_volume_of_a_deleted_transfer_is_given_back(applied: bool) -> 
         if given["spec"]["claimRef"].get("uid") != RELEASED_UID:
             # It was taken.
             assert_returned(scene, policy="Delete")
-    assert at > 20
 
 
 async def test_the_volume_of_a_deleted_transfer_is_given_back_once_it_is_detached() -> None:
@@ -286,11 +269,8 @@ async def test_a_transfer_that_has_ended_takes_no_volume() -> None:
     scene = in_place()
     before = volume(scene, OLD)
 
-    async def ended(*, sure: bool) -> None:
-        raise NotOwnerError("final", ended=True)
-
     with pytest.raises(NotOwnerError):
-        await scene.exposer().ensure(scene.request, ended)
+        await scene.exposer().ensure(scene.request, Guard(1, ended=True))
 
     assert volume(scene, OLD) == before
 

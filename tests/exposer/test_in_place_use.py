@@ -20,6 +20,7 @@ from tests.exposer.support.in_place import (
 )
 from tests.exposer.support.restore_steps import expose, volume
 from tests.exposer.support.scenes import RestoreScene
+from tests.exposer.support.world import no_guard
 
 
 def put_twin(scene: RestoreScene, handle: str = HANDLE) -> None:
@@ -105,17 +106,13 @@ async def test_an_attached_volume_is_taken_once_it_is_detached() -> None:
     scene = in_place()
     attach(scene, OLD, "node-a")
 
-    found = await scene.exposer().ensure(scene.request, guard)
+    found = await scene.exposer().ensure(scene.request, no_guard)
     assert found == Pending("Detaching", f"PersistentVolume {OLD} is being detached from node node-a")
     assert scene.world.names() == LEFT
     await scene.world.client.delete(VOLUME_ATTACHMENTS, "", f"{OLD}-node-a")
 
     await restore(scene)
     assert_returned(scene)
-
-
-async def guard(*, sure: bool) -> None:
-    pass
 
 
 async def test_two_restores_never_share_a_volume() -> None:

@@ -11,8 +11,9 @@ from core.models.base import parse_time
 from core.models.names import BASE_SNAPSHOT_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import Pending
+from tests.exposer.support.cuts import CUTS, Cut, cut_short
 from tests.exposer.support.scenes import BackupScene
-from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
+from tests.exposer.support.world import no_guard
 
 _DRIVER = "hostpath.csi.k8s.io"
 

@@ -11,6 +11,7 @@ from core.kube.transport import Request, Response
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from exposer.ownership import is_provisioned
+from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.restore_steps import (
     bind_target_elsewhere,
     clean_up,
@@ -20,7 +21,7 @@ from tests.exposer.support.restore_steps import (
     volume,
 )
 from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import Cut, World, cut_short, no_guard
+from tests.exposer.support.world import World, no_guard
 from tests.exposer.test_csi_snapshot_guard import Guard
 from tests.support.objects import JsonDict, only
 

@@ -6,8 +6,10 @@ import pytest
 
 from core.contract import VolumeMode
 from core.kube.types import EnvVar
-from exposer.pod_manifest import MoverVolume, OwnVolumes, PodFiles, build_pod_files
-from exposer.settings import StorageAccess
+from core.mover_specs import InitRepository
+from exposer.model import Owner
+from exposer.pod_manifest import MoverPod, MoverVolume, PodFiles, build_pod_files
+from exposer.settings import ExposeSettings, StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import template
 from tests.support.objects import JsonDict
@@ -32,8 +34,9 @@ def files(
     cache: str = "",
     storage: StorageAccess = BUCKET,
 ) -> PodFiles:
-    own = OwnVolumes("uid", volume, cache)
-    return build_pod_files(own, inherited or template(), storage)
+    owner = Owner("velero.io/v2alpha1", "DataUpload", "velero", "du-1", "uid")
+    plan = MoverPod(owner, "du-1", InitRepository(), storage, volume, cache or None)
+    return build_pod_files(plan, ExposeSettings(inherited or template()))
 
 
 def writable(built: PodFiles) -> list[str]:

@@ -37,35 +37,45 @@ GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
 
 
 @pytest.mark.parametrize(
-    ("pending", "reason", "message"),
+    ("pending", "blocked", "reason", "message"),
     [
-        pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), "Unschedulable", "untolerated taint", id="taint"),
-        pytest.param(pod(node="", conditions=[GATED]), "SchedulingGated", "gives no reason", id="gated"),
-        pytest.param(pod(node=""), "Scheduling", "is not scheduled yet", id="unseen"),
-        pytest.param(pod(), "ContainerCreating", "is starting on node node-a", id="no container status"),
-        pytest.param(pod(containerStatuses=waiting("ContainerCreating")), "ContainerCreating", "node-a", id="creating"),
+        pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), True, "Unschedulable", "untolerated taint", id="taint"),
+        pytest.param(pod(node="", conditions=[GATED]), True, "SchedulingGated", "gives no reason", id="gated"),
+        pytest.param(pod(node=""), False, "Scheduling", "is not scheduled yet", id="unseen"),
+        pytest.param(pod(), False, "ContainerCreating", "is starting on node node-a", id="no container status"),
+        pytest.param(
+            pod(containerStatuses=waiting("ContainerCreating")), False, "ContainerCreating", "node-a", id="creating"
+        ),
         pytest.param(
             pod(containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "x"')),
+            True,
             "ImagePullBackOff",
             'image of Pod velero/b1 is not available on node node-a: ImagePullBackOff: Back-off pulling image "x"',
             id="image pull",
         ),
         pytest.param(
             pod(containerStatuses=waiting("CreateContainerConfigError", 'secret "cloud-credentials" not found')),
+            True,
             "CreateContainerConfigError",
             'secret "cloud-credentials" not found',
             id="missing secret",
         ),
         pytest.param(
-            pod(containerStatuses=waiting("RunContainerError")), "RunContainerError", "cannot start", id="no message"
+            pod(containerStatuses=waiting("RunContainerError")),
+            True,
+            "RunContainerError",
+            "cannot start",
+            id="no message",
         ),
     ],
 )
-def test_a_pending_pod_has_a_reason(pending: JsonDict, reason: str, message: str) -> None:
+def test_a_pending_pod_has_a_reason_that_is_blocked_if_no_healthy_one_has_it(
+    pending: JsonDict, reason: str, message: str, *, blocked: bool
+) -> None:
     found = diagnose_pod(pending)
 
     assert found is not None
-    assert found.reason == reason
+    assert (found.reason, found.blocked) == (reason, blocked)
     assert message in found.message
     assert "velero/b1" in found.message
 
@@ -86,21 +96,6 @@ def test_the_scheduler_does_not_report_why_a_pvc_is_unbound(message: str) -> Non
 def test_each_attempt_to_pull_an_image_has_the_same_reason() -> None:
     attempts = [diagnose_pod(pod(containerStatuses=waiting(r, "no"))) for r in ("ErrImagePull", "ImagePullBackOff")]
     assert [found and (found.reason, found.blocked) for found in attempts] == [("ImagePullBackOff", True)] * 2
-
-
-@pytest.mark.parametrize(
-    ("pending", "blocked"),
-    [
-        pytest.param(pod(node="", conditions=[UNSCHEDULABLE]), True, id="no node"),
-        pytest.param(pod(containerStatuses=waiting("CreateContainerConfigError")), True, id="configuration"),
-        pytest.param(pod(node=""), False, id="not scheduled yet"),
-        pytest.param(pod(containerStatuses=waiting("ContainerCreating")), False, id="being started"),
-    ],
-)
-def test_only_reasons_of_unhealthy_pods_are_blocked(pending: JsonDict, *, blocked: bool) -> None:
-    found = diagnose_pod(pending)
-    assert found is not None
-    assert found.blocked is blocked
 
 
 UNAVAILABLE = ["ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"]

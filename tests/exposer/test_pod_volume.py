@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import JsonDict
 from exposer.model import Exposed, LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
 from exposer.pod_volume import PodVolumeExposer
-from exposer.settings import CacheVolume
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request
 from tests.exposer.support.world import World, no_guard
+from tests.exposer.test_csi_snapshot_guard import Guard
 
 RUNNING: JsonDict = {"phase": "Running"}
 WAITING_STATE: JsonDict = {"running": {"startedAt": "2026-11-21T11:15:23Z"}}
@@ -82,8 +82,9 @@ class Scene:
         return str(rejected.value)
 
 
-async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
+async def test_a_volume_is_located_with_its_node_and_tolerations_and_the_class_of_its_persistent_volume() -> None:
     scene = Scene()
+    scene.put_volume({"local": {"path": "/x"}}, storageClassName="fast")
 
     located = await scene.exposer.locate(scene.request, scene.world.client)
 
@@ -95,18 +96,9 @@ async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
             {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             {"key": "b", "operator": "Exists", "effect": "NoExecute"},
         ),
+        storage_class="fast",
         claim="fsdata",
     )
-
-
-async def test_a_located_volume_has_the_storage_class_of_its_persistent_volume() -> None:
-    scene = Scene()
-    scene.put_volume({"local": {"path": "/x"}}, storageClassName="fast")
-
-    located = await scene.exposer.locate(scene.request, scene.world.client)
-
-    assert isinstance(located, LocatedVolume)
-    assert located.storage_class == "fast"
 
 
 async def test_a_volume_without_a_pvc_is_located() -> None:
@@ -259,21 +251,6 @@ async def test_a_volume_is_exposed_once_and_cleanup_deletes_everything(kind: str
     assert scene.world.names() == before
 
 
-@pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
-async def test_a_mover_and_its_cache_are_bound_to_the_node_of_the_workload(kind: str) -> None:
-    """No scheduler is asked: a cordon, a taint or its absence does not matter."""
-    scene = Scene(kind)
-    scene.world.put(STORAGE_CLASSES, "fast", provisioner="x", volumeBindingMode="WaitForFirstConsumer")
-    scene.request = replace(scene.request, cache=CacheVolume("fast", limit_mib=5000))
-
-    await scene.exposer.ensure(scene.request, no_guard)
-
-    pod = await scene.world.client.get(PODS, "velero", scene.request.owner.name)
-    assert pod["spec"]["nodeName"] == "node-a"
-    claim = await scene.world.client.get(PERSISTENT_VOLUME_CLAIMS, "velero", f"{scene.request.owner.name}-cache")
-    assert claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "node-a"
-
-
 async def test_a_mover_that_a_previous_agent_left_to_the_scheduler_is_continued() -> None:
     scene = Scene()
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
@@ -338,16 +315,9 @@ async def test_an_expose_fails_when_the_workload_is_deleted_while_its_mover_is_p
 @pytest.mark.parametrize("ended", [True, False])
 async def test_objects_of_a_finished_owner_are_deleted(ended: bool) -> None:
     scene = Scene()
-    calls = 0
-
-    async def guard(*, sure: bool) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 1:
-            raise NotOwnerError("ended meanwhile", ended=ended)
 
     with pytest.raises(NotOwnerError):
-        await scene.exposer.ensure(scene.request, guard)
+        await scene.exposer.ensure(scene.request, Guard(2, ended=ended))
 
     left = await scene.world.client.read(PODS, "velero", scene.request.owner.name)
     assert (left is None) is ended

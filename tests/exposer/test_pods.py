@@ -9,28 +9,31 @@ import pytest
 from core.contract import MoverMethod, VolumeMode
 from core.kube.types import NodeSelectorTerm
 from core.models.storage import BackupRepository
-from core.models.transfer_settings import Compression
+from core.models.transfer_settings import Compression, Exclusions
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume, Owner
+from exposer.pod_manifest import Placement
 from exposer.pods import (
     build_backup_pod,
     build_init_pod,
     build_pod_volume_pod,
     build_restore_pod,
     build_validation_pod,
-    init_pod_name,
 )
 from exposer.settings import (
     BackupPVCSettings,
     CacheVolume,
     CompressionRules,
+    ExclusionRule,
+    ExclusionRules,
     ExposeSettings,
     MoverOptions,
+    PlacementRule,
+    PlacementRules,
     PodSettings,
     RepositoryMount,
     StorageAccess,
 )
-from exposer.template import Placement, PlacementRule, PlacementRules
 from exposer.workload import build_volume_directory
 from tests.exposer.support.inputs import (
     pod_volume_request,
@@ -72,14 +75,16 @@ def restore_pod(
     return build_restore_pod(request, mode_of(recording), placement=placement, storage=OWN_CREDENTIALS, cache=cache)
 
 
-def pod_volume_pod(recording: str = "podvolumebackup", *, cached: bool = False, **changes: Any) -> JsonDict:
+def pod_volume_pod(
+    recording: str = "podvolumebackup", *, cached: bool = False, storage_class: str | None = None, **changes: Any
+) -> JsonDict:
     tolerations: JsonDict = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
     root = request.settings.template.kubelet_root
     pv: JsonDict = {"metadata": {"name": "pvc-3dcf"}, "spec": {"csi": {}}}
     directory = build_volume_directory(root, "e7f1", {"name": "fs"}, pv=pv)
     cache = CACHE if cached else None
-    located = LocatedVolume("node-a", directory, tolerations)
+    located = LocatedVolume("node-a", directory, tolerations, storage_class)
     return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache=cache)
 
 
@@ -257,19 +262,76 @@ def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
     assert_golden(name, pod)
 
 
-def test_a_mover_is_told_what_is_about_its_direction() -> None:
+def arguments(storage_class: str | None = None, **settings: Any) -> list[list[str]]:
+    """Return the arguments of the movers of all kinds, of volumes of that class: two backups, then two restores."""
+    of_class: dict[str, Any] = {} if storage_class is None else {"storage_class": storage_class}
+    pods = (
+        backup_pod(**of_class, **settings),
+        pod_volume_pod(storage_class=storage_class, **settings),
+        restore_pod(**settings),
+        pod_volume_pod("podvolumerestore", **settings),
+    )
+    return [pod["spec"]["containers"][0]["args"] for pod in pods]
+
+
+BACKUPS, RESTORES = [True, True, False, False], [False, False, True, True]
+NAMESPACES = frozenset({snapshot_request().source_namespace, pod_volume_request().workload.namespace})
+ZSTD = dict.fromkeys(("standard", "fast"), Compression.ZSTD)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag", "told"),
+    [
+        ({"mover": MoverOptions(cluster="uid-1")}, "--cluster=uid-1", BACKUPS),
+        ({"mover": MoverOptions(require_attributes=True)}, "--require-attributes", RESTORES),
+        ({"ignore_files_namespaces": NAMESPACES}, "--ignore-files", BACKUPS),
+        ({"read_all_files_namespaces": NAMESPACES}, "--read-all-files", BACKUPS),
+        ({"compression": CompressionRules(Compression.S2)}, "--compression=s2-default", BACKUPS),
+        ({"compression": CompressionRules(Compression.S2, ZSTD)}, "--compression=zstd", BACKUPS),
+        (
+            {"exclusions": ExclusionRules((ExclusionRule(Exclusions(patterns=("a",))),))},
+            '--exclude={"patterns":["a"]}',
+            BACKUPS,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mover_is_told_what_is_about_its_direction(settings: dict[str, Any], flag: str, told: list[bool]) -> None:
     """One that makes snapshots knows the cluster, and one that restores what is required."""
-    mover = MoverOptions(cluster="uid-1", require_attributes=True)
-    pods = {
-        "data-upload": backup_pod(mover=mover),
-        "data-download": restore_pod(mover=mover),
-        "pod-volume-backup": pod_volume_pod(mover=mover),
-        "pod-volume-restore": pod_volume_pod("podvolumerestore", mover=mover),
-    }
-    informed = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
-    assert informed == {"data-upload", "pod-volume-backup"}
-    strict = {kind for kind, pod in pods.items() if "--require-attributes" in pod["spec"]["containers"][0]["args"]}
-    assert strict == {"data-download", "pod-volume-restore"}
+    assert [flag in args for args in arguments("fast", **settings)] == told
+    name = flag.partition("=")[0]
+    assert [any(word.startswith(name) for word in args) for args in arguments("fast", **settings)] == told
+    assert not any(word.startswith(name) for args in arguments("fast") for word in args)
+
+
+@pytest.mark.parametrize(("method", "flags"), [(MoverMethod.PLAIN, []), (MoverMethod.ONE_OPEN, ["--mover=one-open"])])
+def test_transfers_are_told_how_to_run_kopia_unless_it_is_plain(method: MoverMethod, flags: list[str]) -> None:
+    for args in arguments(mover=MoverOptions(method=method)):
+        assert [word for word in args if word.startswith("--mover")] == flags
+
+
+def test_a_class_may_be_excepted_from_compression() -> None:
+    rules = CompressionRules(Compression.S2, {"fast": Compression.NONE})
+    assert not any(word.startswith("--compression") for args in arguments("fast", compression=rules) for word in args)
+
+
+def test_the_annotation_of_a_pvc_adds_to_the_rules_for_its_namespace_and_class() -> None:
+    namespace = snapshot_request().source_namespace
+    rules = ExclusionRules(
+        (
+            ExclusionRule(Exclusions(patterns=("a",))),
+            ExclusionRule(Exclusions(patterns=("b",)), frozenset({namespace}), frozenset({"fast"})),
+            ExclusionRule(Exclusions(patterns=("c",)), frozenset({"other"})),
+        ),
+        frozenset({namespace}),
+    )
+    upload = snapshot_request(storage_class="fast", exclusions=rules)
+    claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
+    pod = build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS, excluded="d\n!e")
+    assert '--exclude={"patterns":["a","b","d"]}' in pod["spec"]["containers"][0]["args"]
+    foreign = replace(rules, annotation_namespaces=frozenset())
+    assert foreign.exclude(namespace, "slow", "d") == '{"patterns":["a"]}'
+    assert ExclusionRules().exclude(namespace, "slow", "d") is None
 
 
 def test_settings_without_effect_build_the_same_pod() -> None:
@@ -277,13 +339,6 @@ def test_settings_without_effect_build_the_same_pod() -> None:
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()
     bare = PodSettings()
     assert restore_pod(pod=replace(bare, labels={}, annotations={})) == restore_pod(pod=bare)
-
-
-def test_every_inherited_mount_has_its_volume() -> None:
-    for pod in (backup_pod(), restore_pod(cached=True), init_pod()):
-        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-        mounts = {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
-        assert mounts <= volumes
 
 
 def test_a_long_name_is_shortened_in_the_label() -> None:
@@ -303,76 +358,3 @@ def test_building_does_not_modify_inherited_fields() -> None:
     backup_pod(template=inherited, pod=PodSettings())
 
     assert repr(inherited) == before
-
-
-def test_the_init_pod_has_a_fixed_name() -> None:
-    repository = Owner.of(BackupRepository.parse(recorded("backuprepository")))
-
-    assert init_pod()["metadata"]["name"] == init_pod_name(repository) == f"{repository.name}-init"
-
-
-def _algorithms(pod: JsonDict) -> list[str]:
-    return [word for word in pod["spec"]["containers"][0]["args"] if word.startswith("--compression=")]
-
-
-@pytest.mark.parametrize(
-    ("by_class", "flags"),
-    [("zstd", ["--compression=zstd"]), ("none", []), ("", ["--compression=s2-default"])],
-    ids=["of the class", "not of the class", "of no class"],
-)
-def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str]) -> None:
-    classes = {name: Compression(by_class) for name in ("standard", "fast") if by_class}
-    settings = ExposeSettings(template(), compression=CompressionRules(Compression.S2, classes))
-    upload = replace(snapshot_request(), storage_class="fast")
-    claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
-    upload, backup = replace(upload, settings=settings), replace(pod_volume_request(), settings=settings)
-    located = LocatedVolume("node-a", "/directory", storage_class="fast")
-
-    assert _algorithms(build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS)) == flags
-    assert _algorithms(build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS)) == flags
-
-
-def test_transfers_are_told_how_to_run_kopia_unless_it_is_plain() -> None:
-    for mover, flags in ((MoverMethod.PLAIN, []), (MoverMethod.ONE_OPEN, ["--mover=one-open"])):
-        settings = ExposeSettings(template(), mover=MoverOptions(method=mover))
-        upload = replace(snapshot_request(), settings=settings)
-        backup, back = (
-            replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
-        )
-        claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
-        located = LocatedVolume("node-a", "/directory")
-        pods = (
-            build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS),
-            build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS),
-            build_pod_volume_pod(back, located, storage=OWN_CREDENTIALS),
-        )
-        found = [[word for word in pod["spec"]["containers"][0]["args"] if "--mover" in word] for pod in pods]
-        assert found == [flags] * 3
-
-
-def test_rules_in_files_and_all_files_are_read_in_backups_of_the_namespaces_that_are_named() -> None:
-    allowed = frozenset({snapshot_request().source_namespace, pod_volume_request().workload.namespace})
-    for namespaces in (allowed, frozenset[str]()):
-        settings = ExposeSettings(template(), ignore_files_namespaces=namespaces, read_all_files_namespaces=namespaces)
-        upload = replace(snapshot_request(), settings=settings)
-        backup, back = (
-            replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
-        )
-        claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
-        located = LocatedVolume("node-a", "/directory")
-        pods = (
-            build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS),
-            *(build_pod_volume_pod(one, located, storage=OWN_CREDENTIALS) for one in (backup, back)),
-        )
-        for flag in ("--ignore-files", "--read-all-files"):
-            flags = [flag in pod["spec"]["containers"][0]["args"] for pod in pods]
-            assert flags == [bool(namespaces), bool(namespaces), False]
-
-
-def test_a_restore_is_given_no_algorithm() -> None:
-    settings = ExposeSettings(template(), compression=CompressionRules(Compression.ZSTD))
-    download = replace(restore_request(), settings=settings)
-    back = replace(pod_volume_request("podvolumerestore"), settings=settings)
-
-    assert not _algorithms(build_restore_pod(download, MODE, placement=ANYWHERE, storage=OWN_CREDENTIALS))
-    assert not _algorithms(build_pod_volume_pod(back, LocatedVolume("node-a", "/d"), storage=OWN_CREDENTIALS))

@@ -15,9 +15,9 @@ from exposer.manifests import (
     parse_snapshot_source,
 )
 from exposer.model import LocatedVolume, Owner
+from exposer.pod_manifest import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import StorageAccess
-from exposer.template import Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.golden import recorded
 from tests.support.objects import JsonDict

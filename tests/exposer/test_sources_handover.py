@@ -8,9 +8,10 @@ from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
+from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import Cut, cut_short, no_guard
+from tests.exposer.support.world import no_guard
 from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, clean_up, expose, only
 from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
 

@@ -15,11 +15,13 @@ from core.kube.resources import (
     VOLUME_ATTACHMENTS,
 )
 from core.models.base import JsonDict
-from exposer.settings import BackupPVCSettings
+from exposer.pod_manifest import Placement
+from exposer.settings import BackupPVCSettings, PlacementRule, PlacementRules
 from exposer.sources import needs_windows, place_backup
-from exposer.template import AgentTemplate, Placement, PlacementRule, PlacementRules
+from exposer.template import AgentTemplate
+from tests.exposer.support.cuts import Cut
 from tests.exposer.support.inputs import snapshot_request
-from tests.exposer.support.world import Cut, World
+from tests.exposer.support.world import World
 
 ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
 FAST = "csi.vsphere.volume/fast-provisioning"
@@ -105,46 +107,36 @@ async def test_a_linked_clone_avoids_the_nodes_of_its_source(where: str) -> None
     assert found.avoid_nodes == ("linux-1", "linux-2")
 
 
-class NodeCase:
-    """Properties of a volume, and the expected operating system of its backup."""
-
-    def __init__(
-        self, node_os: str, *, attached: str = "", selected: str = "", fs_type: str = "", mode: str = ""
-    ) -> None:
-        self.node_os = node_os
-        self.source = Source(
-            fs_type=fs_type,
-            annotations={"volume.kubernetes.io/selected-node": selected} if selected else {},
-            spec={"volumeMode": mode} if mode else {},
-        )
-        if attached:
-            self.source.attach(attached)
+NODE = "volume.kubernetes.io/selected-node"
 
 
 @pytest.mark.parametrize(
-    ("case", "template"),
+    ("needed", "template", "attached", "source"),
     [
-        pytest.param(lambda: NodeCase("linux"), BOTH, id="nothing known"),
-        pytest.param(lambda: NodeCase("windows", attached="windows-1"), BOTH, id="attached"),
-        pytest.param(lambda: NodeCase("linux", attached="linux-1", selected="windows-1"), BOTH, id="attached first"),
-        pytest.param(lambda: NodeCase("windows", selected="windows-1"), BOTH, id="selected"),
-        pytest.param(lambda: NodeCase("linux", selected="linux-1", fs_type="ntfs"), BOTH, id="node before file system"),
-        pytest.param(lambda: NodeCase("windows", selected="gone", fs_type="NTFS"), BOTH, id="file system"),
-        pytest.param(lambda: NodeCase("linux", fs_type="ext4"), BOTH, id="another file system"),
-        pytest.param(lambda: NodeCase("linux", attached="windows-1", mode="Block"), BOTH, id="a device"),
-        pytest.param(lambda: NodeCase("windows", fs_type="ntfs"), LINUX_ONLY, id="file system, no agent for it"),
-        pytest.param(lambda: NodeCase("linux", attached="windows-1"), LINUX_ONLY, id="nodes are not read"),
+        pytest.param(False, BOTH, "", {}, id="nothing known"),
+        pytest.param(True, BOTH, "windows-1", {}, id="attached"),
+        pytest.param(False, BOTH, "linux-1", {"annotations": {NODE: "windows-1"}}, id="attached first"),
+        pytest.param(True, BOTH, "", {"annotations": {NODE: "windows-1"}}, id="selected"),
+        pytest.param(
+            False, BOTH, "", {"annotations": {NODE: "linux-1"}, "fs_type": "ntfs"}, id="node before file system"
+        ),
+        pytest.param(True, BOTH, "", {"annotations": {NODE: "gone"}, "fs_type": "NTFS"}, id="file system"),
+        pytest.param(False, BOTH, "", {"fs_type": "ext4"}, id="another file system"),
+        pytest.param(False, BOTH, "windows-1", {"spec": {"volumeMode": "Block"}}, id="a device"),
+        pytest.param(True, LINUX_ONLY, "", {"fs_type": "ntfs"}, id="file system, no agent for it"),
+        pytest.param(False, LINUX_ONLY, "windows-1", {}, id="nodes are not read"),
     ],
 )
 async def test_the_operating_system_follows_the_node_and_then_the_file_system(
-    case: Any, template: AgentTemplate
+    template: AgentTemplate, attached: str, source: dict[str, Any], *, needed: bool
 ) -> None:
-    one: NodeCase = case()
-    needed = one.node_os == "windows"
+    scene = Source(**source)
+    if attached:
+        scene.attach(attached)
 
-    assert await needs_windows(one.source.world.client, snapshot_request(template=template)) is needed
+    assert await needs_windows(scene.world.client, snapshot_request(template=template)) is needed
     with pytest.raises(ExposeError, match="requires a Windows node") if needed else nullcontext():
-        await one.source.place(template=template)
+        await scene.place(template=template)
 
 
 async def test_only_required_objects_are_read() -> None:

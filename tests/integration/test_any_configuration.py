@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from core.contract import VolumeMode
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from exposer.manifests import build_backup_claim
+from exposer.pod_manifest import Placement
 from exposer.pods import build_backup_pod, build_init_pod
 from exposer.settings import StorageAccess
-from exposer.template import AgentTemplate, Placement
+from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import snapshot_request
 from tests.nodeagent.support.configured import build_settings
 from tests.support.apiserver import ApiServer

@@ -13,9 +13,10 @@ from core.contract import VolumeMode
 from core.kube.resources import NAMESPACES, PODS
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
+from exposer.pod_manifest import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
-from exposer.template import AgentTemplate, Placement
+from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict, build_object

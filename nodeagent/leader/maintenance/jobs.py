@@ -44,12 +44,11 @@ from core.models.units import parse_count
 from core.mover_specs import MaintainRepository, VerifySnapshots
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
-from exposer.causes import CauseFinder
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
+from exposer.pod_status import CauseFinder
 from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
-from exposer.settings import ExposeSettings
-from exposer.storage_access import access_of
+from exposer.settings import ExposeSettings, StorageAccess
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
@@ -319,7 +318,7 @@ def _plan_run(request: JobRequest) -> MaintenanceRun:
         owner=Owner.of(repository),
         name=request.name,
         settings=job,
-        storage=access_of(request.location),
+        storage=StorageAccess.of(request.location),
         cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
         or DEFAULT_CACHE_LIMIT_MIB,
     )

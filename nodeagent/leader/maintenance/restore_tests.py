@@ -17,9 +17,9 @@ from core.models.names import (
 )
 from core.models.transfers import Transfer
 from core.models.verification import read_verification
+from exposer.pod_manifest import Placement
 from exposer.pods import AgentImage, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
-from exposer.template import Placement
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.maintenance.jobs import JobRequest
 from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest

@@ -44,7 +44,7 @@ from core.models.storage import (
 from core.models.units import format_duration
 from core.redact import redact
 from exposer.model import Pending
-from exposer.pod_status import diagnose_rejection
+from exposer.ownership import diagnose_rejection
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,

@@ -19,13 +19,11 @@ from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, BackupStorageLocation, BlockHash, repository_labels
 from core.models.units import parse_quantity
-from exposer.causes import CauseFinder
 from exposer.model import Owner, Pending
 from exposer.ownership import belongs, create_pod
-from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
+from exposer.pod_status import CauseFinder, PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
-from exposer.settings import ExposeSettings
-from exposer.storage_access import access_of
+from exposer.settings import ExposeSettings, StorageAccess
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.leader.context import Cluster
 from nodeagent.runtime.workqueue import Timers
@@ -241,7 +239,7 @@ async def start_init_pod(
     if raw is None:
         shown = f"{BACKUP_STORAGE_LOCATIONS.kind} {owner.namespace}/{spec.backup_storage_location}"
         raise RepositoryError(f"{shown} does not exist")
-    storage = access_of(BackupStorageLocation.parse(raw))
+    storage = StorageAccess.of(BackupStorageLocation.parse(raw))
     manifest = build_init_pod(owner, settings, storage=storage, block_hash=block_hash)
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

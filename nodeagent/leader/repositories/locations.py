@@ -40,7 +40,7 @@ from core.redact import redact
 from exposer.model import Owner
 from exposer.ownership import create_pod
 from exposer.pods import build_validation_pod, validation_pod_name
-from exposer.storage_access import access_of, is_in_directory
+from exposer.settings import StorageAccess, is_in_directory
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import InitPods, InitState
 from nodeagent.metrics import LOCATION_AVAILABLE
@@ -390,7 +390,7 @@ class LocationController:
         known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
         self._cluster.check_leading()
         try:
-            pod = build_validation_pod(Owner.of(location), settings, storage=access_of(location))
+            pod = build_validation_pod(Owner.of(location), settings, storage=StorageAccess.of(location))
             pod["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
             await create_pod(self._cluster.client, pod)
         except (ForbiddenError, InvalidError, ExposeError) as e:

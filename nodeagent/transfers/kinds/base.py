@@ -15,7 +15,6 @@ from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
 from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
-from core.models.names import COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import InPlace
@@ -38,7 +37,6 @@ __all__ = [
     "admit_exposable",
     "check_location",
     "find_unsupported",
-    "read_copies",
     "refuse_unsupported",
 ]
 
@@ -224,8 +222,8 @@ class Admits(Adapter[C], Protocol[C]):
         ...
 
 
-class Exposes(Adapter[C], Protocol[C]):
-    """The part of a kind that makes a volume reachable from a mover pod."""
+class NodeKind(Adapter[C], Protocol[C]):
+    """The part of a kind that the node needs: how its volume gets a mover pod, and what follows from a result."""
 
     async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
         """Take the next steps toward a mover pod, calling `guard` before each create.
@@ -239,10 +237,6 @@ class Exposes(Adapter[C], Protocol[C]):
     async def withdraw(self, cr: C) -> Pending | None:
         """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
         ...
-
-
-class Completes(Adapter[C], Protocol[C]):
-    """The part of a kind that turns a mover's result into the final status."""
 
     def parse_result(self, message: str) -> MoverResult:
         """Return the result that a mover with exit code 0 left as termination message.
@@ -269,17 +263,8 @@ class Completes(Adapter[C], Protocol[C]):
         ...
 
 
-class NodeKind(Exposes[C], Completes[C], Protocol[C]):
-    """The parts of a kind that the node needs."""
-
-
 class Kind(Admits[C], NodeKind[C], Protocol[C]):
     """One kind of transfer: its data, and the steps that differ from other kinds'."""
-
-
-def read_copies(cr: Transfer) -> tuple[str, ...]:
-    """Return the Secrets and ConfigMaps that `cr` was accepted with, such as `Secret/token`."""
-    return tuple(cr.metadata.annotations.get(COPIES_ANNOTATION, "").split())
 
 
 class PlainKind(Generic[C]):

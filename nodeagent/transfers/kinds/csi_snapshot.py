@@ -26,20 +26,20 @@ from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, DataUpload
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import (
-    BackupExposer,
     Exposed,
     Guard,
     KeptVolume,
     Owner,
     Pending,
     Reader,
-    RestoreExposer,
     RestoreRequest,
     SnapshotRequest,
 )
+from exposer.pod_manifest import WINDOWS
 from exposer.settings import ExposeSettings
-from exposer.template import WINDOWS
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
@@ -49,7 +49,6 @@ from nodeagent.transfers.kinds.base import (
     admit_exposable,
     check_location,
     find_unsupported,
-    read_copies,
     refuse_unsupported,
 )
 from nodeagent.transfers.outcome import BackupResults, Outcome, RestoreResults, read_outcome
@@ -70,7 +69,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         datamovers: the values of `spec.datamover` that select this data mover.
     """
 
-    exposer: BackupExposer
+    exposer: CSISnapshotExposer
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
@@ -161,7 +160,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             settings=self.expose_settings().for_attempt(cr),
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,
-            copied=read_copies(cr),
+            copied=cr.copies,
             by_block=cr.by_block,
             fell_back=bool(cr.not_by_block),
             completed=cr.phase is Phase.COMPLETED,
@@ -185,7 +184,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         datamovers: the values of `spec.datamover` that select this data mover.
     """
 
-    exposer: RestoreExposer
+    exposer: GenericRestoreExposer
     expose_settings: Callable[[], ExposeSettings]
     datamovers: frozenset[str]
 
@@ -283,7 +282,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             cache=settings.cache_for(spec.snapshot_size or None),
             # As in Velero, every value but windows means Linux.
             for_windows=spec.node_os == WINDOWS,
-            copied=read_copies(cr),
+            copied=cr.copies,
             volume=target.pv,
             in_place=_read_in_place(cr),
             base_snapshot=_base_snapshot(cr),

@@ -40,9 +40,7 @@ from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
 __all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]
 
-
 P = TypeVar("P", PodVolumeBackup, PodVolumeRestore)
-
 
 _RESTIC: Final = "restic"
 

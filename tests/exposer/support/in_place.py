@@ -5,9 +5,9 @@ from typing import Any
 from core.kube.resources import VOLUME_ATTACHMENTS
 from core.models.base import JsonDict
 from exposer.model import KeptVolume
+from tests.exposer.support.cuts import Cut
 from tests.exposer.support.restore_steps import claim, clean_up, expose, rebind, volume
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import Cut
 from tests.support.versions import built
 
 _VOLUME = built("persistentvolume")

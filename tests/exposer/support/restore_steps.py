@@ -3,8 +3,9 @@
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from exposer.manifests import changed_name
 from exposer.model import Exposed, KeptVolume
+from tests.exposer.support.cuts import Cut
 from tests.exposer.support.scenes import BackupScene, RestoreScene
-from tests.exposer.support.world import Cut, no_guard
+from tests.exposer.support.world import no_guard
 from tests.support.objects import JsonDict
 
 __all__ = [

@@ -5,15 +5,10 @@ controller and kubelet each take their steps until nothing changes any more. Wha
 objects is what the recordings show.
 """
 
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
-
-import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import UnreachableError
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -23,13 +18,13 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import Request, Response, Retry, Transport
-from exposer.causes import CauseFinder
+from core.kube.transport import Retry, Transport
 from exposer.model import Exposed, Pending
+from exposer.pod_status import CauseFinder
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
-__all__ = ["ALL", "CUTS", "Cut", "World", "cut_short", "no_guard"]
+__all__ = ["ALL", "World", "no_guard"]
 
 ALL: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 _KUBELET: Final = "test/kubelet"
@@ -41,45 +36,6 @@ _BEING_DELETED: Final = "snapshot.storage.kubernetes.io/volumesnapshot-being-del
 
 async def no_guard(*, sure: bool) -> None:
     """A guard for a custom resource that stays this agent's."""
-
-
-async def cut_short(work: Awaitable[Any]) -> bool:
-    """Run `work` and return whether a `Cut` interrupted it."""
-    try:
-        await work
-    except UnreachableError:
-        return True
-    return False
-
-
-CUTS: Final = pytest.mark.parametrize(
-    "applied", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["before", "after"]
-)
-"""Whether a request that is cut short has had its effect."""
-
-
-class Cut:
-    """A transport whose `at`-th request fails, before or after it was applied."""
-
-    def __init__(self, inner: Transport, at: int = 0, *, applied: bool = False) -> None:
-        self._inner = inner
-        self._at = at
-        self._applied = applied
-        self.calls: list[str] = []
-
-    async def request(self, request: Request) -> Response:
-        self.calls.append(f"{request.method} {request.path}")
-        if len(self.calls) != self._at:
-            return await self._inner.request(request)
-        if self._applied:
-            await self._inner.request(request)
-        raise UnreachableError("cut")
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self._inner.stream(request)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 class World:

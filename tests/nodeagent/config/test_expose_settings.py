@@ -23,9 +23,11 @@ from exposer.settings import (
     ExclusionRules,
     ExposeSettings,
     MoverOptions,
+    PlacementRule,
+    PlacementRules,
     PodSettings,
 )
-from exposer.template import AgentTemplate, PlacementRule, PlacementRules
+from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_expose_settings, read_template
 from nodeagent.config.parse import parse_config
 from tests.exposer.support.inputs import daemonset

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from exposer.manifests import build_backup_claim, build_cache_claim, volume_mode
 from exposer.model import LocatedVolume
+from exposer.pod_manifest import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import StorageAccess
-from exposer.template import Placement
 from nodeagent.app import build_kinds
 from nodeagent.transfers.kinds.base import Kind
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from core.models.phases import Interruption
-from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.model import KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.runtime.settings import Settings
@@ -17,6 +16,7 @@ from nodeagent.transfers.kinds.base import Admission, Kind
 from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
+K = TypeVar("K")
 SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
 LOCATION = stored(
     BACKUP_STORAGE_LOCATIONS,
@@ -58,15 +58,9 @@ class FakeExposer:
             raise self.found
         return self.found
 
-    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
-        raise NotImplementedError
-
     async def confirm(self, request: SnapshotRequest | RestoreRequest) -> None:
         if isinstance(self.found, Exception):
             raise self.found
-
-    async def withdraw(self, request: SnapshotRequest | RestoreRequest, interruption: Interruption) -> Pending | None:
-        raise NotImplementedError
 
     async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
         self.checked.append(request)
@@ -89,12 +83,18 @@ class FakeExposer:
 
 
 def uploads(exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
+    return DataUploadKind(cast("Any", exposer or FakeExposer()), lambda: SETTINGS, Settings("").datamover_names)
 
 
 def downloads(exposer: FakeExposer | None = None) -> DataDownloadKind:
-    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
+    return DataDownloadKind(cast("Any", exposer or FakeExposer()), lambda: SETTINGS, Settings("").datamover_names)
 
 
 async def admission(kind: Kind[Any], transfer: JsonDict, world: Mapping[str, JsonDict] = READY_WORLD) -> Admission:
     return await kind.check_admission(kind.parse(transfer), client(world))
+
+
+def bare(kind: type[K]) -> K:
+    """Return an adapter that parses and names, and has no exposer."""
+    adapter: K = cast("Any", kind)(exposer=None, expose_settings=None, datamovers=frozenset())
+    return adapter

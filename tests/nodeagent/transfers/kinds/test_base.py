@@ -13,8 +13,7 @@ from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
-from exposer.settings import BackupPVCSettings, CacheVolume
-from exposer.template import PlacementRule, PlacementRules
+from exposer.settings import BackupPVCSettings, CacheVolume, PlacementRule, PlacementRules
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind

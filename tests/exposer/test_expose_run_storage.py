@@ -8,8 +8,8 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
 from core.models.base import JsonDict
+from exposer.expose_run import read_storage_access
 from exposer.settings import StorageAccess
-from exposer.storage_access import read_storage_access
 from tests.support.fakekube import FakeKube
 
 SECRET = {"name": "own", "key": "cloud"}

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 from core.models.base import format_time
-from exposer.causes import EventCause, find_pod_cause, find_pvc_cause
+from exposer.model import Pending
+from exposer.pod_status import find_pod_cause, find_pvc_cause
 from tests.support.clock import NOON
 from tests.support.objects import JsonDict
 
@@ -49,35 +50,35 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
         pytest.param([], None, id="none"),
         pytest.param([SCHEDULED], None, id="scheduled"),
         pytest.param([UNSCHEDULED, SCHEDULED], None, id="unscheduled before"),
-        pytest.param([SCHEDULED, MOUNT], EventCause("FailedMount", NO_SECRET, blocked=True), id="mount"),
+        pytest.param([SCHEDULED, MOUNT], Pending("FailedMount", NO_SECRET, blocked=True), id="mount"),
         pytest.param(
             [SCHEDULED, ATTACH],
-            EventCause("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
+            Pending("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
             id="attach",
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
             [SCHEDULED, SANDBOX, CHANGED],
-            EventCause("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
+            Pending("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
             id="network",
             marks=pytest.mark.cause("pod-network"),
         ),
         pytest.param(
             [SCHEDULED, MOUNT, PULLING],
-            EventCause("Pulling", 'Pulling image "mover:1"', blocked=False),
+            Pending("Pulling", 'Pulling image "mover:1"', blocked=False),
             id="mounted since",
             marks=pytest.mark.cause("image-being-pulled"),
         ),
         pytest.param([SCHEDULED, MOUNT, PULLING, PULLED], None, id="progress since"),
         pytest.param(
             [SCHEDULED, event("Pulled", "", 2, warning=False), MOUNT],
-            EventCause("FailedMount", NO_SECRET, blocked=True),
+            Pending("FailedMount", NO_SECRET, blocked=True),
             id="same second",
         ),
     ],
 )
 def test_the_last_warning_of_a_pod_applies_until_it_makes_progress(
-    events: list[JsonDict], cause: EventCause | None
+    events: list[JsonDict], cause: Pending | None
 ) -> None:
     assert find_pod_cause(events) == cause
 
@@ -96,19 +97,17 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
     ("events", "cause"),
     [
         pytest.param([], None, id="none"),
-        pytest.param([WAITS], EventCause("ExternalProvisioning", WAITS["message"], blocked=False), id="no provisioner"),
+        pytest.param([WAITS], Pending("ExternalProvisioning", WAITS["message"], blocked=False), id="no provisioner"),
         pytest.param(
-            [NO_CLASS, WAITS], EventCause("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"
+            [NO_CLASS, WAITS], Pending("ProvisioningFailed", NO_CLASS["message"], blocked=True), id="no class"
         ),
         pytest.param(
-            [NO_CLASS, BEGINS], EventCause("Provisioning", BEGINS["message"], blocked=False), id="class created since"
+            [NO_CLASS, BEGINS], Pending("Provisioning", BEGINS["message"], blocked=False), id="class created since"
         ),
-        pytest.param(
-            [BEGINS, FULL, AGAIN], EventCause("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"
-        ),
+        pytest.param([BEGINS, FULL, AGAIN], Pending("ProvisioningFailed", FULL_TEXT, blocked=True), id="tried again"),
         pytest.param(
             [{"type": "Warning", "reason": "ProvisioningFailed"}],
-            EventCause("ProvisioningFailed", "", blocked=True),
+            Pending("ProvisioningFailed", "", blocked=True),
             id="no message and no time",
         ),
         pytest.param(
@@ -122,13 +121,13 @@ AGAIN = event("Provisioning", "External provisioner is provisioning volume", 9, 
                     "series": {"lastObservedTime": "2026-11-21T12:01:00.5Z"},
                 },
             ],
-            EventCause("ProvisioningSlow", AGAIN["message"], blocked=True),
+            Pending("ProvisioningSlow", AGAIN["message"], blocked=True),
             id="a series",
         ),
     ],
 )
 def test_the_last_warning_of_a_pvc_applies_until_its_provisioner_starts(
-    events: list[JsonDict], cause: EventCause | None
+    events: list[JsonDict], cause: Pending | None
 ) -> None:
     assert find_pvc_cause(events) == cause
 
@@ -157,7 +156,7 @@ def stored(reason: str, first: int, last: int, skew: timedelta, *, warning: bool
 def test_events_are_compared_by_the_clock_of_the_api_server(kubelet: timedelta, other: timedelta) -> None:
     scheduled = stored("Scheduled", 1, 1, other, warning=False)
     attached = stored("SuccessfulAttachVolume", 20, 20, other, warning=False)
-    failed = EventCause("FailedMount", "m", blocked=True)
+    failed = Pending("FailedMount", "m", blocked=True)
     assert find_pod_cause([scheduled, stored("FailedMount", 3, 3, kubelet)]) == failed
     assert find_pod_cause([scheduled, stored("FailedMount", 3, 30, kubelet), attached]) == failed
     assert find_pod_cause([scheduled, stored("FailedMount", 3, 10, kubelet), attached]) is None

@@ -4,16 +4,9 @@ from itertools import product
 
 import pytest
 
-from core.kube.types import NodeSelectorTerm
+from exposer.pod_manifest import Placement, build_node_affinity, describe_nodes
 from exposer.pod_status import diagnose_pod
-from exposer.template import (
-    Alternatives,
-    Placement,
-    PlacementRule,
-    PlacementRules,
-    build_node_affinity,
-    describe_nodes,
-)
+from exposer.settings import Alternatives, PlacementRule, PlacementRules
 from tests.support.objects import JsonDict
 
 
@@ -64,58 +57,14 @@ def terms(placement: Placement) -> list[JsonDict]:
 
 
 NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}
-ZONE_A, ZONE_B = (requirement(zone, "zone") for zone in "ab")
 
 
-@pytest.mark.parametrize(
-    ("placement", "expected"),
-    [
-        pytest.param(Placement(), [{"matchExpressions": [NOT_WINDOWS]}], id="anywhere"),
-        pytest.param(
-            Placement(node="n"),
-            [{"matchExpressions": [NOT_WINDOWS], "matchFields": [requirement("n", "metadata.name")]}],
-            id="one node",
-        ),
-        pytest.param(
-            Placement(avoid_nodes=("m", "n")),
-            [
-                {
-                    "matchExpressions": [NOT_WINDOWS],
-                    "matchFields": [requirement(node, "metadata.name") | {"operator": "NotIn"} for node in "mn"],
-                }
-            ],
-            id="not on two nodes",
-        ),
-        pytest.param(
-            Placement(topology=({"matchFields": [requirement("n", "metadata.name")]},), avoid_nodes=("m",)),
-            [
-                {
-                    "matchExpressions": [NOT_WINDOWS],
-                    "matchFields": [
-                        requirement("n", "metadata.name"),
-                        requirement("m", "metadata.name") | {"operator": "NotIn"},
-                    ],
-                }
-            ],
-            id="a volume that names its node",
-        ),
-    ],
-)
-def test_requirements_become_one_term(placement: Placement, expected: list[JsonDict]) -> None:
-    assert terms(placement) == expected
-
-
-def test_each_topology_is_combined_with_each_rule() -> None:
-    """One matching term is enough, so each term has all requirements."""
-    rules = PlacementRules((rule("a"), rule("b")), any_of=True).choose("")
-    topology = tuple(NodeSelectorTerm(matchExpressions=[zone]) for zone in (ZONE_A, ZONE_B))
-
-    found = terms(Placement(alternatives=rules, topology=topology, avoid_nodes=("n",)))
-
-    assert [term["matchExpressions"] for term in found] == [
-        [zone, *rule, NOT_WINDOWS] for zone, rule in product((ZONE_A, ZONE_B), rules)
+def test_a_volume_may_name_its_node() -> None:
+    placement = Placement(topology=({"matchFields": [requirement("n", "metadata.name")]},), avoid_nodes=("m",))
+    avoided = requirement("m", "metadata.name") | {"operator": "NotIn"}
+    assert terms(placement) == [
+        {"matchExpressions": [NOT_WINDOWS], "matchFields": [requirement("n", "metadata.name"), avoided]}
     ]
-    assert all(term["matchFields"] == found[0]["matchFields"] for term in found)
 
 
 def unschedulable(placement: Placement) -> JsonDict:
