@@ -7,8 +7,6 @@ import pytest
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
-from nodeagent.transfers.mover_pod import MoverLoss
-from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import EVICTED as TERMINATED_BY_KUBELET
 from tests.nodeagent.support.simulation import Mover
@@ -196,39 +194,6 @@ async def test_a_mover_pod_that_is_killed_three_times_is_not_recreated(kind: str
     assert MOVER_LOST_ANNOTATION not in world.transfer(kind)["metadata"].get("annotations", {})
 
 
-@pytest.mark.thorough
-async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
-    """Each pod runs for an hour, so that the prepare timeout does not apply."""
-    transfer = accepted(data_upload())
-    seen: set[str] = set()
-    async with open_world(transfer) as world, world.agent(slots=0):
-        world.cluster.tick_seconds = 20.0
-        while not world.done():
-            await world.until(
-                lambda: world.done() or pod_of(world, transfer).get("metadata", {}).get("uid", "") not in {"", *seen},
-                seconds=1000,
-                every=5.0,
-            )
-            if not world.done():
-                await asyncio.sleep(3600)
-                seen.add(await set_status(world, transfer, EVICTED))
-                await asyncio.sleep(60)
-    assert len(seen) == 20
-    assert world.transfer()["status"]["message"].startswith(
-        "data mover pod velero/du-1 was lost 20 times before its data path started: Evicted: The node was low"
-    )
-
-
-async def test_a_kubelet_without_room_is_tried_until_the_prepare_timeout_however_long_that_is() -> None:
-    transfer = accepted(data_upload())
-    losses = MoverLoss(since=NOON, last=NOON, times=30, rejected=30)
-    transfer["metadata"]["annotations"] = {MOVER_LOST_ANNOTATION: losses.to_json()}
-    async with open_world(transfer, mover=Mover(rejected="OutOfcpu")) as world, world.agent():
-        world.cluster.tick_seconds = 2.0
-        await world.until(lambda: world.phase() == "Failed", seconds=2000, every=2.0)
-    assert world.transfer()["status"]["message"].startswith("not prepared within 30m0s: ")
-
-
 @pytest.mark.parametrize("kind", ["PodVolumeBackup", "PodVolumeRestore"])
 async def test_a_workload_that_is_deleted_while_its_node_is_full_fails_its_transfer(kind: str) -> None:
     transfer = accepted(TRANSFERS[kind]())
@@ -255,24 +220,8 @@ async def test_each_lost_mover_pod_has_a_timeout_of_its_own() -> None:
         await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
         await world.until(world.done, seconds=2000, every=2.0)
         assert 1800 <= asyncio.get_running_loop().time() - began < 1840
-    assert "not replaced within 30m0s" in world.transfer()["status"]["message"]
-
-
-async def test_a_prepared_transfer_fails_if_its_lost_mover_pod_is_not_replaced_in_time() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer) as world, world.agent(slots=0):
-        await world.until(lambda: world.phase() == "Prepared")
-        world.cluster.tick_seconds = 20.0
-        await asyncio.sleep(7200)
-        assert world.phase() == "Prepared"
-        world.cluster.mover.starts = False
-        began = asyncio.get_running_loop().time()
-        await set_status(world, transfer, EVICTED)
-        await world.until(world.done, seconds=2000, every=2.0)
-        assert 1800 <= asyncio.get_running_loop().time() - began < 1830
-    status = world.transfer()["status"]
-    assert status["phase"] == "Failed"
-    assert status["message"].startswith("data mover pod was lost and not replaced within 30m0s: ")
+    message = world.transfer()["status"]["message"]
+    assert message.startswith("data mover pod was lost and not replaced within 30m0s: ")
 
 
 @pytest.mark.parametrize(

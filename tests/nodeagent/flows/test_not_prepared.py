@@ -1,14 +1,10 @@
 """A transfer that fails before Prepared is marked for the leader if that may be a fault of its node."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 
 import pytest
 
 from core.kube.resources import VOLUME_SNAPSHOTS
-from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NOT_PREPARED_ANNOTATION
 from nodeagent.transfers.mover_pod import MoverLoss
@@ -20,27 +16,6 @@ from tests.nodeagent.support.transfers import data_upload
 pytestmark = pytest.mark.looptime
 
 
-@dataclass
-class Marks(Transport):
-    """Records the marks that are written."""
-
-    inner: Transport
-    written: list[str] = field(default_factory=list)
-
-    async def request(self, request: Request) -> Response:
-        if request.method == "PATCH":
-            annotations = json.loads(request.body or b"{}").get("metadata", {}).get("annotations", {})
-            if mark := annotations.get(NOT_PREPARED_ANNOTATION):
-                self.written.append(mark)
-        return await self.inner.request(request)
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
-
-
 async def marks_of(transfer: JsonDict, mover: Mover, *, snapshot: bool = True, ready: bool = True) -> list[str]:
     """Return the marks that an agent writes until the transfer has failed and is cleaned up."""
     async with open_world(transfer, mover=mover) as world:
@@ -48,12 +23,13 @@ async def marks_of(transfer: JsonDict, mover: Mover, *, snapshot: bool = True, r
         world.cluster.snapshots_become_ready = ready
         if not snapshot:
             await _delete_source_snapshot(world)
-        marks = Marks(world.kube)
-        async with world.agent(marks):
+        async with world.agent():
             await world.until(world.done, seconds=2500, every=10)
     assert world.phase() == "Failed"
     assert NOT_PREPARED_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
-    return marks.written
+    patches = [json.loads(one.body or b"{}") for one in world.kube.requests if one.method == "PATCH"]
+    annotations = [(patch.get("metadata") or {}).get("annotations") or {} for patch in patches]
+    return [mark for one in annotations if (mark := one.get(NOT_PREPARED_ANNOTATION))]
 
 
 async def _delete_source_snapshot(world: World) -> None:

@@ -121,16 +121,7 @@ async def test_an_agent_that_restarts_begins_the_timeout_of_an_image_again() -> 
             assert world.phase() == "Accepted"
 
 
-async def test_an_image_that_is_not_available_may_be_the_nodes_fault() -> None:
-    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
-        await world.until(lambda: movers(world) != [])
-        (pod,) = movers(world)
-        # Its cleanup is blocked, so that the mark for the leader is still there.
-        world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": [FOREIGN]}})
-        await fail_pulls(world, 310)
-    assert world.transfer()["metadata"]["annotations"][NOT_PREPARED_ANNOTATION] == "OperationTimeout"
-
-
+@pytest.mark.cause("completion-too-long")
 async def test_a_handover_that_times_out_fails_the_transfer() -> None:
     async with open_world(with_timeout(accepted(data_download()), "90s")) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
@@ -138,6 +129,7 @@ async def test_a_handover_that_times_out_fails_the_transfer() -> None:
         await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=110, every=1)
         message = world.transfer("DataDownload")["status"]["message"]
         assert message.startswith("not completed within 1m30s after the data was moved: target PVC app3/data")
+        assert "Binding" in world.reasons()
 
 
 @pytest.mark.parametrize("build", [data_upload, data_download])

@@ -1,14 +1,11 @@
 """Pending transfers and those beside them: what is reported, for how long, and what they do not delay."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 
 import pytest
 
-from core.kube.transport import Request, Response, Transport
 from core.models.names import PENDING_REASON_ANNOTATION
+from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS, data_upload
@@ -16,36 +13,14 @@ from tests.nodeagent.support.transfers import TRANSFERS, data_upload
 pytestmark = pytest.mark.looptime
 
 
-@dataclass
-class Silence(Transport):
-    """A transport on which requests of one method about `name` are never answered."""
-
-    inner: Transport
-    method: str
-    name: str
-    swallowed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def request(self, request: Request) -> Response:
-        if request.method == self.method and self.name in request.path + (request.body or b"").decode():
-            self.swallowed.set()
-            await asyncio.Event().wait()
-        return await self.inner.request(request)
-
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self.inner.stream(request)
-
-    async def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_a_request_that_is_never_answered_delays_its_own_transfer_only(kind: str, method: str) -> None:
     silent, quick = accepted(TRANSFERS[kind]("silent")), accepted(data_upload("quick"))
     async with open_world(silent, quick, mover=Mover(seconds=1)) as world:
-        silence = Silence(world.kube, method, "silent")
-        async with world.agent(silence, slots=2):
-            await asyncio.wait_for(silence.swallowed.wait(), 60)
+        gate = Gate(world.kube, lambda one: one.method == method and "silent" in one.path + (one.body or b"").decode())
+        async with world.agent(gate, slots=2):
+            await world.until(lambda: gate.waiting > 0, seconds=60)
             await world.until(lambda: world.done(name="quick"), seconds=60)
             await asyncio.sleep(30)
             assert not world.done(kind, name="silent")

@@ -180,8 +180,3 @@ def test_every_action_is_required_by_a_view(action: Action) -> None:
 def test_every_action_leads_to_a_legal_phase() -> None:
     for view in every_view():
         assert LEADS_TO.get(decide(view), set()) <= TRANSITIONS[view.phase], view
-
-
-def test_a_final_transfer_is_never_moved_again() -> None:
-    actions = {decide(view) for view in every_view() if view.phase.final}
-    assert actions == {Action.CLEAN_UP, Action.NOTHING}

@@ -9,11 +9,12 @@ from core.models.phases import Phase
 from nodeagent.node.lifecycle import CancelState, Case, Measured, Observation, Site, Timeouts, View, build_case
 from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
+from tests.nodeagent.support.data_kinds import bare
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
 from tests.support.objects import JsonDict
 
 UNMEASURED = Measured()
-UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = bare(DataUploadKind)
 SITE = Site(NODE, NAMESPACE)
 
 

@@ -156,17 +156,6 @@ async def test_a_transfer_whose_mover_fails_is_failed(kind: str, mover: Mover, t
     assert world.reasons()[-1] == "Failed"
 
 
-async def test_the_end_of_the_log_is_reported_if_the_mover_left_no_message(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    async with open_world(accepted(data_upload()), mover=Mover(exit_code=11, message="")) as world, world.agent():
-        world.kube.logs["velero", "du-1"] = "first line\nkopia: no space left\n"
-        await world.until(world.done)
-        assert "kopia: no space left" in world.transfer()["status"]["message"]
-    taken = [record for record in caplog.records if record.getMessage().startswith("mover: ")]
-    assert [record.getMessage() for record in taken] == ["mover: first line", "mover: kopia: no space left"]
-    assert taken[0].__dict__["fields"]["name"] == "du-1"
-
-
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared", "InProgress"])
 @pytest.mark.parametrize("by", ["cancel", "deletion"])
 @pytest.mark.parametrize("kind", TRANSFERS)
@@ -184,34 +173,6 @@ async def test_a_cancel_request_is_honored_in_every_phase(kind: str, by: str, ph
         else:
             assert world.transfer(kind) == {}
         await asyncio.sleep(1)
-        assert world.left() == {"persistentvolumeclaims": ["data"]}
-
-
-async def test_a_mover_that_does_not_stop_is_deleted_after_an_hour() -> None:
-    async with open_world(accepted(data_upload()), mover=Mover(stubborn=True)) as world, world.agent():
-        await world.until(lambda: world.phase() == "InProgress")
-        await world.stop(world.transfer(), "cancel")
-        await world.until(lambda: world.phase() == "Canceling")
-        world.cluster.tick_seconds = 60.0
-        began = asyncio.get_running_loop().time()
-        await world.until(world.done, seconds=4000, every=10)
-        assert 3600 <= asyncio.get_running_loop().time() - began < 3700
-        assert world.phase() == "Canceled"
-        assert "did not stop within 1h0m0s" in world.transfer()["status"]["message"]
-        assert world.kube.objects(PODS) == []
-
-
-@pytest.mark.cause("not-prepared-in-time")
-async def test_a_transfer_that_is_not_prepared_in_time_fails_with_its_cause() -> None:
-    async with open_world(accepted(data_upload()), mover=Mover(starts=False)) as world, world.agent():
-        world.cluster.tick_seconds = 60.0
-        await world.until(lambda: world.transfer()["status"].get("message", "") != "", seconds=10)
-        assert world.reasons() != []
-        await world.until(world.done, seconds=2000, every=10)
-        status = world.transfer()["status"]
-        assert status["phase"] == "Failed"
-        assert status["message"].startswith("not prepared within 30m0s: ")
-        assert "completionTimestamp" in status
         assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 

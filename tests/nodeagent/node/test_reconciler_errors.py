@@ -98,19 +98,6 @@ async def test_a_transfer_whose_pod_is_deleted_after_a_cancel_request_is_cancele
         assert world.phase() == "Canceled"
 
 
-@pytest.mark.cause("completion-too-long")
-async def test_a_handover_that_times_out_fails_the_transfer() -> None:
-    async with open_world(accepted(data_download())) as world, world.agent():
-        await world.until(lambda: world.phase("DataDownload") == "InProgress")
-        world.cluster.binds = False
-        await world.until(lambda: world.transfer("DataDownload")["status"].get("message", "") != "", seconds=30)
-        assert "Binding" in world.reasons()
-        world.cluster.tick_seconds = 5
-        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
-        message = world.transfer("DataDownload")["status"]["message"]
-        assert message.startswith("not completed within 10m0s after the data was moved: target PVC app3/data")
-
-
 @pytest.mark.parametrize(
     ("verb", "path", "times", "reason"),
     [
@@ -132,16 +119,6 @@ async def test_a_rejected_step_after_the_data_path_is_reported_and_retried(
         assert world.phase("DataDownload") == "Completed"
         assert "message" not in world.transfer("DataDownload")["status"]
         assert world.reasons().count(reason) == 1
-
-
-async def test_a_handover_that_is_rejected_until_its_timeout_fails_the_transfer() -> None:
-    async with open_world(accepted(data_download())) as world, world.agent():
-        await world.until(lambda: world.phase("DataDownload") == "InProgress")
-        world.kube.fail_next("PATCH", "/persistentvolumes", 403, times=100_000)
-        world.cluster.tick_seconds = 5
-        await world.until(lambda: world.phase("DataDownload") == "Failed", seconds=700, every=5)
-        message = world.transfer("DataDownload")["status"]["message"]
-        assert message.startswith("not completed within 10m0s after the data was moved: patch PersistentVolume pvc-")
 
 
 REJECTIONS = pytest.mark.parametrize(

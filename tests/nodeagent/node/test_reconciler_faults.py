@@ -12,6 +12,7 @@ from nodeagent.node.lifecycle import Site
 from nodeagent.node.reconciler import TransferFaults
 from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
 from nodeagent.transfers.status import EventLog, StatusWriter
+from tests.nodeagent.support.data_kinds import bare
 from tests.nodeagent.support.harness import accepted
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
@@ -21,7 +22,7 @@ from tests.support.objects import JsonDict
 pytestmark = pytest.mark.looptime
 
 KEY = ("DataUpload", NAMESPACE, "du-1")
-UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = bare(DataUploadKind)
 
 
 class StoredCache(TransferCache):

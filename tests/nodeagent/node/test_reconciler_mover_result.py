@@ -9,7 +9,7 @@ import pytest
 
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import DATA_UPLOAD_LABEL
 from tests.nodeagent.node.test_progress import event
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
@@ -78,31 +78,35 @@ async def _stays(world: World) -> bool:
     )
 
 
+_DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/held"]}
+
+
 @pytest.mark.parametrize(
-    "message",
-    ["", BACKUP_DONE[:40], "cannot connect to the repository", "data path is canceled", "{}"],
-    ids=["nothing", "half", "a failure", "canceled", "no result"],
+    ("message", "left", "changed"),
+    [
+        # A process that may create Events in the namespace cannot have a transfer pass for complete.
+        pytest.param(None, {}, {}, id="an Event alone"),
+        pytest.param("", {}, {}, id="nothing"),
+        pytest.param(BACKUP_DONE[:40], {}, {}, id="half"),
+        pytest.param("cannot connect to the repository", {}, {}, id="a failure"),
+        pytest.param("data path is canceled", {}, {}, id="canceled"),
+        pytest.param("{}", {}, {}, id="no result"),
+        pytest.param(BACKUP_DONE, {"uid": "another"}, {}, id="of another pod"),
+        # It may have more to do after its last Event.
+        pytest.param(BACKUP_DONE, {}, {"labels": {DATA_UPLOAD_LABEL: "du-1"}}, id="of a mover of Velero"),
+        pytest.param(BACKUP_DONE, {}, _DELETED, id="of a pod that is being deleted"),
+    ],
 )
-async def test_what_is_no_result_is_left_to_the_kubelet(message: str, tmp_path: Path) -> None:
+async def test_what_is_no_result_is_left_to_the_kubelet(
+    message: str | None, left: JsonDict, changed: JsonDict, tmp_path: Path
+) -> None:
+    """A mover in a pod whose metadata was `changed` has left a `message`, or the one in a pod with other metadata."""
     transfer = accepted(data_upload())
     async with _running(transfer, tmp_path) as (world, pod):
-        _leave(tmp_path, pod, message)
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        assert await _stays(world)
-
-
-async def test_an_event_alone_completes_nothing(tmp_path: Path) -> None:
-    """A process that may create Events in the namespace cannot have a transfer pass for complete."""
-    transfer = accepted(data_upload())
-    async with _running(transfer, tmp_path) as (world, _):
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        assert await _stays(world)
-
-
-async def test_the_result_of_another_pod_does_not_count(tmp_path: Path) -> None:
-    transfer = accepted(data_upload())
-    async with _running(transfer, tmp_path) as (world, pod):
-        _leave(tmp_path, pod | {"metadata": pod["metadata"] | {"uid": "another"}}, BACKUP_DONE)
+        if changed:
+            world.kube.put(pod | {"metadata": pod["metadata"] | changed})
+        if message is not None:
+            _leave(tmp_path, pod | {"metadata": pod["metadata"] | left}, message)
         world.kube.put(event(transfer, "Completed", BACKUP_DONE))
         assert await _stays(world)
 
@@ -116,24 +120,3 @@ async def test_without_the_directory_the_kubelet_reports_the_end(tmp_path: Path)
         world.cluster.mover.stubborn = False
         await world.until(world.done)
         assert world.phase() == "Completed"
-
-
-async def test_a_mover_of_velero_ends_before_its_result_counts(tmp_path: Path) -> None:
-    """It may have more to do after its last Event."""
-    transfer = accepted(data_upload())
-    async with _running(transfer, tmp_path) as (world, pod):
-        labels = {key: value for key, value in pod["metadata"]["labels"].items() if key != OWNER_UID_LABEL}
-        world.kube.put(pod | {"metadata": pod["metadata"] | {"labels": labels}})
-        _leave(tmp_path, pod, BACKUP_DONE)
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        assert await _stays(world)
-
-
-async def test_a_pod_that_is_being_deleted_ends_before_its_result_counts(tmp_path: Path) -> None:
-    transfer = accepted(data_upload())
-    async with _running(transfer, tmp_path) as (world, pod):
-        meta = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/held"]}
-        world.kube.put(pod | {"metadata": pod["metadata"] | meta})
-        _leave(tmp_path, pod, BACKUP_DONE)
-        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
-        assert await _stays(world)

@@ -11,21 +11,22 @@ from core.kube.errors import ConflictError
 from core.kube.transport import Request, Response
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
-from core.models.transfers import Progress, Transfer
+from core.models.transfers import Transfer
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeRestoreKind
 from nodeagent.transfers.status import Change, StatusWriter
+from tests.nodeagent.support.data_kinds import bare
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
 from tests.support.objects import JsonDict
 from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"
-UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-DOWNLOADS = DataDownloadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-BACKUPS = PodVolumeBackupKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
-RESTORES = PodVolumeRestoreKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only
+UPLOADS = bare(DataUploadKind)
+DOWNLOADS = bare(DataDownloadKind)
+BACKUPS = bare(PodVolumeBackupKind)
+RESTORES = bare(PodVolumeRestoreKind)
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 
 
@@ -162,14 +163,6 @@ async def test_a_field_that_the_kind_lacks_is_never_written() -> None:
     assert patch["status"] == {"phase": "Prepared", "node": "node-a"}
 
 
-async def test_a_report_writes_message_and_progress_and_no_phase() -> None:
-    transfer = upload(Phase.IN_PROGRESS)
-    recorder = Recorder(transfer)
-    cr: Transfer = UPLOADS.parse(transfer)
-    await recorder.writer.report(UPLOADS, cr, message="", progress=Progress(total_bytes=9, bytes_done=3))
-    assert recorder.patch["status"] == {"message": None, "progress": {"totalBytes": 9, "bytesDone": 3}}
-
-
 WAITING = {PENDING_REASON_ANNOTATION: "WaitingForSlot"}
 
 
@@ -190,12 +183,6 @@ async def test_a_reason_is_written_by_the_same_patch_as_its_message() -> None:
 async def test_a_message_without_a_reason_removes_the_last_reason(message: str) -> None:
     patch = await reported(WAITING, message=message)
     assert patch["metadata"]["annotations"] == {PENDING_REASON_ANNOTATION: None}
-
-
-async def test_progress_alone_leaves_message_and_reason() -> None:
-    patch = await reported(WAITING, progress=Progress(total_bytes=9, bytes_done=3))
-    assert patch["status"] == {"progress": {"totalBytes": 9, "bytesDone": 3}}
-    assert "annotations" not in patch["metadata"]
 
 
 @pytest.mark.parametrize("message", ["waiting", ""], ids=["with message", "message overwritten"])

@@ -12,11 +12,10 @@ from core.kube.resources import SECRETS
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
+from core.models.reasons import FailureReason
 from exposer.model import KeptVolume, Pending, RestoreRequest
 from exposer.settings import BackupPVCSettings
-from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
-from nodeagent.transfers.kinds.csi_snapshot import DataDownloadKind, DataUploadKind
 from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.data_kinds import (
     CLAIM_PATH,
@@ -107,21 +106,25 @@ async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict,
         assert found == Admission(AdmissionState.READY, warning=wanted)
 
 
-async def test_a_snapshot_that_is_not_ready_is_pending_indefinitely() -> None:
-    exposer = FakeExposer(Pending("SnapshotNotReady", "not ready yet"))
-    found = await admission(uploads(exposer), data_upload())
-    assert found == Admission(AdmissionState.PENDING, "SnapshotNotReady", "not ready yet", indefinite=True)
-
-
-async def test_a_snapshot_with_an_error_is_blocked() -> None:
-    exposer = FakeExposer(Pending("SnapshotError", "no space left", blocked=True))
-    found = await admission(uploads(exposer), data_upload())
-    assert found == Admission(AdmissionState.PENDING, "SnapshotError", "no space left", blocked=True)
-
-
-async def test_a_missing_snapshot_fails() -> None:
-    found = await admission(uploads(FakeExposer(ExposeError("VolumeSnapshot a/b is gone"))), data_upload())
-    assert (found.decision, found.message) == (AdmissionState.FAILED, "VolumeSnapshot a/b is gone")
+@pytest.mark.parametrize(
+    ("upload", "found", "expected"),
+    [
+        (True, Pending("NotReady", "m"), Admission(AdmissionState.PENDING, "NotReady", "m", indefinite=True)),
+        (True, Pending("Error", "m", blocked=True), Admission(AdmissionState.PENDING, "Error", "m", blocked=True)),
+        (True, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "m")),
+        (False, Pending("Unused", "m"), Admission(AdmissionState.PENDING, "Unused", "m")),
+        (False, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, "m")),
+    ],
+    ids=["snapshot not ready", "snapshot with an error", "no snapshot", "target without a consumer", "target bound"],
+)
+async def test_a_transfer_waits_for_its_exposer_or_fails_with_it(
+    found: Pending | ExposeError, expected: Admission, *, upload: bool
+) -> None:
+    exposer = FakeExposer(found)
+    assert (
+        await (admission(uploads(exposer), data_upload()) if upload else admission(downloads(exposer), data_download()))
+        == expected
+    )
 
 
 COPYING = replace(
@@ -145,8 +148,9 @@ async def test_the_copies_that_a_transfer_needs_are_named_by_its_check(
     found: Pending | None, expected: Admission
 ) -> None:
     """A copy is in use for as long as another transfer takes; a missing source is the operator's mistake."""
-    upload = DataUploadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
-    download = DataDownloadKind(FakeExposer(found), lambda: COPYING, Settings("").datamover_names)
+    upload, download = (
+        replace(one(FakeExposer(found)), expose_settings=lambda: COPYING) for one in (uploads, downloads)
+    )
     assert await admission(upload, data_upload()) == replace(expected, copies=("Secret/a",))
     assert await admission(download, data_download()) == replace(expected, copies=("Secret/b",))
 
@@ -169,16 +173,6 @@ async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     found = await admission(downloads(), data_download(), world)
     assert (found.decision, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
-
-
-async def test_an_unconsumed_target_claim_waits() -> None:
-    found = await admission(downloads(FakeExposer(Pending("R", "first pod"))), data_download())
-    assert found == Admission(AdmissionState.PENDING, "R", "first pod")
-
-
-async def test_a_bound_target_claim_fails() -> None:
-    found = await admission(downloads(FakeExposer(ExposeError("bound already"))), data_download())
-    assert (found.decision, found.message) == (AdmissionState.FAILED, "bound already")
 
 
 @pytest.mark.parametrize(
