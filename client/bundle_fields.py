@@ -21,8 +21,6 @@ from core.models.names import (
 )
 from core.redact import redact, redact_lines, redact_values
 
-__all__ = ["COLLECTED", "CONFIG_MAP_FIELDS", "Collected", "select_fields"]
-
 _Fields: TypeAlias = "bool | Mapping[str, _Fields]"
 """True: a text, number or truth value, or a list of them. A mapping: these fields, of each element of a list; a key
 that ends in `*` stands for all keys that begin so."""

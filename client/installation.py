@@ -16,19 +16,6 @@ from exposer.pod_status import is_ready
 from nodeagent.config.schema import missing
 from nodeagent.runtime.settings import Settings, parse_serve
 
-__all__ = [
-    "AgentVersion",
-    "InstalledAgents",
-    "explain_no_agents",
-    "explain_velero_server",
-    "read_agents",
-    "read_named",
-    "read_ready_image",
-    "read_settings",
-    "read_versions",
-    "serve_words",
-]
-
 
 async def read_named(client: KubeClient, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
     """Return the object that a user has named.

@@ -13,19 +13,6 @@ from core.models.names import AGENT_SELECTOR, DISPATCHER_LEASE
 from nodeagent.runtime.preflight import DefinitionReport
 from nodeagent.runtime.settings import ListenAddress, Settings
 
-__all__ = [
-    "LeaderDecision",
-    "LeaderPage",
-    "LeaderQueue",
-    "LeaderUnavailableError",
-    "QueuedTransfer",
-    "check_reachable",
-    "node_of_holder",
-    "read_leader_decisions",
-    "read_leader_page",
-    "status_address",
-]
-
 _PATH: Final = "/status"
 
 

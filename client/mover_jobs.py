@@ -39,24 +39,6 @@ from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of
 from nodeagent.runtime.connection import Connection
 
-__all__ = [
-    "IncompleteLogError",
-    "JobAnswer",
-    "JobError",
-    "JobSubject",
-    "JobTimeoutError",
-    "JobTools",
-    "build_job_tools",
-    "check_end",
-    "end_jobs",
-    "list_mounting",
-    "open_job",
-    "plan_job",
-    "read_location",
-    "run_job",
-    "wait_for_start",
-]
-
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
 

@@ -20,27 +20,6 @@ from core.models.names import (
 )
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = [
-    "BACKUP_PERMISSIONS",
-    "DESCRIBE_PERMISSIONS",
-    "FILES_PERMISSIONS",
-    "READ_BACK_PERMISSIONS",
-    "REPO_PERMISSIONS",
-    "RESTORE_PERMISSIONS",
-    "STATUS_PERMISSIONS",
-    "SUPPORT_BUNDLE_PERMISSIONS",
-    "UNINSTALL_PERMISSIONS",
-    "VERIFY_PERMISSIONS",
-    "VERSION_PERMISSIONS",
-    "VOLUMES_PERMISSIONS",
-    "VOLUME_CHECK_PERMISSIONS",
-    "WAIT_PERMISSIONS",
-    "delete_permissions",
-    "grant_permissions",
-    "install_permissions",
-    "installer_permissions",
-]
-
 _OWN: Final = Scope.OWN_NAMESPACE
 _ALL: Final = Scope.CLUSTER
 

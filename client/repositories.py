@@ -51,8 +51,6 @@ from nodeagent.maintenance.rules import (
 from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 
-__all__ = ["RepositoryReader", "SnapshotList", "read_repository", "report_snapshots"]
-
 _T = TypeVar("_T")
 
 _NO_ENTRIES: Final = parse_maintenance({})

@@ -38,19 +38,6 @@ from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView, decide_maintenance
 from nodeagent.maintenance.verification import RepositoryVerification
 
-__all__ = [
-    "EventLine",
-    "NextMaintenance",
-    "RepositoryDetails",
-    "RepositoryList",
-    "RepositoryProof",
-    "RepositorySummary",
-    "RunningJobState",
-    "build_connect_lines",
-    "compute_next",
-    "read_events",
-]
-
 _REASONS: Final = {
     Hold.OFF: "maintenance is switched off (serve --repo-maintenance=off)",
     Hold.SERVER: "the Velero server in the namespace maintains it",

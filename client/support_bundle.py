@@ -27,8 +27,6 @@ from core.version import VERSION
 from exposer.pod_status import is_ready
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["Bundle", "BundleFile", "BundleReader", "pack"]
-
 _AGENT_LOG_BYTES: Final = 256 * 1024
 _MOVER_LOG_BYTES: Final = 64 * 1024
 _PODS: Final = 20

@@ -11,15 +11,6 @@ from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age, one_line
 
-__all__ = [
-    "format_bytes",
-    "format_event",
-    "format_limits",
-    "format_shrinkage",
-    "format_verification",
-    "print_line",
-]
-
 _KIB: Final = 1024
 
 

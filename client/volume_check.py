@@ -20,8 +20,6 @@ from core.models.phases import FINAL_PHASES, Phase
 from core.models.units import format_duration
 from exposer.pod_status import CauseFinder, explain_exit, parse_pod_end
 
-__all__ = ["CheckReport", "CheckStep", "CheckTools", "VolumeCheckError", "check_volume"]
-
 _POLL_SECONDS: Final = 1.0
 _CLEANUP_TIMEOUT: Final = timedelta(minutes=3)
 """An agent deletes what a transfer needed within a minute."""

@@ -20,8 +20,6 @@ from core.models.transfers import PLAIN_RESTORE
 from nodeagent.runtime.permissions import Permission, Scope
 from nodeagent.runtime.preflight import missing_permissions
 
-__all__ = ["CheckChoice", "CheckCleanup", "CheckPlan", "plan_check"]
-
 PREFLIGHT_LABELS: Final = {"nodeagent.io/preflight": "true"}
 """On everything that a check creates, so that a later one finds what an earlier one left."""
 

@@ -8,8 +8,6 @@ import sys
 
 from datamover.runtime.signals import StopSignal
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command line and return its exit code."""

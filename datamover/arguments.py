@@ -18,18 +18,6 @@ from core.mover_specs import MoverSpec, parse_spec
 from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
-__all__ = [
-    "LocalBackup",
-    "LocalList",
-    "LocalOptions",
-    "LocalRestore",
-    "LogOptions",
-    "PodOptions",
-    "RepositoryOptions",
-    "StorageCommand",
-    "parse_arguments",
-]
-
 
 @dataclass(frozen=True)
 class LogOptions:

@@ -18,8 +18,6 @@ from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
-__all__ = ["DEFAULT_RESOURCE_TIMEOUT", "LIST", "TERMINATION_FILE", "build_parser"]
-
 _T = TypeVar("_T")
 
 LIST: Final = "list"

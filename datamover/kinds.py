@@ -50,18 +50,6 @@ from core.models.transfers import (
 )
 from core.models.units import parse_count
 
-__all__ = [
-    "AUTO_PARENT",
-    "NO_PARENT",
-    "TRANSFER_KINDS",
-    "BackupPlan",
-    "MoverKind",
-    "RestorePlan",
-    "UploaderSettings",
-    "parse_settings",
-    "plan_of",
-]
-
 _logger = logging.getLogger(__name__)
 
 AUTO_PARENT: Final = "auto"

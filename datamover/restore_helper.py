@@ -11,8 +11,6 @@ import time
 from signal import SIGTERM, signal
 from types import FrameType
 
-__all__ = ["main"]
-
 _VOLUMES = "/restores"
 """Has a directory for each volume that is restored; Velero mounts them there, under their names."""
 

@@ -56,8 +56,6 @@ from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
 from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup, recorded_source
 
-__all__ = ["CSISnapshotExposer"]
-
 _logger = logging.getLogger(__name__)
 
 

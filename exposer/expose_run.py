@@ -51,8 +51,6 @@ from exposer.pod_status import attempt_of
 from exposer.settings import CacheVolume, StorageAccess
 from exposer.sources import settle_source
 
-__all__ = ["CacheClaims", "Copies", "ExposeRun", "read_storage_access"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -65,8 +65,6 @@ from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, binds_late, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers
 
-__all__ = ["GenericRestoreExposer"]
-
 
 class Rebinder:
     """Moves one PersistentVolume from the restore PVC to the target PVC."""

@@ -30,18 +30,6 @@ from exposer.model import Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
 from exposer.workload import describe_users
 
-__all__ = [
-    "check_existing",
-    "check_unused",
-    "ensure_taken",
-    "find_users",
-    "give_back",
-    "is_released",
-    "is_taken_by",
-    "read_claim_of",
-    "read_released_claim",
-]
-
 
 def is_taken_by(volume: PersistentVolume, owner: Owner) -> bool:
     """Return whether `volume` was taken for the restore of `owner`."""

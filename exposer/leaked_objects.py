@@ -55,14 +55,6 @@ from exposer.ownership import (
 )
 from exposer.sources import settle_source
 
-__all__ = [
-    "LeakedObjects",
-    "delete_leaked_objects",
-    "keep_base_snapshot",
-    "list_leaked_objects",
-    "replace_base_snapshots",
-]
-
 
 async def keep_base_snapshot(
     client: KubeClient, request: SnapshotRequest, content: VolumeSnapshotContent, source: SnapshotSource

@@ -20,36 +20,6 @@ from core.models.units import parse_quantity
 from exposer.model import Owner, Pending, SnapshotRequest
 from exposer.settings import CacheVolume, copy_annotations, copy_labels
 
-__all__ = [
-    "GROUP_ANNOTATION",
-    "SOURCE_ANNOTATION",
-    "VOLUME_ANNOTATION",
-    "SnapshotSource",
-    "build_backup_claim",
-    "build_backup_content",
-    "build_backup_snapshot",
-    "build_bound_snapshot",
-    "build_cache_claim",
-    "build_changed_volume",
-    "build_restore_claim",
-    "build_shared_content",
-    "build_snapshot_spec",
-    "cache_claim_name",
-    "changed_name",
-    "claim_for_one_pod",
-    "claim_read_only",
-    "claim_size_gib",
-    "diagnose_binding",
-    "diagnose_group",
-    "diagnose_snapshot",
-    "find_group",
-    "parse_snapshot_source",
-    "parse_source_annotation",
-    "read_error",
-    "track_snapshot",
-    "volume_mode",
-]
-
 _BINDING_ANNOTATIONS: Final = (
     "pv.kubernetes.io/bind-completed",
     "pv.kubernetes.io/bound-by-controller",

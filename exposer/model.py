@@ -18,23 +18,6 @@ from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
-__all__ = [
-    "CopyPlan",
-    "Exposed",
-    "Guard",
-    "KeptVolume",
-    "LocatedVolume",
-    "NoDeviceError",
-    "NotOwnerError",
-    "Owner",
-    "Pending",
-    "PodVolumeRequest",
-    "Reader",
-    "RestoreRequest",
-    "SnapshotRequest",
-    "WorkloadRef",
-]
-
 
 class NotOwnerError(AgentError):
     """The custom resource is no longer this agent's to expose.

@@ -45,39 +45,6 @@ from core.models.reasons import PendingReason
 from exposer.manifests import read_error
 from exposer.model import Owner, Pending, Reader
 
-__all__ = [
-    "BOUND_BY_CONTROLLER",
-    "DELETE",
-    "NO_PRIORITY_CLASS",
-    "RETAIN",
-    "attached_nodes",
-    "belongs",
-    "check_copy",
-    "copy_in_use",
-    "create_pod",
-    "created_by_velero",
-    "delete_claim",
-    "delete_object",
-    "delete_owned",
-    "delete_with_volume",
-    "describe_object",
-    "diagnose_rejection",
-    "explain_deletion",
-    "is_being_provisioned",
-    "is_copy_for",
-    "is_provisioned",
-    "is_refused",
-    "mark_refused",
-    "original_policy",
-    "patch_if_there",
-    "replace_volume",
-    "restore_reclaim_policy",
-    "retain_for",
-    "set_reclaim_policy",
-    "withdraw_mover",
-    "without_marks",
-]
-
 _log = logging.getLogger(__name__)
 
 NO_PRIORITY_CLASS = "no PriorityClass with name"

@@ -41,20 +41,6 @@ from exposer.settings import Alternatives, ExposeSettings, MoverOptions, PodSett
 from exposer.template import AgentTemplate
 from exposer.workload import EVENTS_VOLUME
 
-__all__ = [
-    "MOVER_CAPABILITIES",
-    "WINDOWS",
-    "MoverPod",
-    "MoverVolume",
-    "Placement",
-    "PodFiles",
-    "build_mover_pod",
-    "build_node_affinity",
-    "build_pod_files",
-    "complete_spec",
-    "describe_nodes",
-]
-
 _SCRATCH_VARIABLE: Final = "VELERO_SCRATCH_DIR"
 _SCRATCH_PATH: Final = "/scratch"
 _SCRATCH_VOLUME: Final = "mover-scratch"

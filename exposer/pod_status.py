@@ -40,21 +40,6 @@ from exposer.model import Exposed, NoDeviceError, Pending
 from exposer.ownership import mark_refused
 from exposer.pod_manifest import describe_nodes
 
-__all__ = [
-    "CauseFinder",
-    "PodEnd",
-    "attempt_of",
-    "diagnose_pod",
-    "explain_exit",
-    "find_condition",
-    "is_ready",
-    "memory_limit",
-    "mover_end",
-    "mover_status",
-    "parse_pod_end",
-    "signal_of",
-]
-
 _log = logging.getLogger(__name__)
 
 _PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})

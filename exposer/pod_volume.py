@@ -38,8 +38,6 @@ from exposer.workload import (
     waits_for_restore,
 )
 
-__all__ = ["PodVolumeExposer"]
-
 
 class PodVolumeExposer:
     """The exposer of PodVolumeBackups and PodVolumeRestores."""

@@ -47,24 +47,6 @@ from exposer.pod_manifest import MoverPod, MoverVolume, Placement, build_mover_p
 from exposer.settings import Alternatives, CacheVolume, ExposeSettings, MoverOptions, StorageAccess
 from exposer.template import AgentTemplate
 
-__all__ = [
-    "JOB_VARIABLE",
-    "AgentImage",
-    "JobSettings",
-    "MaintenanceRun",
-    "build_backup_pod",
-    "build_client_pod",
-    "build_command_job",
-    "build_init_pod",
-    "build_maintenance_job",
-    "build_pod_volume_pod",
-    "build_restore_pod",
-    "build_validation_pod",
-    "init_pod_name",
-    "is_reserved_label",
-    "validation_pod_name",
-]
-
 _SNAPSHOT_GROUP: Final = "snapshot-exposer"
 _RESTORE_GROUP: Final = "generic-restore-exposer"
 

@@ -30,28 +30,6 @@ from core.models.transfers import Transfer
 from core.models.units import parse_quantity
 from exposer.template import AgentTemplate
 
-__all__ = [
-    "DEFAULT_EXCLUDED",
-    "Alternatives",
-    "BackupPVCSettings",
-    "CacheRule",
-    "CacheVolume",
-    "CompressionRules",
-    "ExclusionRule",
-    "ExclusionRules",
-    "ExposeSettings",
-    "MoverOptions",
-    "PlacementRule",
-    "PlacementRules",
-    "PodSettings",
-    "RepositoryMount",
-    "StorageAccess",
-    "copy_annotations",
-    "copy_labels",
-    "is_in_directory",
-    "read_exclusions",
-]
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_EXCLUDED: Final = (

@@ -54,18 +54,6 @@ from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_b
 from exposer.pod_manifest import WINDOWS, Placement
 from exposer.template import AgentTemplate
 
-__all__ = [
-    "WINDOWS_ONLY",
-    "SourceHandover",
-    "binds_late",
-    "delete_base",
-    "leave_to_velero",
-    "needs_windows",
-    "place_backup",
-    "recorded_source",
-    "settle_source",
-]
-
 
 class SourceHandover:
     """The handover of a source snapshot: reads, takes over and deletes it."""

@@ -14,8 +14,6 @@ from core.errors import ContractError
 from core.kube.types import Container, DaemonSet, EnvVar, Manifest, PodSpec, PodToleration, Volume, VolumeMount
 from core.models.names import AGENT_DAEMONSET
 
-__all__ = ["AgentTemplate"]
-
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 """The kubelet's default root directory."""
 

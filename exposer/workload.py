@@ -24,33 +24,6 @@ from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
 
-__all__ = [
-    "EVENTS_VOLUME",
-    "LOST_CONTAINER",
-    "ONTO_ANY_NODE",
-    "build_block_error",
-    "build_volume_directory",
-    "check_alive",
-    "check_restore_wait",
-    "check_running",
-    "claim_of",
-    "describe_restore_wait",
-    "describe_users",
-    "find_mover_events",
-    "find_volume",
-    "find_volume_directory",
-    "join_directory",
-    "list_pods",
-    "pod_of_directory",
-    "read_restore_of",
-    "read_termination_message",
-    "restore_wait_completed",
-    "split_directory",
-    "tolerations_of_consumers",
-    "tolerations_to_stay",
-    "waits_for_restore",
-]
-
 LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet, or the container runtime, restarted and did not find the container.
 

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-__all__ = ["main"]
-
 _OCI: Final = "application/vnd.oci.image"
 _CONFIG_FIELDS: Final = ("architecture", "os", "variant", "created", "author", "config", "rootfs", "history")
 _COMPRESSION_LEVEL: Final = 6

@@ -40,8 +40,6 @@ from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, a
 from tools.documents import GENERATED, build_file, dump
 from tools.monitoring import generate_chart_monitoring
 
-__all__ = ["build_schema", "generate_chart", "value_name"]
-
 _OPTIONS: Final = InstallOptions(
     namespace="{{ .Release.Namespace }}",
     image='{{ .Values.image | default (printf "node-agent:%s" .Chart.AppVersion) }}',

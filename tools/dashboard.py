@@ -10,8 +10,6 @@ from typing import Final
 
 from core.models.base import JsonDict
 
-__all__ = ["PANELS", "Panel", "build_dashboard"]
-
 _WIDTH: Final = 24
 _SOURCE: Final[JsonDict] = {"type": "prometheus", "uid": "${datasource}"}
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-__all__ = ["main"]
-
 _ARGUMENT = re.compile(
     r"^(?P<name>ARG \w+=)(?P<registry>[^\s/@]+)/(?P<repository>[^\s:@]+):(?P<tag>[^\s:@]+)"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?$",

@@ -8,8 +8,6 @@ import yaml
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["GENERATED", "build_file", "dump"]
-
 GENERATED: Final = "# Generated from client/install by `make manifests`: do not edit.\n"
 
 _EXPRESSION: Final = ("{{ ", " }}")

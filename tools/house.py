@@ -21,8 +21,6 @@ from tests.nodeagent.support.harness import accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, data_upload
 
-__all__ = ["measure"]
-
 _ROOT: Final = Path(__file__).parents[1]
 _OTHERS: Final = {"tests", "benchmarks", "tools"}
 _GENERATED: Final = {"docs/configuration-keys.md", "docs/metrics.md", "docs/permissions.md"}

@@ -33,8 +33,6 @@ from tools.chart import generate_chart
 from tools.documents import build_file
 from tools.monitoring import generate_monitoring
 
-__all__ = ["DEFAULTS", "generate", "main"]
-
 _DOCUMENT: Final[JsonDict] = {"loadConcurrency": {"globalConfig": 1}}
 
 DEFAULTS: Final = InstallOptions(image="node-agent", configuration=_DOCUMENT)

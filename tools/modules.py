@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["list_modules", "read_responsibility"]
-
 _ROOT: Final = Path(__file__).parents[1]
 _PACKAGES: Final = ("core", "exposer", "nodeagent", "client", "datamover")
 

@@ -12,8 +12,6 @@ from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from tools.dashboard import build_dashboard
 from tools.documents import GENERATED, build_file, dump
 
-__all__ = ["generate_chart_monitoring", "generate_monitoring"]
-
 _RULES: Final = Path(__file__).parents[1] / "deploy" / "monitoring" / "rules.yaml"
 _API: Final = "monitoring.coreos.com/v1"
 _NAME: Final = "node-agent"

@@ -23,8 +23,6 @@ import yaml
 from core.version import VERSION
 from tools.wheel import ReleaseError, check_installed, check_wheel, run
 
-__all__ = ["check_chart", "check_tag", "main", "read_notes", "write_checksums"]
-
 _ROOT: Final = Path(__file__).parents[1]
 _OUTPUT: Final = _ROOT / "_output"
 _CHART: Final = _ROOT / "deploy" / "chart"

@@ -31,8 +31,6 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-__all__ = ["main"]
-
 _PACKAGES: Final = "opt/venv/wheels.txt"
 """Written by the Dockerfile: a line `sha256:DIGEST NAME VERSION` for each wheel."""
 

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MANIFEST", "VENDOR", "main"]
-
 VENDOR: Final = Path(__file__).parents[1] / "client" / "ui" / "static" / "vendor"
 MANIFEST: Final = VENDOR / "manifest.json"
 

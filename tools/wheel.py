@@ -11,8 +11,6 @@ from typing import Final
 
 from core.version import VERSION
 
-__all__ = ["ReleaseError", "check_installed", "check_licenses", "check_wheel", "run"]
-
 _PACKAGES: Final = ("core", "exposer", "nodeagent", "client", "datamover")
 _LICENSE: Final = "Apache-2.0"
 

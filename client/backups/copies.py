@@ -32,23 +32,6 @@ from core.models.units import format_duration, parse_duration
 from core.models.verification import read_verification
 from nodeagent.config.windows import parse_time_zone
 
-__all__ = [
-    "CLOCK_TOLERANCE",
-    "UTC_ZONE",
-    "Copy",
-    "Keep",
-    "KeepPolicy",
-    "KeepRule",
-    "Series",
-    "build_copy",
-    "build_unreadable_copy",
-    "decide_kept",
-    "explain_scheduled",
-    "format_keep",
-    "parse_keep",
-    "ttl_of_keep",
-]
-
 UTC_ZONE: Final = "UTC"
 _ZONE: Final = "zone"
 _TTL: Final = "ttl"

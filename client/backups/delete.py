@@ -44,17 +44,6 @@ from core.models.base import parse_time
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.config.expose_settings import read_cluster
 
-__all__ = [
-    "DeletionError",
-    "DeletionPlan",
-    "DeletionTools",
-    "DeletionWish",
-    "check_plan",
-    "execute_plan",
-    "plan_expired",
-    "plan_named",
-]
-
 _MOST_RECORDED: Final = 2000
 """Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy."""
 

@@ -56,20 +56,6 @@ from core.snapshot_contract import (
 from exposer.model import Owner
 from nodeagent.runtime.lease import Lease
 
-__all__ = [
-    "DeletionGuard",
-    "DeletionRecord",
-    "Located",
-    "LocationJobs",
-    "build_lease",
-    "build_record",
-    "hold_deletions",
-    "locate",
-    "read_copies",
-    "read_locations",
-    "read_restoring",
-]
-
 HISTORY_KEY: Final = "_history"
 """The key of what was deleted lately; no entry's key begins with an underscore."""
 

@@ -12,8 +12,6 @@ from core.models.backups import HeldBackup, RetentionReport
 from core.models.base import Time, WireModel
 from core.snapshot_contract import DeletedSnapshot
 
-__all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion", "build_report"]
-
 _REPORTED: Final = (
     RetentionRule.FAILING_VOLUME,
     RetentionRule.SHRUNK,

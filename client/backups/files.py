@@ -45,17 +45,6 @@ from exposer.model import Owner
 from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
 from nodeagent.runtime.preflight import missing_permissions
 
-__all__ = [
-    "CopyResult",
-    "FileCopy",
-    "FileList",
-    "FilePlace",
-    "FilesError",
-    "copy_files",
-    "find_place",
-    "list_files",
-]
-
 _BLOCK: Final = "Block"
 
 _WHAT: Final = "copy"

@@ -35,24 +35,6 @@ from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from exposer.manifests import volume_mode
 
-__all__ = [
-    "OPERATION_TIMEOUT",
-    "BackupError",
-    "BackupRequest",
-    "ClusterClasses",
-    "DataMover",
-    "Method",
-    "MountingPod",
-    "PlannedVolume",
-    "SnapshotWay",
-    "check_pairs",
-    "choose_method",
-    "is_reserved",
-    "needs_pods",
-    "parse_pairs",
-    "transfer_name",
-]
-
 _PROVISIONER_ANNOTATIONS: Final = (
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",

@@ -41,19 +41,6 @@ from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
 from core.models.storage import BackupStorageLocation
 from core.text import hinted
 
-__all__ = [
-    "BackupTools",
-    "Choice",
-    "ClaimName",
-    "check_backup",
-    "find_destination",
-    "note_absent_claims",
-    "plan_backup",
-    "read_classes",
-    "start_backup",
-    "sum_up_missing",
-]
-
 _DEFAULT_LOCATION: Final = "default"
 
 

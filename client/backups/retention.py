@@ -20,24 +20,6 @@ from core.models.base import format_time
 from core.models.phases import Phase
 from core.models.units import format_duration
 
-__all__ = [
-    "WINDOW",
-    "Backlog",
-    "Check",
-    "DeletionError",
-    "GoneCopy",
-    "KeepReason",
-    "Place",
-    "RetentionDecision",
-    "RetentionRule",
-    "Situation",
-    "decide_now",
-    "explain_backlog",
-    "find_witnesses",
-    "judge_backups",
-    "limit_deletions",
-]
-
 _KEPT_OF_FAILING: Final = 3
 """The complete copies that a volume keeps in a location while its newest transfer is not completed."""
 

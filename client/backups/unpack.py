@@ -21,8 +21,6 @@ from core.errors import AgentError, ConfigError
 from core.snapshot_contract import FileEntry, FileType
 from core.strict_tar import StrictTarInfo
 
-__all__ = ["Destination", "UnpackError", "Unpacker", "check_python", "choose_target"]
-
 _PIECE_BYTES: Final = 1 << 20
 _HOLE_BYTES: Final = 64 * 1024
 """The smallest hole that is written as one."""

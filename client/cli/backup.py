@@ -21,8 +21,6 @@ from client.cli.output import OutputFormat, Printer
 from client.collections.collection import Backups
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["backup"]
-
 _EXAMPLES: Final = """\
 examples:
   nodeagent backup create before-upgrade --pvc app/data --wait

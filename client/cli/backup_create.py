@@ -16,8 +16,6 @@ from client.collections.models import Backup, BackupTransfer, explain_end
 from core.clock import SystemClock
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["backup_options", "create"]
-
 _OPTIONS: Final = (
     click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="PVC to back up; may be repeated"),
     click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for -l and --pvc NAME"),

@@ -7,17 +7,10 @@ from typing import Any, Final
 
 import click
 
-from client.backups.delete import (
-    DeletionError,
-    DeletionPlan,
-    DeletionTools,
-    check_plan,
-    execute_plan,
-    plan_expired,
-    plan_named,
-)
+from client.backups.delete import DeletionPlan, DeletionTools, check_plan, execute_plan, plan_expired, plan_named
 from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
+from client.backups.retention import DeletionError
 from client.cli.collection_commands import complete_backups
 from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
 from client.cli.output import WARN, OutputFormat, Printer, Styled
@@ -26,8 +19,6 @@ from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import DeletedSnapshot
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-
-__all__ = ["delete"]
 
 _EXAMPLES: Final = """\
 examples:

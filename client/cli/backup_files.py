@@ -24,8 +24,6 @@ from core.errors import ConfigError
 from core.snapshot_contract import FileEntry, FileType
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["copy", "ls"]
-
 _TIMEOUT: Final = timedelta(minutes=15)
 _LIMIT: Final = 5000
 _MOST: Final = 50_000

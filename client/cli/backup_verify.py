@@ -27,8 +27,6 @@ from core.models.verification import WHOLE_PERCENT
 from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["verify"]
-
 _TIMEOUT: Final = timedelta(hours=6)
 
 _EXAMPLES: Final = """\

@@ -36,19 +36,6 @@ from core.text import format_age
 from nodeagent.config.schema import missing
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = [
-    "VOLUMES_ONLY",
-    "Creation",
-    "complete_backups",
-    "complete_restores",
-    "get_groups",
-    "get_stored",
-    "print_canceled",
-    "print_volumes",
-    "read_stored",
-    "show_group",
-]
-
 VOLUMES_ONLY: Final = "the backup has the data of volumes only: no manifests, and no hooks run"
 
 _BACKUP_HEADERS: Final = ("NAME", "PHASE", "VOLUMES", "SIZE", "LOCATION", "AGE", "EXPIRES")

@@ -16,8 +16,6 @@ from core.models.phases import AttemptStage, Phase
 from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["describe"]
-
 _STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN}
 _BAR_COLUMNS: Final = 40
 

@@ -37,8 +37,6 @@ from core.models.names import PART_OF_LABELS
 from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["build_options", "install"]
-
 _EXAMPLES: Final = """\
 examples:
   nodeagent uninstall --namespace staging

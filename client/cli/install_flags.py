@@ -46,8 +46,6 @@ from nodeagent.config.parse import document_in, parse_config
 from nodeagent.config.schema import load_json
 from nodeagent.runtime.settings import parse_serve
 
-__all__ = ["GROUPS", "SERVER_FLAGS", "InstallCommand", "find_ignored", "install_flags"]
-
 _ARGUMENT: Final = re.compile("--[a-z-]+=")
 _PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
 _RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)

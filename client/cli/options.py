@@ -30,39 +30,6 @@ from core.text import guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, KUBECONFIG_HELP, KUBECONTEXT_HELP
 
-__all__ = [
-    "DURATION",
-    "FILE",
-    "NAME",
-    "NAMES",
-    "NAMESPACE",
-    "QUANTITY",
-    "SWITCH",
-    "TAINTS",
-    "FlagType",
-    "PathType",
-    "TextFile",
-    "UserCommand",
-    "UserGroup",
-    "cluster_options",
-    "command_for",
-    "complete_names",
-    "confirm",
-    "dry_run_option",
-    "ignore_server_option",
-    "list_names",
-    "matching",
-    "not_allowed",
-    "one_of",
-    "output_option",
-    "parse_annotations",
-    "parse_labels",
-    "parse_pairs",
-    "read_file",
-    "workload_options",
-    "yes_option",
-]
-
 _Function = Callable[..., object]
 
 _AGENTS: Final = "--agent-namespace"

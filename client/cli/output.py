@@ -26,8 +26,6 @@ from rich.text import Text
 from core.models.base import JsonDict, WireModel
 from core.text import one_line, printable
 
-__all__ = ["BAD", "GOOD", "HEADING", "WARN", "Cell", "LiveRow", "NoteHandler", "OutputFormat", "Printer", "Styled"]
-
 GOOD: Final = "green"
 WARN: Final = "yellow"
 BAD: Final = "red"

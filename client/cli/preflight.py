@@ -17,8 +17,6 @@ from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
-__all__ = ["preflight"]
-
 _TIMEOUT: Final = timedelta(minutes=10)
 
 _EXAMPLES: Final = """\

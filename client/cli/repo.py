@@ -31,8 +31,6 @@ from core.text import format_age
 from nodeagent.maintenance.rules import Hold
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["print_report"]
-
 _HEADERS: Final = (
     "NAME",
     "VOLUME NAMESPACE",

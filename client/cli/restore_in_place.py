@@ -23,8 +23,6 @@ from core.errors import ConfigError
 from core.models.transfer_settings import InPlace, PlannedEntries
 from nodeagent.runtime.connection import Connection
 
-__all__ = ["InPlaceWish", "confirm_and_start", "in_place_options", "parse_in_place"]
-
 _HEADERS: Final = ("PVC", "PV", "BACKUP", "SNAPSHOT BEFORE")
 _PLAN_HEADERS: Final = ("PVC", "PLAN", "FILES", "SIZE", "DIRECTORIES", "FIRST NAMES")
 

@@ -39,8 +39,6 @@ from nodeagent.maintenance.restore_tests import RestoreTestRequest
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.settings import CommandParser, add_kubeconfig
 
-__all__ = ["prove_restore", "run_words"]
-
 _ABOUT: Final = """\
 Restores the volume of one backup into a scratch PVC, compares it with its snapshot, and removes the
 PVC again. Jobs of the leader run it (nodeagent.io.verification.restoreTest)."""

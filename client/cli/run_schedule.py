@@ -16,8 +16,6 @@ from core.text import format_age
 from exposer.pods import JOB_VARIABLE
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["build_tools", "explain_report", "run_words"]
-
 
 def run_words(words: Sequence[str]) -> int:
     """Run the command with the words after its name, and return the exit code.

@@ -44,8 +44,6 @@ from core.text import format_age
 from nodeagent.config.windows import parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["renew", "schedule"]
-
 _EXAMPLES: Final = """\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --ttl 720h

@@ -27,8 +27,6 @@ from core.text import format_age
 from nodeagent.coverage.states import CoverageState
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["print_status", "summarize"]
-
 _STYLES: Final = {Health.HEALTHY: GOOD, Health.UNKNOWN: WARN, Health.DEGRADED: WARN, Health.UNHEALTHY: BAD}
 _SHORT: Final = {kind.name: kind.short for kind in TRANSFER_KINDS}
 _TRANSFER_HEADERS: Final = ("TRANSFER", "PHASE", "NODE", "VOLUME", "PROGRESS", "RATE", "ETA", "WAITING FOR")

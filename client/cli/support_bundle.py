@@ -16,8 +16,6 @@ from client.text import format_bytes
 from core.errors import ConfigError
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["support_bundle"]
-
 _EXAMPLES: Final = """\
 examples:
   nodeagent support-bundle --list

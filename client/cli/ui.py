@@ -16,8 +16,6 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["ui"]
-
 _EXAMPLES: Final = """\
 examples:
   nodeagent ui -n velero

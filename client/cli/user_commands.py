@@ -22,9 +22,6 @@ from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
 from core.text import ask, close_name
 
-__all__ = ["complete_for_kubectl", "interrupted_by_signals", "run_user_command"]
-
-
 _HELP_COLUMNS: Final = 100
 
 _ALSO_FILES: Final = ":0"

@@ -10,8 +10,6 @@ from client.installation import AgentVersion, read_versions
 from core.version import VERSION
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["version"]
-
 _HEADERS: Final = ("NODE", "VERSION", "READY", "IMAGE", "POD")
 _NONE: Final = "-"
 

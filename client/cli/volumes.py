@@ -15,8 +15,6 @@ from core.text import format_age
 from nodeagent.coverage.states import Coverage, CoverageState, VolumeCoverage
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["print_table", "volumes"]
-
 _ROWS: Final = 100
 """Rows of a table beside those that need attention; a wide answer has all of them."""
 

@@ -47,20 +47,6 @@ from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from nodeagent.config.schema import missing
 
-__all__ = [
-    "Backups",
-    "Collection",
-    "Found",
-    "ProgressMeter",
-    "RestoreTools",
-    "Restores",
-    "VolumeProgress",
-    "WaitingPod",
-    "cancel_restore",
-    "cancel_transfer",
-    "delete_waiting_pods",
-]
-
 _SHORTEST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _PAUSE_SHARE: Final = 0.1

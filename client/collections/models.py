@@ -22,23 +22,6 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count, parse_duration
 
-__all__ = [
-    "Backup",
-    "BackupList",
-    "BackupOrigin",
-    "BackupPhase",
-    "BackupTransfer",
-    "BackupVolume",
-    "Restore",
-    "RestoreList",
-    "RestoreTransfer",
-    "RestoreVolume",
-    "Volume",
-    "build_backup",
-    "build_restore",
-    "explain_end",
-]
-
 BackupTransfer = DataUpload | PodVolumeBackup
 RestoreTransfer = DataDownload | PodVolumeRestore
 

@@ -19,8 +19,6 @@ from core.kube.transport import is_unserved
 from core.kube.types import Manifest, Object
 from core.models.names import helm_release, is_ours
 
-__all__ = ["Applied", "ApplyResult", "ApplyTools", "apply_installation", "find_lacking"]
-
 _TIMEOUT: Final = timedelta(minutes=1)
 """An API server serves a definition within seconds."""
 

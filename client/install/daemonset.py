@@ -12,8 +12,6 @@ from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
 from exposer.pod_manifest import Placement, build_node_affinity
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["CREDENTIALS_SECRET", "build_daemonset"]
-
 CREDENTIALS_SECRET: Final = "cloud-credentials"  # noqa: S105 - the Secret's name
 """Source: Velero v1.18, pkg/install/daemonset.go."""
 

@@ -21,24 +21,6 @@ from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, RESTORE_TEST_
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
-__all__ = [
-    "build_agent_roles",
-    "build_config_map",
-    "build_everything",
-    "build_installation",
-    "build_mover_roles",
-    "build_namespace",
-    "build_network_policy",
-    "build_priority_classes",
-    "build_restore_test_account",
-    "build_rule",
-    "build_security_constraints",
-    "build_service_accounts",
-    "build_volume_secrets_roles",
-    "in_scope",
-    "read_definitions",
-]
-
 VOLUME_SECRETS_ROLE: Final = "node-agent-volume-secrets"
 
 _RBAC: Final = "rbac.authorization.k8s.io"

@@ -12,24 +12,6 @@ from core.models.names import MOVER_SERVICE_ACCOUNT, PART_OF_LABELS, SERVICE_ACC
 from core.version import VERSION
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
-__all__ = [
-    "CONFIG_MAP",
-    "DEFAULT_IMAGE",
-    "FLAGS_OF_INSTALL",
-    "OWN_LOCATION_KEYS",
-    "TRUTH_KEYS",
-    "TRUTH_VALUES",
-    "TYPOGRAPHIC_QUOTES",
-    "AgentOptions",
-    "ContainerResources",
-    "InstallOptions",
-    "LocationOptions",
-    "ProxyOptions",
-    "build_object",
-    "place_of",
-    "resource_of",
-]
-
 DEFAULT_IMAGE: Final = f"node-agent:{VERSION}"
 
 CONFIG_MAP: Final = "node-agent-config"

@@ -28,8 +28,6 @@ from nodeagent.config.schema import ConfigFinding
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 from nodeagent.runtime.preflight import missing_permissions
 
-__all__ = ["InstallRequest", "WaitError", "WaitTools", "note_former_agents", "run_install", "wait_installation"]
-
 _POLL_SECONDS: Final = 1.0
 
 

@@ -41,8 +41,6 @@ from nodeagent.maintenance.jobs import list_jobs
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
 
-__all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption", "remove"]
-
 _DAEMON_SETS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
 
 _TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)

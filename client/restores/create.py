@@ -24,8 +24,6 @@ from core.models.phases import FINAL_PHASES
 from core.models.transfers import RESTORE_TYPE
 from core.text import guess
 
-__all__ = ["check_restore", "ensure_transfer", "plan_restore", "read_transfer", "start_restore"]
-
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
 _LATE: Final = "WaitForFirstConsumer"
 

@@ -58,16 +58,6 @@ from exposer.manifests import read_error, volume_mode
 from exposer.ownership import DELETE, RETAIN, original_policy, patch_if_there, without_marks
 from exposer.workload import describe_users
 
-__all__ = [
-    "REQUEST_TIMEOUT",
-    "InPlaceRestore",
-    "delete_snapshots",
-    "make_snapshot",
-    "plan_in_place",
-    "start_in_place",
-    "wait_until_ready",
-]
-
 REQUEST_TIMEOUT: Final = timedelta(seconds=90)
 """More than the retries of a client take."""
 

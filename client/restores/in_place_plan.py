@@ -43,8 +43,6 @@ from exposer.model import Owner
 from exposer.ownership import RETAIN, delete_object, delete_with_volume
 from exposer.pod_manifest import MoverVolume
 
-__all__ = ["InPlaceReport", "VolumeReport", "prepare_in_place"]
-
 _JOB_TIMEOUT: Final = timedelta(hours=1)
 _REMOVAL_TIMEOUT: Final = timedelta(minutes=5)
 _POLL_SECONDS: Final = 1.0

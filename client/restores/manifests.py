@@ -29,8 +29,6 @@ from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
 from core.models.transfers import PLAIN_RESTORE, RESTORE_TYPE
 from core.models.units import parse_quantity
 
-__all__ = ["PlannedRestore", "RequestedRestore"]
-
 _DEFAULT_MODES: Final = ("ReadWriteOnce",)
 _VOLUME: Final = "data"
 

@@ -29,17 +29,6 @@ from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from core.text import guess, hinted
 from exposer.model import Owner
 
-__all__ = [
-    "RestoreError",
-    "SavedVolume",
-    "Source",
-    "StoredList",
-    "UnsetRestoreError",
-    "choose_from_backups",
-    "choose_stored",
-    "list_stored",
-]
-
 
 class StoredList(WireModel):
     """The complete snapshots of volumes in a storage location, and notes about what could not be read."""

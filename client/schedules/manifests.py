@@ -26,17 +26,6 @@ from core.models.units import format_duration
 from exposer.pods import AgentImage, build_client_pod
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = [
-    "DELETION_PERMISSIONS",
-    "EXPIRY_PERMISSIONS",
-    "SCHEDULED_PERMISSIONS",
-    "SCHEDULE_PERMISSIONS",
-    "build_accounts",
-    "build_schedule",
-    "is_role_of",
-    "schedule_permissions",
-]
-
 _OWN: Final = Scope.OWN_NAMESPACE
 _RULES: Final = "the rules: newest copies, running restores"
 _DELETED: Final = "the Job that deletes snapshots"

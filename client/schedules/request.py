@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from client.backups.copies import UTC_ZONE, Copy, KeepPolicy, KeepRule
-from client.backups.delete import DeletionError, DeletionTools, plan_expired
+from client.backups.delete import DeletionTools, plan_expired
 from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
-from client.backups.retention import KeepReason, RetentionDecision, limit_deletions
+from client.backups.retention import DeletionError, KeepReason, RetentionDecision, limit_deletions
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
 from core.models.base import Int64, Time, WireModel
@@ -23,17 +23,6 @@ from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, CommandParser, add_kubeconfig
-
-__all__ = [
-    "ExplainedCopy",
-    "RetentionExplanation",
-    "ScheduleRequest",
-    "ScheduleTimes",
-    "explain_retention",
-    "is_schedule",
-    "parse_run",
-    "read_cron_job",
-]
 
 _ABOUT: Final = """\
 Runs a schedule once: backs its PVCs up, waits for the end, and deletes expired backups. Pods of

@@ -36,8 +36,6 @@ from core.models.names import AGENT_DAEMONSET
 from core.models.phases import Phase
 from core.models.verification import WHOLE_PERCENT
 
-__all__ = ["ScheduleError", "SchedulePreview", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
-
 _STAMP: Final = "%Y%m%d%H%M%S"
 
 _VERIFICATION_TIMEOUT: Final = timedelta(hours=6)

@@ -35,20 +35,6 @@ from core.models.units import format_duration
 from exposer.pods import AgentImage
 from nodeagent.config.schema import missing
 
-__all__ = [
-    "OwnedObjects",
-    "Schedule",
-    "ScheduleList",
-    "apply_schedule",
-    "check_schedule",
-    "delete_schedule",
-    "find_applier",
-    "find_schedules",
-    "read_image",
-    "read_request",
-    "renew_schedules",
-]
-
 _ROLES: Final = (kube.ROLE_BINDINGS, kube.ROLES, kube.CLUSTER_ROLE_BINDINGS, kube.CLUSTER_ROLES)
 _SHARED: Final = frozenset({(kube.CONFIG_MAPS.kind, DELETIONS_CONFIGMAP), (kube.LEASES.kind, DELETIONS_LEASE)})
 """Kinds and names of what all schedules have in common: it stays."""

@@ -39,8 +39,6 @@ from core.redact import redact
 from core.text import format_age
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
 
-__all__ = ["Moment", "TransferDetails", "TransferReader", "TransferStage", "find_stages", "tell_story"]
-
 _T = TypeVar("_T")
 
 _BYTES: Final = frozenset({DataPathReason.PROGRESS, DataPathReason.COMPLETED})

@@ -27,8 +27,6 @@ from core.models.names import AGENT_SELECTOR
 from nodeagent.coverage.read import ObservedVolumes, PlannedVolumes
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["ProgressRates", "StatusFollower"]
-
 _RULES_SECONDS: Final = 10.0
 """Between two reads of what has no watch, while something changes."""
 

@@ -19,20 +19,6 @@ from core.models.reasons import PendingReason
 from core.models.storage import RepositoryPhase
 from nodeagent.runtime.own_pod import shown
 
-__all__ = [
-    "FAILURES",
-    "SECTIONS",
-    "Finding",
-    "Health",
-    "Rule",
-    "advise",
-    "failed_recently",
-    "is_blocked",
-    "is_managed",
-    "judge",
-    "worst",
-]
-
 RECENT: Final = timedelta(hours=24)
 """How long a transfer that failed is shown, and keeps the cluster from being healthy."""
 

@@ -41,18 +41,6 @@ from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.parse import parse_config_map
 
-__all__ = [
-    "agent_record",
-    "config_record",
-    "decode_agent",
-    "decode_transfer",
-    "lease_record",
-    "location_record",
-    "repository_record",
-    "slots_by_node",
-    "transfer_record",
-]
-
 
 class _EndedMarks(WireModel, gc=False):
     """Annotations, and the label of Velero's, of a transfer that has ended."""

@@ -53,8 +53,6 @@ from nodeagent.config.keys import LoadConcurrency
 from nodeagent.coverage.read import ObservedVolumes, VolumeReader
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["StatusReader"]
-
 _T = TypeVar("_T")
 
 _NO_CONFIG = (ConfigRecord(), LoadConcurrency())

@@ -25,23 +25,6 @@ from nodeagent.coverage.read import PlannedVolumes
 from nodeagent.coverage.states import CompletedBackup, Coverage, build_coverage
 from nodeagent.runtime.settings import Settings
 
-__all__ = [
-    "TRANSFER_KINDS",
-    "AgentRecord",
-    "ClusterSnapshot",
-    "ConfigRecord",
-    "LeaseRecord",
-    "LocationRecord",
-    "RepositoryRecord",
-    "Target",
-    "TransferKind",
-    "TransferRecord",
-    "Unread",
-    "UnreadPart",
-    "kind_named",
-    "parse_target",
-]
-
 
 @dataclass(frozen=True)
 class TransferKind:

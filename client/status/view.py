@@ -27,8 +27,6 @@ from core.models.reasons import PendingReason
 from nodeagent.config.keys import NO_QUEUE_LENGTH
 from nodeagent.runtime.preflight import DefinitionReport
 
-__all__ = ["ActiveRow", "LeaderRow", "NodeRow", "PendingRow", "RateOf", "StatusView", "average_rate", "build_view"]
-
 RateOf = Callable[[TransferRecord, datetime], float | None]
 """Returns how many bytes a second a transfer moves at that time; None: not known."""
 

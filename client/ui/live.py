@@ -28,8 +28,6 @@ from core.kube.resources import CONFIG_MAPS
 from core.models.names import HISTORY_CONFIGMAPS
 from nodeagent.coverage.history import VolumeHistory, content_of, count_volumes
 
-__all__ = ["Details", "Live", "Observed", "State"]
-
 _UPDATE_SECONDS: Final = 0.5
 """Between two views, whatever changes."""
 

@@ -45,8 +45,6 @@ from core.models.base import parse_time
 from core.models.phases import HOLDING_PHASES
 from core.text import format_age, one_line, printable
 
-__all__ = ["Pages", "owner_of", "serve"]
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _TOKEN: Final = "token"  # noqa: S105 - the name of a parameter

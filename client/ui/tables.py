@@ -13,20 +13,6 @@ from core.models.phases import HOLDING_PHASES, Phase
 from core.models.verification import Verification
 from nodeagent.coverage.states import VolumeCoverage
 
-__all__ = [
-    "PAGE_ROWS",
-    "TransferFilter",
-    "VolumeRow",
-    "build_grid",
-    "choose_transfers",
-    "cut",
-    "describe_configuration",
-    "find_node",
-    "list_volumes",
-    "parse_page",
-    "volume_of",
-]
-
 _T = TypeVar("_T")
 
 PAGE_ROWS: Final = 100

@@ -12,21 +12,6 @@ from core.models.phases import Phase
 from core.text import format_age
 from nodeagent.coverage.history import HistoryDay
 
-__all__ = [
-    "CURVE_HEIGHT",
-    "WIDTH",
-    "Curve",
-    "Growth",
-    "GrowthDay",
-    "Mark",
-    "Segment",
-    "Timeline",
-    "build_curves",
-    "build_timeline",
-    "sum_growth",
-]
-
-
 WIDTH: Final = 1000.0
 """Of the whole line."""
 

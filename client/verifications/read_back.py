@@ -16,8 +16,6 @@ from core.models.verification import VERIFIED_LINE, SnapshotVerification, Verifi
 from core.mover_specs import VerifySnapshots
 from exposer.pod_manifest import MoverVolume
 
-__all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
-
 Keep: TypeAlias = Callable[[Mapping[str, VerifiedSnapshot]], Awaitable[None]]
 """Gets results by the IDs of their snapshots, before the Job that found them out is deleted: also of one that failed,
 did not end in time, or whose command is interrupted."""

@@ -15,17 +15,6 @@ from core.models.phases import Phase
 from core.models.verification import VerificationOutcome, VerifiedSnapshot
 from core.text import hinted
 
-__all__ = [
-    "VerificationError",
-    "VerificationReport",
-    "VerifiedVolume",
-    "VolumeOutcome",
-    "choose_volumes",
-    "describe_faults",
-    "describe_volume",
-    "explain_report",
-]
-
 
 class VerificationError(AgentError):
     """A volume did not pass its verification, or could not be verified."""

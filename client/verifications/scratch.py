@@ -39,8 +39,6 @@ from core.models.phases import Phase
 from core.models.transfers import DataDownload
 from exposer.pod_manifest import MoverVolume
 
-__all__ = ["NotRestoredError", "compare_restored", "remove_abandoned"]
-
 _PREFIX: Final = "nodeagent-verify-"
 
 _POLL_SECONDS: Final = 2.0

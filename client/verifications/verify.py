@@ -17,8 +17,6 @@ from core.models.names import VERIFICATION_ANNOTATION
 from core.models.storage import RepositoryKey
 from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot
 
-__all__ = ["VerificationRequest", "VerificationTools", "verify_volumes"]
-
 _RESOURCES = {resource.kind: resource for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 _CAUSE_CHARACTERS = 1000
 

@@ -21,19 +21,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from core.errors import ConfigError
 
-__all__ = [
-    "Address",
-    "BadRequestError",
-    "DialError",
-    "HeadReader",
-    "NextProxy",
-    "RequestHead",
-    "Routes",
-    "basic_credentials",
-    "dial",
-    "parse_address",
-]
-
 _PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 

@@ -34,8 +34,6 @@ from datamover.bandwidth.dialing import (
     dial,
 )
 
-__all__ = ["MOST_PARALLEL", "BandwidthProxy", "Lane"]
-
 _BURST_SECONDS: Final = 0.25
 """So much of what was not used in the last moment may pass later: this process may get no CPU for a while. A second
 has at most a quarter more than its rate, then, and what was received ahead."""

@@ -26,17 +26,6 @@ from datamover.kopia.snapshots import (
 )
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = [
-    "BackupAttempt",
-    "Inheritance",
-    "SortedCheckpoints",
-    "build_inheritance",
-    "choose_checkpoints",
-    "inherit",
-    "remove_overtaken",
-    "sort_checkpoints",
-]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -44,8 +44,6 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, delete_snapshot, fit_checkpoint_interval, parse_snapshot
 from datamover.runtime.cancellation import run_in_background
 
-__all__ = ["BackupParameters", "back_up", "count_incremental"]
-
 _logger = logging.getLogger(__name__)
 
 _CHANGED: Final = re.compile(rb"(?:added file \./.* \(|changed \./.* at .* \(size \d+ -> )(\d+)(?: bytes)?\)$")

@@ -28,17 +28,6 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
-__all__ = [
-    "HEAD_BYTES",
-    "HoleWriter",
-    "copy_stream",
-    "name_contents",
-    "open_device",
-    "read_file_system",
-    "restore_blocks",
-    "restore_device",
-]
-
 _PUNCH_HOLE: Final = 0x02
 
 _KEEP_SIZE: Final = 0x01

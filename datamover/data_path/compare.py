@@ -34,8 +34,6 @@ from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.work_dir import open_below
 
-__all__ = ["compare_volume", "find_changed"]
-
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
 

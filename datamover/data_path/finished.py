@@ -30,19 +30,6 @@ from datamover.kopia.process import FULL
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import join, open_below, open_root, walk_tree
 
-__all__ = [
-    "Fingerprints",
-    "FinishedList",
-    "WalkProgress",
-    "find_finished",
-    "find_unlisted",
-    "has_done_file",
-    "open_list",
-    "remove_list",
-    "remove_unlisted",
-    "write_done_file",
-]
-
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
 

@@ -29,8 +29,6 @@ from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import join, open_root, walk_tree
 
-__all__ = ["RestorePlanner"]
-
 _PRECISION_NS: Final = 1
 """A restore asks the volume for the precision of its times, by writing a file."""
 

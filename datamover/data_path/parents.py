@@ -24,19 +24,6 @@ from core.models.names import (
 )
 from datamover.kopia.snapshots import read_tag
 
-__all__ = [
-    "BlockChanges",
-    "BlockChoice",
-    "CheckpointChoice",
-    "build_block_tags",
-    "build_checkpoint_tags",
-    "checkpoint_path",
-    "choose_blocks",
-    "choose_checkpoint",
-    "decide_parents",
-    "describe_device",
-]
-
 _CHANGE_TAG: Final = "cbt-change-id"
 _VOLUME_TAG: Final = "cbt-volume-id"
 _VELERO_TAGS: Final = (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)

@@ -38,8 +38,6 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
 
-__all__ = ["RestoreParameters", "restore", "restore_workers"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
 from datamover.runtime.child import WRITING, sync_file_system
 
-__all__ = ["LIST_INTERVAL", "ResumableRestore", "ResumeSettings", "open_resumable", "read_list_interval"]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -16,8 +16,6 @@ from datamover.kopia.progress import Meter
 from datamover.kopia.stalls import StallDetector, Watchdog
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_in_background, run_unless_canceled
 
-__all__ = ["DataPath"]
-
 _T = TypeVar("_T")
 
 _KEPT_LINES: Final = 5

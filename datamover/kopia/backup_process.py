@@ -33,17 +33,6 @@ from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, run_in_background
 from datamover.runtime.signals import StopSignal
 
-__all__ = [
-    "GracefulStop",
-    "MoverBackup",
-    "Offer",
-    "device_flags",
-    "keep_checkpoint",
-    "parse_line",
-    "read_blocks",
-    "read_checkpoint_grace",
-]
-
 _KEPT_LINES: Final = 40
 
 

@@ -13,19 +13,6 @@ from typing import Final
 from core.contract import MaintenanceCause
 from core.text import some_of
 
-__all__ = [
-    "ACCESS_DENIED",
-    "CACHE_FULL",
-    "DAMAGED",
-    "NOT_TRUSTED",
-    "NO_BUCKET",
-    "WRONG_PASSWORD",
-    "count_index_blobs",
-    "find_cause",
-    "find_maintenance_cause",
-    "find_outage",
-]
-
 ACCESS_DENIED: Final = "the credentials have no access"
 NO_BUCKET: Final = "the bucket does not exist"
 CACHE_FULL: Final = "the volume of kopia's cache is full"

@@ -15,8 +15,6 @@ from core.models.storage import CACHE_LIMIT_KEY
 from core.models.transfer_settings import BandwidthLimits
 from core.models.units import parse_count
 
-__all__ = ["IDENTITY", "IDENTITY_FLAGS", "CacheLimit", "build_config", "build_throttle", "parse_cache_limit"]
-
 _logger = logging.getLogger(__name__)
 
 _CLIENT: Final = "default"

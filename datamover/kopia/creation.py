@@ -24,20 +24,6 @@ from datamover.kopia.location_files import QUICK_FORMAT
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = [
-    "CHECKED",
-    "NOT_EMPTY",
-    "ONLY_CHECK",
-    "OTHER_REPOSITORY",
-    "OWN_MAINTENANCE",
-    "SETTLE_SECONDS",
-    "STORAGE_CONFIG",
-    "NewRepository",
-    "create_apart",
-    "has_repository",
-    "read_cached_id",
-]
-
 _FOLDER: Final = "new-repository"
 _BLOB: Final = ".f"
 """The suffix of each blob in a directory. Source: kopia 0.23.1, repo/blob/sharded/sharded.go."""

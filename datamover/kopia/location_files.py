@@ -33,17 +33,6 @@ from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = [
-    "QUICK_FORMAT",
-    "BackupFiles",
-    "LocationFiles",
-    "find_names",
-    "open_output",
-    "read_directories",
-    "read_elements",
-    "unpack",
-]
-
 _T = TypeVar("_T", bound=WireModel)
 
 _ENTRIES: Final = '"entries":'

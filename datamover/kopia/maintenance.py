@@ -26,20 +26,6 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Watchdog
 
-__all__ = [
-    "BucketSize",
-    "Maintenance",
-    "MaintenanceError",
-    "MaintenanceInfo",
-    "ModeDecision",
-    "Span",
-    "decide_mode",
-    "find_foreign_run",
-    "find_missing_evidence",
-    "is_full_unfinished",
-    "parse_full_interval",
-]
-
 _logger = logging.getLogger(__name__)
 
 _SNAPSHOT_GC: Final = "snapshot-gc"

@@ -25,8 +25,6 @@ from core.models.base import JsonDict, WireModel
 from core.models.transfer_settings import Compression, Exclusions
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = ["SourcePolicy", "decide_policy", "describe_exclusions", "ensure_policy", "excluding", "read_policy"]
-
 _logger = logging.getLogger(__name__)
 
 _UNLIMITED: Final = 2**31 - 1

@@ -31,8 +31,6 @@ from datamover.storage.providers import SECRET_VARIABLES
 from datamover.storage.s3 import environment_keys
 from datamover.storage.token_files import azure_token_file, replace_token_files
 
-__all__ = ["PrivateRun", "VolumeAccess", "open_private_run", "write_all"]
-
 _PASSWORD: Final = "KOPIA_PASSWORD"  # noqa: S105 - the name of a variable
 _CONFIG: Final = "repository.config"
 _PASSWORD_FILE: Final = f"{_CONFIG}.kopia-password"

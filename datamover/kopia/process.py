@@ -33,23 +33,6 @@ from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkDir, escape_controls
 
-__all__ = [
-    "FULL",
-    "TARGET_FAILURES",
-    "CallServer",
-    "IgnoredErrors",
-    "Kopia",
-    "KopiaAnswer",
-    "KopiaFiles",
-    "KopiaTimeoutError",
-    "Listener",
-    "counter_flags",
-    "is_refusal",
-    "kopia_environment",
-    "match_texts",
-    "read_counters",
-]
-
 _logger = logging.getLogger(__name__)
 
 _OWN_FLAGS: Final = (

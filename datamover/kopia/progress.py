@@ -20,8 +20,6 @@ from core.clock import Clock
 from core.contract import ProgressMessage
 from core.models.base import JsonDict
 
-__all__ = ["Direction", "Meter", "parse_size", "sum_counters"]
-
 _SIZE: Final = r"([\d.]+ [KMGTPE]?i?B)"
 _UPLOAD_LINE: Final = re.compile(
     rf"\d+ hashing, (?P<files>\d+) hashed \({_SIZE}\), (?P<cached_files>\d+) cached \({_SIZE}\), uploaded {_SIZE}"

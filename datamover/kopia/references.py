@@ -35,8 +35,6 @@ from core.models.units import parse_count
 from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.snapshots import PIN
 
-__all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
-
 _LEAST_AGE: Final = timedelta(days=7)
 """A backup stores what it refers to when it ends: a large cluster's takes days."""
 

@@ -43,8 +43,6 @@ from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
-__all__ = ["NotInitializedError", "Repository", "RepositoryAddress", "RepositoryStatus"]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

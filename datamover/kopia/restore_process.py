@@ -23,8 +23,6 @@ from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import ChildCommand, ChildExit, read_all, read_lines
 
-__all__ = ["open_once"]
-
 _VERBS: Final = frozenset({("manifest", "show"), ("content", "show"), ("show",), ("restore",), ("block-read",)})
 
 _METRICS: Final = "--metrics-listen-addr="

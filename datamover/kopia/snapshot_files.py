@@ -29,20 +29,6 @@ from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.lazy_file import LazyFile
 from datamover.runtime.work_dir import escape_controls
 
-__all__ = [
-    "Silence",
-    "StoredEntry",
-    "convert_mode",
-    "fetch_blocks",
-    "find_below",
-    "find_entry",
-    "find_only_file",
-    "parse_mode",
-    "parse_time_ns",
-    "read_directory",
-    "split_path",
-]
-
 _TYPES: Final = {"f": FileType.FILE, "d": FileType.DIRECTORY, "s": FileType.LINK}
 
 _OCTAL: Final = re.compile("[0-7]{1,11}")

@@ -27,31 +27,6 @@ from datamover.kopia.process import Kopia
 from datamover.kopia.stalls import read_duration
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = [
-    "CHECKPOINT_INTERVAL",
-    "PIN",
-    "START_TOLERANCE",
-    "Checkpoint",
-    "EntryType",
-    "Snapshot",
-    "SnapshotMissingError",
-    "SourceSnapshots",
-    "delete_snapshot",
-    "delete_snapshots",
-    "find_tagged",
-    "fit_checkpoint_interval",
-    "list_snapshots",
-    "list_source",
-    "parse_snapshot",
-    "read_checkpoint_interval",
-    "read_snapshot",
-    "read_tag",
-    "remove_own_incomplete",
-    "remove_source",
-    "sort_source",
-    "unpin_snapshot",
-]
-
 _logger = logging.getLogger(__name__)
 
 _DELETE_TIMEOUT: Final = timedelta(seconds=20)

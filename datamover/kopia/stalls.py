@@ -26,18 +26,6 @@ from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run
 from datamover.runtime.child import running_children
 from datamover.runtime.work_dir import escape_controls
 
-__all__ = [
-    "EndlessFile",
-    "EndlessFiles",
-    "Reachability",
-    "Report",
-    "StallDetector",
-    "StallLimits",
-    "Watchdog",
-    "read_duration",
-    "read_stall_limits",
-]
-
 _BEYOND_BYTES: Final = 1 << 30
 """How much of a file may be read beyond its size, which some file systems do not know."""
 

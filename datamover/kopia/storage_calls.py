@@ -27,17 +27,6 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
 from datamover.runtime.cancellation import run_beside
 
-__all__ = [
-    "KopiaCaller",
-    "NoAnswerError",
-    "RequestTime",
-    "StorageCalls",
-    "WaitLog",
-    "WaitReporter",
-    "Waits",
-    "parse_request_seconds",
-]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

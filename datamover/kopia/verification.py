@@ -24,17 +24,6 @@ from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError
 from datamover.kopia.stalls import Watchdog
 
-__all__ = [
-    "SHOWN_FAULTS",
-    "DamagedSnapshotError",
-    "choose_share",
-    "count_contents",
-    "has_sound_directories",
-    "is_damage",
-    "shorten_fault",
-    "verify_snapshot",
-]
-
 SHOWN_FAULTS: Final = 10
 
 _MOST_ERRORS: Final = SHOWN_FAULTS + 1

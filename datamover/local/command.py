@@ -18,9 +18,10 @@ from core.contract import BackupResult, MoverMethod, ProgressMessage, RestoreRes
 from core.errors import ConfigError, UnsetAttributesError
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
@@ -35,8 +36,6 @@ from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, escape_controls, open_work_dir
 from datamover.storage.providers import FileStorage, Storage, read_inherited
 from datamover.storage.s3 import S3Storage, find_aws_identity
-
-__all__ = ["LocalMover", "ProgressBar", "format_bytes", "parse_storage", "run_local"]
 
 _BAR_WIDTH: Final = 30
 _TERMINAL_SECONDS: Final = 0.5

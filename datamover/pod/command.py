@@ -18,8 +18,6 @@ from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 
-__all__ = ["run_in_pod"]
-
 
 async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, redactor: Redactor) -> int:
     """Run the command that the node agent started this pod for, and return the exit code.

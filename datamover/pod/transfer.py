@@ -37,7 +37,7 @@ from core.models.units import format_duration
 from datamover.arguments import PodOptions
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.attempts import BackupAttempt
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
 from datamover.data_path.finished import has_done_file, write_done_file
 from datamover.data_path.restore import (
     RestoreParameters,
@@ -46,6 +46,7 @@ from datamover.data_path.restore import (
 )
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kinds import (
     NO_PARENT,
     TRANSFER_KINDS,

@@ -18,8 +18,6 @@ from core.contract import CANCELED_ENDING
 from core.errors import AgentError, CanceledError
 from datamover.runtime.signals import StopSignal
 
-__all__ = ["Canceler", "ShouldStop", "run_beside", "run_in_background", "run_unless_canceled"]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -26,21 +26,6 @@ from core.errors import DataPathError
 from datamover.runtime.cancellation import run_beside
 from datamover.runtime.confinement import Confinement
 
-__all__ = [
-    "WRITING",
-    "ChildCommand",
-    "ChildExit",
-    "children_peak_bytes",
-    "kill_children",
-    "own_peak_bytes",
-    "read_all",
-    "read_lines",
-    "run_child",
-    "running_children",
-    "sync_device",
-    "sync_file_system",
-]
-
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
 

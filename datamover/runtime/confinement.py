@@ -34,8 +34,6 @@ from datamover.runtime.sandbox import (
     use_as_jail,
 )
 
-__all__ = ["Bounds", "Confinement", "Means", "confine", "find_means", "report_means"]
-
 _logger = logging.getLogger(__name__)
 
 _PR_SET_NO_NEW_PRIVS: Final = 38

@@ -22,8 +22,6 @@ from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
 from datamover.runtime.sandbox import Step, notify_reads
 
-__all__ = ["BLOCK_BYTES", "Fetch", "LazyFile"]
-
 _logger = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 1 << 20

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ResourceLimits", "ran_out_of_memory", "read_limits"]
-
 _MIB: Final = 1024 * 1024
 
 _NO_LIMIT_BYTES: Final = 1 << 60

@@ -32,20 +32,6 @@ from typing import Final, NamedTuple
 from core.errors import DataPathError
 from core.landlock import SYS_CREATE_RULESET
 
-__all__ = [
-    "SYS_RESTRICT_SELF",
-    "Jail",
-    "Rights",
-    "Step",
-    "below",
-    "build_jail",
-    "no_flushes",
-    "notify_reads",
-    "open_ruleset",
-    "share_nothing",
-    "use_as_jail",
-]
-
 _CLONE_NEWNS: Final = 0x00020000
 _MS_RDONLY: Final = 0x1
 _MS_NOSUID: Final = 0x2

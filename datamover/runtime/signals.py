@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["StopSignal"]
-
 
 class StopSignal:
     """Keeps the signal that stopped this process, and notifies one listener."""

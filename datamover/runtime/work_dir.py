@@ -18,19 +18,6 @@ from typing import Final
 
 from core.errors import ConfigError
 
-__all__ = [
-    "DIRECTORY",
-    "CacheDir",
-    "WorkDir",
-    "escape_controls",
-    "is_name",
-    "join",
-    "open_below",
-    "open_root",
-    "open_work_dir",
-    "walk_tree",
-]
-
 _SCRATCH: Final = "/scratch"
 """Where the agent's DaemonSet, and so every mover pod, mounts an emptyDir."""
 

@@ -30,8 +30,6 @@ from datamover.storage.providers import (
     trust_variables,
 )
 
-__all__ = ["AzureStorage", "build_azure", "read_azure_variables"]
-
 _STORAGE_KEY: Final = "AZURE_STORAGE_KEY"
 _SAS_TOKEN: Final = "AZURE_STORAGE_SAS_TOKEN"  # noqa: S105
 _TENANT: Final = "AZURE_TENANT_ID"

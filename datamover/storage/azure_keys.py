@@ -33,8 +33,6 @@ from datamover.storage.token_requests import (
     send,
 )
 
-__all__ = ["AzureContainer", "fetch_account_key", "fetch_signature"]
-
 _METADATA_VERSION: Final = "2018-02-01"
 _KEYS_VERSION: Final = "2023-05-01"
 _ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"

@@ -28,8 +28,6 @@ from datamover.storage.providers import (
 )
 from datamover.storage.s3 import S3Storage, find_aws_identity
 
-__all__ = ["LocationSecrets", "build_storage"]
-
 _logger = logging.getLogger(__name__)
 
 _AWS_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"

@@ -23,26 +23,6 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = [
-    "AZURE_AUTHORITY",
-    "AZURE_METADATA",
-    "GOOGLE_FILE",
-    "PROBE_PREFIX",
-    "SECRET_VARIABLES",
-    "AzureAccountKey",
-    "AzureIdentity",
-    "CredentialsText",
-    "FileStorage",
-    "GcsStorage",
-    "KopiaAccess",
-    "Storage",
-    "google_token_file",
-    "parse_variables",
-    "read_credentials",
-    "read_inherited",
-    "trust_variables",
-]
-
 GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 """The variable that names the credentials file of Google's library."""
 

@@ -21,18 +21,6 @@ from core.models.storage import parse_endpoint
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import PROBE_PREFIX, CredentialsText, KopiaAccess, Storage, trust_variables
 
-__all__ = [
-    "DEFAULT_SESSION",
-    "AwsAssumedRole",
-    "AwsIdentity",
-    "AwsKeys",
-    "AwsRole",
-    "S3Storage",
-    "environment_keys",
-    "find_aws_identity",
-    "parse_aws_profile",
-]
-
 _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
 _ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"

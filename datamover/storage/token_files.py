@@ -37,8 +37,6 @@ from datamover.storage.providers import (
 )
 from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
 
-__all__ = ["Loopback", "LoopbackAnswer", "azure_token_file", "replace_token_files", "serve_on_loopback"]
-
 _logger = logging.getLogger(__name__)
 
 _END: Final = b"\r\n\r\n"

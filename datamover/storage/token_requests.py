@@ -27,19 +27,6 @@ from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
 from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
 
-__all__ = [
-    "RefusedError",
-    "ask_node",
-    "assume_role",
-    "build_client",
-    "build_direct_client",
-    "encode_refusal",
-    "parse_json",
-    "read_token",
-    "request_grant",
-    "send",
-]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -20,19 +20,6 @@ from core.models.names import (
 from core.models.transfers import KIND_NAMES
 from core.models.units import parse_quantity
 
-__all__ = [
-    "ClusterVolumes",
-    "CsiSource",
-    "Namespace",
-    "NfsSource",
-    "PodVolume",
-    "StoredVolume",
-    "VolumeClaim",
-    "VolumeKey",
-    "WorkloadPod",
-    "decode_object",
-]
-
 VolumeKey = tuple[str, str]
 """Namespace, and the name of a PVC or, for a volume without one, `pod:volume`."""
 

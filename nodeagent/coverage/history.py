@@ -23,19 +23,6 @@ from core.models.base import WireModel
 from core.models.names import HISTORY_CONFIGMAPS
 from nodeagent.coverage.cluster import VolumeKey
 
-__all__ = [
-    "HISTORY_DAYS",
-    "HISTORY_KEY",
-    "EndedBackup",
-    "HistoryDay",
-    "VolumeHistory",
-    "block_of",
-    "content_of",
-    "count_volumes",
-    "merge_history",
-    "name_of_block",
-]
-
 HISTORY_DAYS: Final = 90
 """Days that are shown, today among them."""
 

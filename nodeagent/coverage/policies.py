@@ -19,8 +19,6 @@ from core.models.base import WireModel, explain_invalid
 from core.models.units import parse_quantity
 from nodeagent.coverage.cluster import CsiSource, NfsSource, PodVolume, StoredVolume, VolumeClaim
 
-__all__ = ["Policies", "PolicyAction", "parse_policies"]
-
 _VERSION: Final = "v1"
 
 

@@ -46,8 +46,6 @@ from nodeagent.coverage.selection import (
 )
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
-__all__ = ["ObservedVolumes", "PlannedVolumes", "TooManyObjectsError", "VolumeReader"]
-
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
 

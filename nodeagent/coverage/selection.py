@@ -20,17 +20,6 @@ from core.models.base import ObjectMeta, Time, WireModel
 from nodeagent.coverage.cluster import ClusterVolumes, PodVolume, VolumeClaim, VolumeKey, WorkloadPod
 from nodeagent.coverage.policies import Policies, PolicyAction
 
-__all__ = [
-    "BackupMethod",
-    "BackupSchedule",
-    "ServerDefaults",
-    "VolumeChoice",
-    "explain_fault",
-    "includes",
-    "parse_selector",
-    "select_volumes",
-]
-
 
 class LabelRequirement(WireModel):
     """One of `matchExpressions`."""

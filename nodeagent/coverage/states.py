@@ -15,20 +15,6 @@ from core.text import format_age
 from nodeagent.coverage.cluster import ClusterVolumes, VolumeClaim, VolumeKey
 from nodeagent.coverage.selection import BackupMethod, VolumeChoice
 
-__all__ = [
-    "BackupSource",
-    "CompletedBackup",
-    "Coverage",
-    "CoverageRules",
-    "CoverageState",
-    "VolumeCoverage",
-    "VolumePlan",
-    "build_coverage",
-    "decide_state",
-    "parse_annotated",
-    "plan_volumes",
-]
-
 _UNSCHEDULED: Final = timedelta(days=7)
 """How old the newest backup of a volume may be if no schedule expects one: a copy of last year protects nothing."""
 

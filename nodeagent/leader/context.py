@@ -15,8 +15,6 @@ from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import EventLog, StatusWriter
 
-__all__ = ["Agents", "Cluster", "DispatchRules"]
-
 
 class Agents(Protocol):
     """The live agents' nodes by node label: those that have announced `feature`; None: all."""

@@ -34,8 +34,6 @@ from nodeagent.leader.volumes.view import CoverageReader, VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes
 
-__all__ = ["Dispatcher"]
-
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.1

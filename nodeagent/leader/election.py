@@ -22,8 +22,6 @@ from core.models.names import DISPATCHER_LEASE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.lease import RENEWALS_PER_LEASE, Lease
 
-__all__ = ["DEFAULT_LEASE_DURATION", "LeaderElection", "NotLeaderError"]
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_LEASE_DURATION: Final = timedelta(seconds=15)

@@ -29,8 +29,6 @@ from core.models.verification import Verification, read_verification
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits
 
-__all__ = ["Entry", "TransferIndex", "VolumeCopy", "build_entry", "read_copy"]
-
 _SCHEDULED: Final = re.compile(r"(?P<schedule>.+)-[0-9]{14}")
 """The name of a Backup that a Schedule created. Source: Velero v1.18, TimestampedName in pkg/apis/velero/v1."""
 

@@ -31,8 +31,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AgentReporter, shown
 from nodeagent.runtime.workqueue import Timers
 
-__all__ = ["ConfigAgreement", "LiveAgents", "NodeBackoff", "choose_node", "count_idle", "describe_difference"]
-
 _FAILURES: Final = 3
 """In a row; fewer may be chance."""
 

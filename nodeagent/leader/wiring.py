@@ -38,8 +38,6 @@ from nodeagent.runtime.preflight import DefinitionReport, judge_definitions, rea
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["DefinitionCheck", "Leader", "build_leader"]
-
 _log = logging.getLogger(__name__)
 
 _SECONDS: Final = 300.0

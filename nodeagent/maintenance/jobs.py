@@ -28,19 +28,6 @@ from core.models.units import format_duration, parse_quantity
 from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
 from nodeagent.maintenance.record import FailureCause, RunningJob
 
-__all__ = [
-    "JobEnd",
-    "MaintenanceJob",
-    "count_running",
-    "describe_end",
-    "describe_failure",
-    "has_started",
-    "jobs_of",
-    "list_jobs",
-    "read_pod",
-    "verifications_of",
-]
-
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _DEADLINE: Final = "DeadlineExceeded"
 """Source: Kubernetes v1.34, pkg/kubelet/active_deadline.go; batch/v1, JobReasonDeadlineExceeded."""

@@ -15,8 +15,6 @@ from core.errors import ContractError
 from core.models.base import Int64, SparseModel, Time
 from core.snapshot_contract import SnapshotTotal
 
-__all__ = ["FULLS_AFTER_CHANGE", "FailureCause", "MaintenanceRecord", "RunningJob", "after_failure", "after_success"]
-
 FULLS_AFTER_CHANGE: Final = 4
 """How many full maintenances must succeed after a deletion, until its space is free and there is no more to do.
 

@@ -18,8 +18,6 @@ from core.models.names import RESTORE_TEST_COMMAND
 from core.models.units import format_duration
 from core.models.verification import VerificationOutcome
 
-__all__ = ["RestorableCopy", "RestoreTestRequest", "RestoreTests", "choose_copy", "without_future"]
-
 _ATTEMPTS: Final = 3
 """In a row, until another volume is tried: one that cannot be restored does not keep the others from it."""
 

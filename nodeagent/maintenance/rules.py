@@ -30,29 +30,6 @@ from nodeagent.config.windows import Window, is_open, next_start
 from nodeagent.maintenance.record import FULLS_AFTER_CHANGE, MaintenanceRecord
 from nodeagent.runtime.settings import MaintenanceSwitch
 
-__all__ = [
-    "Decision",
-    "Hold",
-    "LocationState",
-    "MaintenanceView",
-    "Memory",
-    "count_failures",
-    "decide_maintenance",
-    "decide_memory",
-    "frequency_of",
-    "full_interval_of",
-    "is_full_incomplete",
-    "is_report_due",
-    "job_name",
-    "key_of",
-    "location_state",
-    "merge_history",
-    "record_of",
-    "slot_of",
-    "view_of",
-    "was_ready",
-]
-
 _SERVER_GONE: Final = timedelta(hours=1)
 """How long no server must have been seen: one that is replaced comes back."""
 

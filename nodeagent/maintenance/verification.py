@@ -24,24 +24,6 @@ from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_
 from nodeagent.maintenance.restore_tests import RestoreTests, without_future
 from nodeagent.maintenance.rules import Decision, Hold, LocationState
 
-__all__ = [
-    "RepositoryVerification",
-    "VerificationView",
-    "VerifiedCopy",
-    "after_job",
-    "after_restore_test",
-    "before",
-    "choose_shares",
-    "decide_restore_test",
-    "decide_verification",
-    "describe_damage",
-    "describe_unnamed",
-    "least_shares",
-    "proves",
-    "verification_name",
-    "verification_of",
-]
-
 _FIRST_RETRY: Final = timedelta(minutes=5)
 _MOST_DOUBLINGS: Final = 30
 

@@ -23,8 +23,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import is_current, may_take_over, trim_pod
 
-__all__ = ["InvalidTransferError", "TransferCache", "TransferListener", "TransferRead"]
-
 _NEEDS_POD: Final = RUNNING_PHASES | {Phase.PREPARED}
 """In these phases a missing mover pod ends the transfer, or has it created again."""
 

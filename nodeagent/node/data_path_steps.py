@@ -25,8 +25,6 @@ from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, 
 from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
 from nodeagent.transfers.status import Change, announce_next, build_interruption, cancel_cause, read_owner_refusal
 
-__all__ = ["AttemptSteps", "DataPathSteps"]
-
 
 class DataPathSteps(StepBase):
     """The steps from Prepared to the final status."""

@@ -46,8 +46,6 @@ from nodeagent.transfers.mover_pod import (
 from nodeagent.transfers.status import Change, cancel_cause
 from nodeagent.transfers.waiting import PendingRecords
 
-__all__ = ["ExposeSteps", "build_guard"]
-
 
 def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], UncheckedObject | None]) -> Guard:
     """Return the check that the transfer of `case` has not started and has the label of `site`.

@@ -32,23 +32,6 @@ from nodeagent.transfers.waiting import (
     refusal,
 )
 
-__all__ = [
-    "Action",
-    "CancelState",
-    "Case",
-    "Durations",
-    "Measured",
-    "Observation",
-    "ReadCurrent",
-    "Site",
-    "Timeouts",
-    "TransferKey",
-    "View",
-    "build_case",
-    "decide",
-    "is_owned",
-]
-
 
 @dataclass(frozen=True)
 class Measured:

@@ -12,8 +12,6 @@ from core.errors import ContractError
 from core.kube.types import Event
 from core.models.transfers import Progress
 
-__all__ = ["MoverPending", "Reported", "read_progress"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_TEXTS: Final = 100

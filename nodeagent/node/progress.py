@@ -46,8 +46,6 @@ from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import is_own
 from nodeagent.transfers.status import Change, StatusWriter
 
-__all__ = ["Followed", "ProgressFollower"]
-
 _log = logging.getLogger(__name__)
 
 _CHANGED: Final = frozenset({ChangeKind.ADDED, ChangeKind.MODIFIED})

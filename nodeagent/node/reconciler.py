@@ -55,8 +55,6 @@ from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_ow
 from nodeagent.transfers.status import CleanUp, EventLog, StatusWriter
 from nodeagent.transfers.waiting import PendingRecords
 
-__all__ = ["Reconciler", "TransferFaults"]
-
 _log = logging.getLogger(__name__)
 
 

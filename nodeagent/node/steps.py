@@ -50,8 +50,6 @@ from nodeagent.transfers.outcome import Outcome
 from nodeagent.transfers.status import Change, EventLog, StatusWriter, record_end
 from nodeagent.transfers.waiting import PendingRecords
 
-__all__ = ["OwnSlots", "SlotRequest", "Slots", "StepBase", "Tools", "classify_rejection", "describe_activities"]
-
 _log = logging.getLogger(__name__)
 
 

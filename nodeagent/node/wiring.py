@@ -32,8 +32,6 @@ from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import Change, StatusWriter
 
-__all__ = ["Node", "NodeBandwidth", "build_node", "share_limits"]
-
 _CHECK_SECONDS: Final = 4.0
 """Edits and windows take effect so soon; a mover learns of it by its watch."""
 

@@ -45,27 +45,6 @@ from exposer.pod_status import (
 )
 from exposer.workload import LOST_CONTAINER
 
-__all__ = [
-    "LostPod",
-    "MoverLogs",
-    "MoverLoss",
-    "PodState",
-    "add_log_end",
-    "count_loss",
-    "explain_loss",
-    "has_ended",
-    "is_current",
-    "is_own",
-    "may_take_over",
-    "pod_node",
-    "pod_state",
-    "read_loss",
-    "read_mover",
-    "rejection_reason",
-    "trim_pod",
-    "was_killed",
-]
-
 _log = logging.getLogger(__name__)
 
 

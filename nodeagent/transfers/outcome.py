@@ -23,17 +23,6 @@ from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
-__all__ = [
-    "BackupResults",
-    "MoverResult",
-    "Outcome",
-    "RestoreResults",
-    "decide_outcome",
-    "find_refusal",
-    "has_final_message",
-    "read_outcome",
-]
-
 _log = logging.getLogger(__name__)
 
 _REFUSALS: Final = {IncompleteRestoreError.exit_code: "missing", UnsetAttributesError.exit_code: "unset"}

@@ -49,20 +49,6 @@ from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.kinds.base import Adapter
 from nodeagent.transfers.waiting import Ending, PendingRecords, backoff_seconds, fence_seconds
 
-__all__ = [
-    "Change",
-    "CleanUp",
-    "EventLog",
-    "StatusWriter",
-    "announce_next",
-    "build_interruption",
-    "cancel_cause",
-    "count_end",
-    "read_owner_refusal",
-    "record_end",
-    "without_marks",
-]
-
 _log = logging.getLogger(__name__)
 
 

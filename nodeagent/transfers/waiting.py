@@ -25,28 +25,6 @@ from exposer.workload import LOST_CONTAINER
 from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers.mover_pod import explain_loss, rejection_reason
 
-__all__ = [
-    "FENCE_SECONDS",
-    "Ending",
-    "PendingRecord",
-    "PendingRecords",
-    "PendingReport",
-    "RetryRules",
-    "backoff_seconds",
-    "count_check",
-    "decide_report",
-    "explain_deadline",
-    "fence_refusal",
-    "fence_seconds",
-    "find_interruption",
-    "mark_reported",
-    "next_check",
-    "observe",
-    "pause_checks",
-    "refusal",
-    "seconds_to_report",
-]
-
 _CHECK_SECONDS: Final = 5.0
 """Source: Velero v1.18 retries a constrained transfer after 5 s."""
 

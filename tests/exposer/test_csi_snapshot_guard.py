@@ -10,8 +10,6 @@ from tests.exposer.test_csi_snapshot import (
     expose,
 )
 
-__all__: list[str] = []
-
 
 class Guard:
     """A guard that raises at its `at`-th call."""

@@ -30,8 +30,6 @@ from tests.exposer.test_pods_velero import flat
 from tests.support.golden import assert_golden
 from tests.support.objects import JsonDict
 
-__all__: list[str] = []
-
 
 def test_a_report_differs_from_maintenance_in_labels_arguments_and_deadlines() -> None:
     wanted = run(JobSettings(resources={"limits": {"memory": "256Mi"}}))

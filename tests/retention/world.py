@@ -11,16 +11,10 @@ from datetime import timedelta
 from typing import Final
 
 from client.backups.copies import KeepPolicy, format_keep
-from client.backups.delete import (
-    DeletionError,
-    DeletionTools,
-    check_plan,
-    execute_plan,
-    plan_expired,
-    plan_named,
-)
+from client.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired, plan_named
 from client.backups.deletion_jobs import hold_deletions
 from client.backups.plan import Choice
+from client.backups.retention import DeletionError
 from client.mover_jobs import JobTools
 from client.schedules import scheduled_run
 from client.schedules.request import ScheduleRequest

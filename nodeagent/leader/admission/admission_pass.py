@@ -26,17 +26,6 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
 from nodeagent.runtime.workqueue import attempt
 
-__all__ = [
-    "AdmissionPass",
-    "Conditions",
-    "Pass",
-    "Resumptions",
-    "awaited_locations",
-    "is_queued",
-    "plan_resumptions",
-    "settle_entries",
-]
-
 
 @dataclass
 class Resumptions:

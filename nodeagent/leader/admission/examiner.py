@@ -42,8 +42,6 @@ from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
 from nodeagent.transfers.status import cancel_cause
 
-__all__ = ["Checked", "CopyHolders", "Examiner", "SharedReader"]
-
 
 class CopyHolders:
     """The holders, by the object's kind and name, such as `Secret/token`."""

@@ -33,8 +33,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admission
 from nodeagent.transfers.waiting import PendingRecord, PendingReport, decide_report, mark_reported
 
-__all__ = ["PendingTransfer", "PendingTransfers", "PodKey", "PodWatch"]
-
 _log = logging.getLogger(__name__)
 
 PodKey = tuple[str, str]

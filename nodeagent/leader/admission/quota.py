@@ -30,8 +30,6 @@ from nodeagent.config.keys import LARGEST_PREPARE_QUEUE, LoadConcurrency
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 
-__all__ = ["AdmissionLedger", "LedgerLostError", "NodeShares", "NodeSlots", "Reservations", "free_quota", "settle"]
-
 _UIDS: Final = "uids"
 _TURN: Final = "turn"
 _WRITE: Final = "write"

@@ -42,8 +42,6 @@ from nodeagent.runtime.workqueue import attempt, work_in_parallel
 from nodeagent.transfers.kinds.base import AdmissionState, Admits
 from nodeagent.transfers.status import Change, count_end, without_marks
 
-__all__ = ["AdmissionChecks", "AdmissionWriter", "QueueView"]
-
 _ACCEPT_SECONDS: Final = 10.0
 """For one accept: transfers are accepted in order, so those behind it wait for it."""
 

@@ -39,8 +39,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
-__all__ = ["MaintenanceController"]
-
 _log = logging.getLogger(__name__)
 
 _TYPES: Final = frozenset({None, REPOSITORY_TYPE})

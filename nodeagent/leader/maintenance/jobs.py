@@ -57,23 +57,6 @@ from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, key_
 from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.runtime.workqueue import Requeue, Timers
 
-__all__ = [
-    "LOOK_AGAIN_SECONDS",
-    "START_SECONDS",
-    "STEP_SECONDS",
-    "HistoryWriter",
-    "JobAttendant",
-    "JobRequest",
-    "PodRejectedError",
-    "build_maintenance",
-    "build_verification",
-    "create_tried",
-    "explain_start",
-    "look_again",
-    "read_before_start",
-    "starts_of",
-]
-
 _MESSAGE_LIMIT: Final = 1000
 """Characters of a failure: 25 of them are in each BackupRepository."""
 

@@ -24,8 +24,6 @@ from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.maintenance.jobs import JobRequest
 from nodeagent.maintenance.restore_tests import RestorableCopy, RestoreTestRequest
 
-__all__ = ["build_restore_test", "restorable"]
-
 _CLEANUP: Final = timedelta(minutes=15)
 """More than the removal of a scratch volume takes."""
 

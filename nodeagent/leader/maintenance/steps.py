@@ -55,8 +55,6 @@ from nodeagent.metrics import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
 
-__all__ = ["MaintenanceSources", "MaintenanceSteps"]
-
 _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a maintenance that is due: each costs half a dozen requests."""
 

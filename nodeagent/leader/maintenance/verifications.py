@@ -97,8 +97,6 @@ from nodeagent.maintenance.verification import (
 )
 from nodeagent.runtime.workqueue import Requeue, Timers
 
-__all__ = ["VerificationSteps"]
-
 _log = logging.getLogger(__name__)
 
 _LOG_LIMIT_BYTES: Final = 15 << 20

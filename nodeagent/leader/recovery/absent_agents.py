@@ -39,8 +39,6 @@ from nodeagent.transfers.status import (
 )
 from nodeagent.transfers.waiting import Ending, explain_deadline, fence_refusal, find_interruption, refusal
 
-__all__ = ["AbsentAgents", "NodeHealth", "explain_node_loss", "node_of"]
-
 _log = logging.getLogger(__name__)
 
 

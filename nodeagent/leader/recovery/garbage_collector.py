@@ -19,8 +19,6 @@ from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.workqueue import Faults
 
-__all__ = ["GarbageCollector", "may_have_leaked"]
-
 _log = logging.getLogger(__name__)
 
 _SCAN_SECONDS: Final = 5.0

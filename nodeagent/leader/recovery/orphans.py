@@ -31,9 +31,6 @@ from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
 from nodeagent.transfers.status import Change, CleanUp
 from nodeagent.transfers.waiting import PendingRecords
 
-__all__ = ["OrphanRecovery", "OwnerState", "RecoveryAction", "decide_recovery"]
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -59,8 +59,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
-__all__ = ["RepositoryController"]
-
 _log = logging.getLogger(__name__)
 
 

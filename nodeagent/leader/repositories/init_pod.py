@@ -28,17 +28,6 @@ from exposer.workload import ONTO_ANY_NODE
 from nodeagent.leader.context import Cluster
 from nodeagent.runtime.workqueue import Timers
 
-__all__ = [
-    "INIT_POD_SELECTOR",
-    "InitPods",
-    "InitState",
-    "PodReport",
-    "init_resources",
-    "read_init_pod",
-    "start_init_pod",
-    "tolerate_any_node",
-]
-
 INIT_POD_SELECTOR: Final = f"{OWNER_UID_LABEL},{REPOSITORY_TYPE_LABEL}"
 
 _PENDING_LIMIT: Final = timedelta(seconds=90)

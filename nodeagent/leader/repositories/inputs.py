@@ -19,8 +19,6 @@ from core.models.names import REPO_CREDENTIALS_SECRET
 from core.models.storage import BackupStorageLocation
 from nodeagent.runtime.informer import Informer
 
-__all__ = ["CHECK_SECONDS", "LocationInputs", "RepositoryRetries", "read_inputs"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 60.0

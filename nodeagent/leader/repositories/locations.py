@@ -48,8 +48,6 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
 
-__all__ = ["LocationController", "LocationProbes", "ValidationProcess", "Verdict"]
-
 _log = logging.getLogger(__name__)
 
 _LIMIT: Final = timedelta(minutes=3)

@@ -47,18 +47,6 @@ from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
 
-__all__ = [
-    "Claim",
-    "ClaimKey",
-    "HistoryKeeper",
-    "Plan",
-    "PlanReader",
-    "Plans",
-    "Remembered",
-    "VolumeState",
-    "build_states",
-]
-
 ClaimKey = tuple[str, str]
 """Namespace and name of a PVC."""
 

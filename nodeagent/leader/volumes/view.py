@@ -39,8 +39,6 @@ from nodeagent.metrics import (
     Metrics,
 )
 
-__all__ = ["CoverageReader", "PlannedCoverage", "VolumeView", "show_coverage", "show_retention", "show_volumes"]
-
 _Series = Mapping[tuple[str, ...], float]
 
 _log = logging.getLogger(__name__)

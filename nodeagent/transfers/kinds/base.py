@@ -23,23 +23,6 @@ from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
-__all__ = [
-    "COMMON_STATUS_FIELDS",
-    "READY",
-    "Adapter",
-    "Admission",
-    "AdmissionState",
-    "Admits",
-    "Kind",
-    "KindSpec",
-    "NodeKind",
-    "PlainKind",
-    "admit_exposable",
-    "check_location",
-    "find_unsupported",
-    "refuse_unsupported",
-]
-
 COMMON_STATUS_FIELDS: Final = frozenset(
     {
         "phase",

@@ -53,8 +53,6 @@ from nodeagent.transfers.kinds.base import (
 )
 from nodeagent.transfers.outcome import BackupResults, Outcome, RestoreResults, read_outcome
 
-__all__ = ["DataDownloadKind", "DataUploadKind"]
-
 _CSI: Final = "CSI"
 """The only supported snapshot type. Source: Velero v1.18, SnapshotType."""
 

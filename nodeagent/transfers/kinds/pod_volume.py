@@ -38,8 +38,6 @@ from nodeagent.transfers.kinds.base import (
 )
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
-__all__ = ["PodVolumeBackupKind", "PodVolumeKind", "PodVolumeRestoreKind"]
-
 P = TypeVar("P", PodVolumeBackup, PodVolumeRestore)
 
 _RESTIC: Final = "restic"

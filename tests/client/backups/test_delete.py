@@ -8,16 +8,10 @@ import pytest
 
 from client.backups import delete
 from client.backups.copies import Copy
-from client.backups.delete import (
-    DeletionError,
-    DeletionPlan,
-    check_plan,
-    plan_expired,
-    plan_named,
-)
+from client.backups.delete import DeletionPlan, check_plan, plan_expired, plan_named
 from client.backups.deletion_jobs import DeletionRecord
 from client.backups.deletion_report import build_deletion, build_report
-from client.backups.retention import Check
+from client.backups.retention import Check, DeletionError
 from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, NotFoundError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, JOBS, LEASES

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from client.backups.delete import DeletionError, plan_expired, plan_named
+from client.backups.delete import plan_expired, plan_named
+from client.backups.retention import DeletionError
 from core.errors import ContractError
 from tests.client.support.deletion_scene import DeletionScene
 

@@ -8,8 +8,6 @@ from client.cli import backup_create, collection_commands
 from tests.client.support.backup_scene import BackupScene
 from tests.client.support.commands import Done, Shell, reach
 
-__all__ = ["BackupShell", "backup_shell"]
-
 
 @dataclass
 class BackupShell(Shell):

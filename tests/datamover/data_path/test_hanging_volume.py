@@ -13,9 +13,10 @@ import pytest
 
 from core.contract import MoverMethod, VolumeMode
 from core.errors import DataPathError
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
 from datamover.kopia.snapshots import Snapshot

@@ -9,8 +9,9 @@ import pytest
 
 from core.clock import SystemClock
 from core.contract import BackupResult, ProgressMessage, RestoreResult, VolumeMode
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kopia.progress import Direction, Meter, parse_size, sum_counters
 from datamover.kopia.repository import Repository
 from datamover.pod.reporting import report_times

@@ -20,7 +20,8 @@ from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError, RepositoryError, StorageOutageError
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.redact import Redactor
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kopia import storage_calls
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, KopiaAnswer, kopia_environment

@@ -19,7 +19,6 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
-__all__: list[str] = []
 pytestmark = pytest.mark.processes
 
 

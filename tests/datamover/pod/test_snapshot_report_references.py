@@ -14,8 +14,6 @@ from datamover.kopia.references import CompletedTransfer, References
 from datamover.pod.snapshot_report import read_cluster_references
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 _V1: Final = "velero.io/v1"
 _V2: Final = "velero.io/v2alpha1"
 

@@ -6,9 +6,10 @@ from unittest.mock import AsyncMock
 
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
-from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.backup import back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
+from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Reachability, Report, StallLimits, Watchdog

@@ -10,8 +10,6 @@ from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Response, Transport
 from tests.exposer.support.world import World
 
-__all__ = ["CUTS", "Cut", "cut_short", "interruptions"]
-
 
 async def cut_short(work: Awaitable[Any]) -> bool:
     """Run `work` and return whether a `Cut` interrupted it."""

@@ -11,16 +11,6 @@ from exposer.template import AgentTemplate
 from tests.support.golden import recorded
 from tests.support.objects import JsonDict
 
-__all__ = [
-    "POD_SETTINGS",
-    "daemonset",
-    "expose_settings",
-    "pod_volume_request",
-    "restore_request",
-    "snapshot_request",
-    "template",
-]
-
 _CREDENTIALS = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "AWS_SHARED_CREDENTIALS_FILE",

@@ -8,20 +8,6 @@ from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import no_guard
 from tests.support.objects import JsonDict
 
-__all__ = [
-    "BYSTANDERS",
-    "assert_clean",
-    "assert_handed_over",
-    "bind_target_elsewhere",
-    "claim",
-    "clean_up",
-    "drop_volume",
-    "expose",
-    "rebind",
-    "remove_target",
-    "volume",
-]
-
 BYSTANDERS = {"PersistentVolumeClaim app3/bystander"}
 TARGET = "PersistentVolumeClaim app3/data"
 

@@ -17,8 +17,6 @@ from tests.exposer.support.world import World
 from tests.support.objects import JsonDict
 from tests.support.versions import built
 
-__all__ = ["HANDLE", "SOURCE_CONTENT", "BackupScene", "RestoreScene"]
-
 HANDLE: Final = "be3289d2"
 SOURCE_CONTENT: Final = "snapcontent-f925c1b6"
 _BOUND: Final = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"

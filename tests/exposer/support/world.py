@@ -24,8 +24,6 @@ from exposer.pod_status import CauseFinder
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
-__all__ = ["ALL", "World", "no_guard"]
-
 ALL: Final = (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 _KUBELET: Final = "test/kubelet"
 _PROTECTION: Final = "kubernetes.io/pvc-protection"

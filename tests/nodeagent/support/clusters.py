@@ -9,8 +9,6 @@ from nodeagent.leader.context import Cluster
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.status import EventLog, StatusWriter
 
-__all__ = ["build_cluster"]
-
 
 def build_cluster(
     client: KubeClient,

@@ -33,7 +33,7 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
     RESTORE_IN_PLACE,
 )
-from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause
+from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.keys import LoadConcurrency, NodeRule
@@ -42,7 +42,6 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
-from nodeagent.transfers.waiting import RetryRules
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.transfers import (
     NAMESPACE,

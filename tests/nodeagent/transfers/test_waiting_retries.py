@@ -10,12 +10,11 @@ import pytest
 
 from core.contract import CANCELED_ENDING
 from core.models.names import ATTEMPT_LABEL
-from core.models.phases import Attempts, Interruption, InterruptionCause
+from core.models.phases import Attempts, Interruption, InterruptionCause, RetryRules
 from nodeagent.transfers.mover_pod import trim_pod
 from nodeagent.transfers.waiting import (
     FENCE_SECONDS,
     Ending,
-    RetryRules,
     backoff_seconds,
     explain_deadline,
     fence_refusal,

@@ -11,9 +11,8 @@ import pytest
 from core.kube.resources import BACKUPS, DATA_UPLOADS, NODES, PODS
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, DATA_MOVER_FINALIZER, NODE_LABEL
-from core.models.phases import AttemptStage, InterruptionCause
+from core.models.phases import AttemptStage, InterruptionCause, RetryRules
 from core.models.transfers import DataDownload, PodVolumeBackup
-from nodeagent.transfers.waiting import RetryRules
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, cluster_node, interrupted, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE, mover_pod
 from tests.support.clock import LoopClock

@@ -5,8 +5,6 @@ import pytest
 from nodeagent.leader.repositories.init_pod import init_resources
 from tests.support.objects import JsonDict
 
-__all__: list[str] = []
-
 
 @pytest.mark.parametrize(
     ("movers", "requests"),
