@@ -3,7 +3,7 @@
 `nodeagent.node.lifecycle` decides on a move, `nodeagent.transfers.status` writes it.
 
 They are kept in the annotation `nodeagent.io/attempts` of the custom resource, which stays InProgress. Without it the
-transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.waiting`.
+transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
 
 Pure. The leader admits transfers in this order; `nodeagent status` shows it.
 """

@@ -28,8 +28,8 @@ from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutag
 from core.models.backups import SavedSize, Shrinkage, find_full
 from core.models.names import BLOCK_DATA_MOVER
 from core.models.transfer_settings import Compression, Exclusions
-from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
+from datamover.data_path.checkpoints import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.one_open_runs import open_run
 from datamover.data_path.run import DataPath

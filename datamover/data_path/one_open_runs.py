@@ -14,7 +14,7 @@ from typing import Final
 from core.contract import MoverMethod
 from core.models.base import JsonDict
 from core.models.names import CHANGES_TAG
-from datamover.data_path.attempts import Inheritance, build_inheritance, sort_checkpoints
+from datamover.data_path.checkpoints import Inheritance, build_inheritance, sort_checkpoints
 from datamover.data_path.parents import (
     BlockChoice,
     CheckpointChoice,

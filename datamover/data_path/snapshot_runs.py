@@ -19,7 +19,7 @@ from core.errors import KopiaError
 from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
 from core.models.transfer_settings import Compression, Exclusions
 from core.models.units import format_duration
-from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit
+from datamover.data_path.checkpoints import BackupAttempt, Inheritance, inherit
 from datamover.data_path.parents import BlockChanges
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import STAGE_PATTERN

@@ -30,7 +30,7 @@ from core.mover_specs import (
     VerifySnapshots,
 )
 from core.redact import Redactor
-from datamover.data_path.in_place_plan import RestorePlanner
+from datamover.data_path.in_place_preview import RestorePlanner
 from datamover.data_path.run import DataPath
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.progress import Direction, Meter

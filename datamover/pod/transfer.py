@@ -36,8 +36,8 @@ from core.models.transfers import Transfer
 from core.models.units import format_duration
 from datamover.arguments import PodOptions
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
-from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import back_up
+from datamover.data_path.checkpoints import BackupAttempt
 from datamover.data_path.finished import has_done_file, write_done_file
 from datamover.data_path.restore import (
     RestoreParameters,

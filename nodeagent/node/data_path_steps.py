@@ -2,7 +2,7 @@
 
 Knows when the data path may start, what follows from the end of a mover, what is written of an interruption, and what
 must be gone before the next attempt may begin: the leader lets it, between two of these steps. Does not know which
-ends may be retried (`nodeagent.transfers.waiting`), how a mover pod is created (`nodeagent.node.expose_steps`), or what
+ends may be retried (`nodeagent.transfers.retries`), how a mover pod is created (`nodeagent.node.expose_steps`), or what
 is deleted afterward (`nodeagent.transfers.status`).
 """
 

@@ -43,8 +43,8 @@ from nodeagent.transfers.mover_pod import (
     rejection_reason,
     was_killed,
 )
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, cancel_cause
-from nodeagent.transfers.waiting import PendingRecords
 
 
 def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], UncheckedObject | None]) -> Guard:

@@ -22,7 +22,7 @@ from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state, read_loss
 from nodeagent.transfers.outcome import Outcome, read_outcome
-from nodeagent.transfers.waiting import (
+from nodeagent.transfers.retries import (
     Ending,
     backoff_seconds,
     explain_deadline,

@@ -52,8 +52,8 @@ from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import CleanUp, EventLog, StatusWriter
-from nodeagent.transfers.waiting import PendingRecords
 
 _log = logging.getLogger(__name__)
 

@@ -47,8 +47,8 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.outcome import Outcome
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, EventLog, StatusWriter, record_end
-from nodeagent.transfers.waiting import PendingRecords
 
 _log = logging.getLogger(__name__)
 

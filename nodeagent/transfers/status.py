@@ -47,7 +47,7 @@ from exposer.model import Pending
 from nodeagent.metrics import TRANSFERS_FINISHED, VELERO_ENDS, Metrics
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.kinds.base import Adapter
-from nodeagent.transfers.waiting import Ending, PendingRecords, backoff_seconds, fence_seconds
+from nodeagent.transfers.retries import Ending, PendingRecords, backoff_seconds, fence_seconds
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "client/backups/files.py": "tests/client/cli/test_backup_files.py",
     "client/verifications/read_back.py": "tests/client/verifications/test_verify.py",
-    "datamover/data_path/in_place_plan.py": "tests/datamover/flows/test_in_place_plan.py",
+    "datamover/data_path/in_place_preview.py": "tests/datamover/flows/test_in_place_preview.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/flags.py": "tests/datamover/test_arguments.py",
     "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository.py",

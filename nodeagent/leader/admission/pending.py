@@ -31,7 +31,7 @@ from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admission
-from nodeagent.transfers.waiting import PendingRecord, PendingReport, decide_report, mark_reported
+from nodeagent.transfers.retries import PendingRecord, PendingReport, decide_report, mark_reported
 
 _log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
+from nodeagent.transfers.retries import Ending, explain_deadline, fence_refusal, find_interruption, refusal
 from nodeagent.transfers.status import (
     Change,
     announce_next,
@@ -37,7 +38,6 @@ from nodeagent.transfers.status import (
     read_owner_refusal,
     record_end,
 )
-from nodeagent.transfers.waiting import Ending, explain_deadline, fence_refusal, find_interruption, refusal
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from nodeagent.leader.recovery.absent_agents import AbsentAgents, NodeHealth, no
 from nodeagent.runtime.workqueue import Faults, Requeue, Timers, WorkQueue
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, CleanUp
-from nodeagent.transfers.waiting import PendingRecords
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from datamover.data_path.attempts import Inheritance
 from datamover.data_path.backup import count_incremental
+from datamover.data_path.checkpoints import Inheritance
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, list_source

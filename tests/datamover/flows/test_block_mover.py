@@ -16,8 +16,8 @@ from msgspec import UNSET
 from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import DataPathError, KopiaError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import back_up
+from datamover.data_path.checkpoints import BackupAttempt
 from datamover.data_path.compare import compare_volume
 from datamover.data_path.parents import BlockChanges
 from datamover.data_path.snapshot_runs import BackupParameters

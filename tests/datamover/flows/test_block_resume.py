@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from core.contract import VolumeMode
 from core.errors import CanceledError, KopiaCrashError
-from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import back_up
+from datamover.data_path.checkpoints import BackupAttempt
 from datamover.data_path.parents import BlockChanges, checkpoint_path
 from datamover.data_path.restore import restore
 from datamover.data_path.snapshot_runs import BackupParameters

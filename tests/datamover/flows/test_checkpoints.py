@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from core.errors import CanceledError, KopiaError
-from datamover.data_path.attempts import inherit
+from datamover.data_path.checkpoints import inherit
 from datamover.kopia.repository import Repository
 from tests.datamover.support.checkpoints import Drain, kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import back_up_volume, backup_data_path

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from core.contract import BackupResult, MoverMethod
 from core.errors import RepositoryError
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
-from datamover.data_path.attempts import BackupAttempt
+from datamover.data_path.checkpoints import BackupAttempt
 from datamover.kopia.policy import SourcePolicy, ensure_policy
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage

@@ -13,8 +13,8 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import KopiaError
-from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import back_up
+from datamover.data_path.checkpoints import BackupAttempt
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kinds import AUTO_PARENT

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from exposer.model import Pending
-from nodeagent.transfers.waiting import (
+from nodeagent.transfers.retries import (
     PendingRecord,
     PendingRecords,
     PendingReport,

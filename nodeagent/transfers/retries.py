@@ -1,4 +1,4 @@
-"""The rules for a transfer that waits: why it is pending, when it is checked again, whether it gets another attempt.
+"""The rules for a transfer that waits: whether it gets another attempt, when it is checked again, why it is pending.
 
 Pure. Each rule takes what is known about one pending transfer and returns it as it is afterward.
 `PendingRecords` applies the rules to the transfers of one agent, by uid. It holds nothing that the

@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 
 from core.models.transfer_settings import Exclusions, InPlace, InPlacePlan
-from datamover.data_path.in_place_plan import RestorePlanner
+from datamover.data_path.in_place_preview import RestorePlanner
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
 from tests.datamover.flows.test_in_place import RULES, Held, add, change, restore_in_place, snapshot

@@ -12,7 +12,7 @@ from core.contract import CANCELED_ENDING
 from core.models.names import ATTEMPT_LABEL
 from core.models.phases import Attempts, Interruption, InterruptionCause, RetryRules
 from nodeagent.transfers.mover_pod import trim_pod
-from nodeagent.transfers.waiting import (
+from nodeagent.transfers.retries import (
     FENCE_SECONDS,
     Ending,
     backoff_seconds,

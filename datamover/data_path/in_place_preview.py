@@ -1,4 +1,4 @@
-"""The plan of a restore into a volume with data: what it would write, set and delete. Nothing is written.
+"""The preview of a restore into a volume with data: what it would write, set and delete. Nothing is written.
 
 The volume is compared as by the restore itself (`datamover.data_path.in_place_compare`). It is one that nothing else
 uses, made from a snapshot of the volume to restore into.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from core.errors import FencedError, KopiaError
-from datamover.data_path.attempts import BackupAttempt, choose_checkpoints, inherit, remove_overtaken
+from datamover.data_path.checkpoints import BackupAttempt, choose_checkpoints, inherit, remove_overtaken
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Checkpoint
 
