@@ -1,7 +1,7 @@
 """The policy of a source in the repository: Velero's, which is set before its first backup, and what it leaves out.
 
-By kopia's own commands, exclusions are in it while a backup runs. A pattern that no path can have says what they changed,
-so that the next backup takes back what one left that was killed.
+With kopia's own commands, exclusions are in it while a backup runs. A pattern that no path can have says what they
+changed, so that the next backup takes back what one left that was killed.
 
 Source: kopia 0.23.1, cli/command_policy_set.go, snapshot/upload/upload.go (effectiveParallelFileReads),
 snapshot/policy/files_policy.go, fs/ignorefs/ignorefs.go; tests/recordings/velero-1.18.2/kopia-policies.json.
