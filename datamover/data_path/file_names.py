@@ -90,8 +90,8 @@ class NameReport:
     `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read. Those that
     exclusions leave out are counted in `excluded` alone, which is None without exclusions; `uncounted` is how many
     directories are counted there without what is in them. kopia changes `mangled` names, and `collisions` of them
-    become the same as another one; it does not keep `far_times`, leaves out what is in `left_out`, and takes
-    `placeholders` for something else.
+    become the same as another one; what it keeps of `too_long`, mangled or not, cannot be restored. It does not keep
+    `far_times`, leaves out what is in `left_out`, and takes `placeholders` for something else.
     """
 
     entries: int = 0

@@ -234,7 +234,7 @@ class BucketSize(NamedTuple):
 class Maintenance:
     """Runs kopia's maintenance in one repository, and reads what it recorded there.
 
-    Each method raises a KopiaError if kopia fails, or if its output has another form.
+    Each method but `run` raises a KopiaError if kopia fails, or if its output has another form.
     """
 
     def __init__(self, repository: Repository, watchdog: Watchdog) -> None:
