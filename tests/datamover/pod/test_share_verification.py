@@ -1,6 +1,7 @@
 """Shares of a repository are read with a real kopia: what is damaged names its snapshots, and nothing else does."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +19,9 @@ from core.models.verification import (
     VerifiedSnapshot,
 )
 from core.mover_specs import VerifySnapshots
-from datamover.kopia.location_files import read_elements
+from datamover.kopia.references import ListedSnapshot
 from datamover.pod import snapshot_verification
+from datamover.pod.snapshot_report import list_stored
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
@@ -128,11 +130,11 @@ async def test_a_snapshot_that_is_missing_is_found_unless_its_backup_is_gone_too
 async def test_a_snapshot_that_is_deleted_meanwhile_is_not_damaged(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = "0123456789abcdef0123456789abcdef"
 
-    def read_before(*given: Any) -> list[Any]:
-        found = list(read_elements(*given))
-        return [*found, replace(found[0], id=deleted)]
+    async def list_before(*given: Any) -> Callable[[], list[ListedSnapshot]]:
+        found = list((await list_stored(*given))())
+        return lambda: [*found, replace(found[0], id=deleted)]
 
-    monkeypatch.setattr(snapshot_verification, "read_elements", read_before)
+    monkeypatch.setattr(snapshot_verification, "list_stored", list_before)
     _packs(bed.pod.repository)[0].unlink()
     found = await bed.run(0)
     assert set(found) == {bed.first, bed.second}
