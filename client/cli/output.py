@@ -1,6 +1,6 @@
 """The output of commands for users: tables and sentences for a terminal, JSON and YAML for programs.
 
-rich is imported here alone. All text is printed literally and escaped (`client.text.printable`). Colors appear
+rich is imported here alone. All text is printed literally and escaped (`core.text.printable`). Colors appear
 on terminals only, and never with NO_COLOR.
 """
 

@@ -31,7 +31,7 @@ _BACKLOG: Final = 10
 """From so many waiting copies on, a person is to know: a steady schedule never has one."""
 
 HeldRule = str
-"""Why an expired backup was kept: a value of `client.backups.retention.Rule`."""
+"""Why an expired backup was kept: a value of `client.backups.retention.RetentionRule`."""
 
 
 class HeldBackup(SparseModel, omit_defaults=True):
