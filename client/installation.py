@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from client.text import missing
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
@@ -13,7 +14,6 @@ from core.kube.velero_server import has_velero_server
 from core.models.base import WireModel
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
-from nodeagent.config.schema import missing
 from nodeagent.runtime.settings import Settings, parse_serve
 
 

@@ -24,6 +24,7 @@ from client.repository_view import (
     compute_next,
     read_events,
 )
+from client.text import missing
 from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
@@ -37,7 +38,6 @@ from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
-from nodeagent.config.schema import missing
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import (

@@ -1,15 +1,17 @@
 """Durations, sizes and messages in their short form, for people, and the lines of a log for them."""
 
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
 from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
+from core.kube.errors import NotFoundError
 from core.models.backups import Shrinkage
 from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
-from core.text import format_age, one_line
+from core.text import format_age, hinted, one_line
 
 _KIB: Final = 1024
 
@@ -44,6 +46,11 @@ def format_bytes(size: int) -> str:
             break
         number, unit = number / _KIB, larger
     return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
+    """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
+    return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
 
 
 def format_event(reason: str, message: str) -> str:

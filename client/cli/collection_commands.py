@@ -26,14 +26,13 @@ from client.collections.models import (
 )
 from client.mover_jobs import build_job_tools
 from client.restores.sources import StoredList, list_stored
-from client.text import format_bytes
+from client.text import format_bytes, missing
 from core.clock import SystemClock
 from core.models.base import format_time, parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
 from core.models.phases import Phase
 from core.snapshot_contract import StoredSnapshot
 from core.text import format_age
-from nodeagent.config.schema import missing
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 VOLUMES_ONLY: Final = "the backup has the data of volumes only: no manifests, and no hooks run"

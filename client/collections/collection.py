@@ -27,6 +27,7 @@ from client.collections.models import (
     build_backup,
     build_restore,
 )
+from client.text import missing
 from core.clock import Clock, Deadline
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
@@ -45,7 +46,6 @@ from core.models.names import (
 )
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from nodeagent.config.schema import missing
 
 _SHORTEST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0

@@ -15,6 +15,7 @@ from client.install.options import place_of
 from client.installation import explain_no_agents
 from client.schedules.manifests import build_accounts, build_schedule, is_role_of
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
+from client.text import missing
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -33,7 +34,6 @@ from core.models.names import (
 )
 from core.models.units import format_duration
 from exposer.pods import AgentImage
-from nodeagent.config.schema import missing
 
 _ROLES: Final = (kube.ROLE_BINDINGS, kube.ROLES, kube.CLUSTER_ROLE_BINDINGS, kube.CLUSTER_ROLES)
 _SHARED: Final = frozenset({(kube.CONFIG_MAPS.kind, DELETIONS_CONFIGMAP), (kube.LEASES.kind, DELETIONS_LEASE)})

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from core.kube.errors import NotFoundError
 from core.models.base import JsonDict
-from core.text import ask, close_name, hinted
+from core.text import ask, close_name
 from nodeagent.config.keys import AgentConfig
 from nodeagent.config.value_types import Section
 
@@ -177,11 +176,6 @@ class _Sorter:
             deeper = (path for path, _ in known_paths(self._root))
             close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), None)
         return ask(close)
-
-
-def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
-    """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
-    return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
 
 
 def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:

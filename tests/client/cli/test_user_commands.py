@@ -50,6 +50,14 @@ def test_an_agent_loads_no_command_for_users(use: str) -> None:
 
 
 @pytest.mark.processes
+def test_a_command_without_a_configuration_does_not_load_its_models() -> None:
+    code = "import client.cli.preflight, client.cli.support_bundle, client.cli.version, sys\n"
+    code += "print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.processes
 def test_a_shell_completes_commands() -> None:
     asked = {"_NODEAGENT_COMPLETE": "bash_complete", "COMP_WORDS": "nodeagent repo d", "COMP_CWORD": "2"}
     argv = [sys.executable, "-m", "nodeagent"]
