@@ -71,8 +71,32 @@ func TestDeviceThatShrinksFails(t *testing.T) {
 	defer report.stop()
 
 	err := backUpDevice(context.Background(), b.rep, blockSource, from, strings.NewReader("{}"), report)
-	if err == nil || !strings.Contains(err.Error(), "read the device at 1048576") {
+	if err == nil || !strings.Contains(err.Error(), "read the device at 1048576: the device has become shorter") {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestDeviceThatShrinksIsNoWholeFile(t *testing.T) {
+	b := newBench(t)
+	from, path := b.device(make([]byte, 2*blockSize))
+	must(t, os.Truncate(path, blockSize+1))
+
+	var messages bytes.Buffer
+
+	report := newReport(io.Discard, &messages)
+	decided := strings.NewReader(`{"path": "/", "file": "device", "checkpoint_seconds": 600, "changes_tag": "` + changesTag + `"}`)
+	err := backUp(context.Background(), b.rep, testSource, from, decided, report)
+
+	report.stop()
+
+	if err == nil || !strings.Contains(messages.String(), "read the device at 1048577: the device has become shorter") {
+		t.Errorf("%v, %s", err, &messages)
+	}
+
+	must(t, b.rep.Refresh(context.Background()))
+
+	if left := b.backUp(decision{}).offer.Snapshots; len(left) != 1 || left[0].IncompleteReason == "" {
+		t.Errorf("the repository has %+v", left)
 	}
 }
 

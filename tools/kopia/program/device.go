@@ -18,6 +18,9 @@ const blockSize = 1 << 20
 
 var zeroBlock = make([]byte, blockSize)
 
+// errShort is no end of a file, after which kopia has all of it, and has no text of a storage that closes a connection.
+var errShort = errors.New("the device has become shorter")
+
 // device is an open block device, or a file in its place.
 type device struct {
 	file  *os.File
@@ -72,7 +75,9 @@ func (d *device) read(block int, buffer []byte) error {
 	length := min(blockSize, d.size-start)
 	clear(buffer[length:])
 
-	if _, err := io.ReadFull(io.NewSectionReader(d.file, start, length), buffer[:length]); err != nil {
+	if _, err := d.file.ReadAt(buffer[:length], start); errors.Is(err, io.EOF) {
+		return errors.Wrapf(errShort, "read the device at %v", start)
+	} else if err != nil {
 		return errors.Wrapf(err, "read the device at %v", start)
 	}
 
@@ -98,6 +103,10 @@ func (r *deviceReader) Read(buffer []byte) (int, error) {
 	count, err := io.NewSectionReader(r.device.file, r.at, r.device.size-r.at).Read(buffer)
 	r.device.forget(r.at, int64(count))
 	r.at += int64(count)
+
+	if errors.Is(err, io.EOF) && r.at < r.device.size {
+		err = errors.Wrapf(errShort, "read the device at %v", r.at)
+	}
 
 	return count, err
 }
