@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -229,8 +230,8 @@ func prepare(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sourc
 	return nil
 }
 
-// buildTree returns the policies of the source and of what is below it, with the exclusions in that of the source. Its rules
-// hide inherited ones, so these are among them.
+// buildTree returns the policies of the source and of what is below it, with the exclusions in that of the source: after the
+// other rules, whose exceptions do not concern them.
 func buildTree(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, exclude *exclusions) (*policy.Tree, error) {
 	effective, _, _, err := policy.GetEffectivePolicy(ctx, w, source)
 	if err != nil {
@@ -238,7 +239,7 @@ func buildTree(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sou
 	}
 
 	files := &effective.FilesPolicy
-	files.IgnoreRules = append(exclude.Patterns, files.IgnoreRules...)
+	files.IgnoreRules = slices.Concat(files.IgnoreRules, exclude.Patterns)
 
 	if most := exclude.MaxBytes; most != 0 && (files.MaxFileSize == 0 || most < files.MaxFileSize) {
 		files.MaxFileSize = most
@@ -248,7 +249,8 @@ func buildTree(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sou
 		files.OneFileSystem = policy.NewOptionalBool(true)
 	}
 
-	// It takes the place of the source's own policy, and has a value wherever another one could be inherited.
+	// It has all that the source inherits, if it does.
+	effective.NoParent = true
 	tree, err := policy.TreeForSourceWithOverride(ctx, w, source, effective)
 
 	return tree, errors.Wrap(err, "unable to get policy tree")

@@ -237,6 +237,29 @@ func TestExclusionsAddToThePolicyOfOneBackup(t *testing.T) {
 	}
 }
 
+func TestExceptionsOfOthersDoNotConcernExclusions(t *testing.T) {
+	b := newBench(t)
+	ctx := context.Background()
+	above := &policy.Policy{FilesPolicy: policy.FilesPolicy{IgnoreRules: []string{"one"}}}
+	must(t, repo.WriteSession(ctx, b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		return policy.SetPolicy(ctx, w, policy.GlobalPolicySourceInfo, above)
+	}))
+	must(t, b.rep.Refresh(ctx))
+
+	// It inherits nothing.
+	own := &policy.Policy{NoParent: true}
+	if all := b.backUp(decision{Policy: own}).result.Snapshot; all.RootEntry.DirSummary.TotalFileCount != 2 {
+		t.Errorf("the snapshot is %+v", all)
+	}
+
+	own.FilesPolicy.IgnoreRules = []string{"!two"}
+	excluding := b.backUp(decision{Policy: own, Exclude: exclusions{Patterns: []string{"two"}}}).result.Snapshot
+
+	if b.entry(excluding, "one"); excluding.RootEntry.DirSummary.TotalFileCount != 1 {
+		t.Errorf("the snapshot is %+v", excluding)
+	}
+}
+
 func TestUnchangedFilesAreNotRead(t *testing.T) {
 	b := newBench(t)
 	first := b.backUp(decision{}).result.Snapshot
@@ -341,7 +364,8 @@ func TestKnownFilesAreCountedWhenTheyAreTaken(t *testing.T) {
 
 	defer report.stop()
 
-	root, err := openVolume(b.volume)
+	decided.Path = b.volume
+	root, err := openVolume(&decided, nil)
 	must(t, err)
 
 	volume, _ := watchChanges(b.rep, root, &decided, []*snapshot.Manifest{first, second}, report)
