@@ -46,7 +46,8 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
 
 _COPIED: Final = (
-    "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
+    "the volume is a copy, by its driver or a restore, or was labeled at its mount: files whose size and time are "
+    "unchanged were not read again"
 )
 
 
@@ -153,6 +154,8 @@ class _OneOpenRun:
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
         parameters, offer, rules = self._parameters, self._kopia.offer, self._parameters.rules
+        may_be_copy = not (parameters.in_use or self._device)
+        requested_at = parameters.requested_at if may_be_copy else None
         return {
             "path": "/" if self._device else str(parameters.volume),
             "file": parameters.volume.name,
@@ -172,7 +175,8 @@ class _OneOpenRun:
             "read_all": read_all,
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
-            "may_be_copy": not (parameters.in_use or self._device),
+            "may_be_copy": may_be_copy,
+            "requested_at": requested_at.isoformat() if requested_at else None,
         }
 
 

@@ -9,7 +9,7 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindP
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -54,7 +54,8 @@ class BackupParameters:
     `in_use`: a workload pod may change the volume meanwhile.
     `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
-    `mover`: how kopia is run; a device, and a volume with exclusions, is always backed up as `plain` does it.
+    `mover`: how kopia is run, except by block.
+    `requested_at`: after the state of a volume that is not in use, and before its mount; None: that is not known.
     `by_block`: a device is stored block by block, as by Velero's data mover for them; `changes`: how the storage knows
     it, None: it does not.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
@@ -74,6 +75,7 @@ class BackupParameters:
     exclude: Exclusions = field(default_factory=Exclusions)
     parent: str = AUTO_PARENT
     mover: MoverMethod = MoverMethod.PLAIN
+    requested_at: datetime | None = None
     by_block: bool = False
     changes: BlockChanges | None = None
     stop: GracefulStop | None = None

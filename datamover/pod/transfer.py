@@ -294,6 +294,7 @@ class PodTransfer:
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
             mover=self._options.mover,
+            requested_at=cr.metadata.creation_timestamp,
             by_block=plan.by_block,
             changes=build_changes(context, self._options.tracked, cr.metadata.creation_timestamp),
             exclude=self._options.exclude,

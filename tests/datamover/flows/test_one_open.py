@@ -1,5 +1,6 @@
 """A backup that opens its repository once: the same as one by kopia's own commands, and no change is missed."""
 
+import asyncio
 import os
 import shutil
 from datetime import UTC, datetime
@@ -114,12 +115,28 @@ async def test_a_copied_volume_is_not_read_again(mover_repository: Repository, v
     second = await _back_up(mover_repository, copy)
     assert second.incremental_bytes == 0
     assert second.note == (
-        "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
+        "the volume is a copy, by its driver or a restore, or was labeled at its mount: files whose size and time are "
+        "unchanged were not read again"
     )
 
     _write(copy / "one", "ONE")
     third = await _back_up(mover_repository, copy)
     assert (third.incremental_bytes, third.note) == (len("one"), UNSET)
+
+
+async def test_a_volume_that_is_labeled_at_its_mount_is_not_read_again(
+    mover_repository: Repository, volume: Path
+) -> None:
+    await _back_up(mover_repository, volume)
+    requested_at = datetime.now(UTC)
+    # The kernel's clock for files is behind.
+    await asyncio.sleep(0.05)
+    for path in (volume, *volume.rglob("*")):
+        os.chown(path, os.getuid(), os.getgid())
+
+    second = await _back_up(mover_repository, volume, requested_at=requested_at)
+
+    assert second.incremental_bytes == 0
 
 
 async def test_a_live_volume_is_no_copy(mover_repository: Repository, volume: Path, tmp_path: Path) -> None:

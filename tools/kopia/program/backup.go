@@ -60,6 +60,8 @@ type decision struct {
 	ChangesTag string `json:"changes_tag"`
 	// MayBeCopy: the volume is no live one, so a driver may have copied it.
 	MayBeCopy bool `json:"may_be_copy"`
+	// RequestedAt is a time after the state that such a volume has, and before its mount, if that is known.
+	RequestedAt time.Time `json:"requested_at"`
 }
 
 // exclusions are rules for one backup; without a limit of the size MaxBytes is 0.

@@ -325,6 +325,34 @@ func TestCopiedVolumeIsNotReadAgain(t *testing.T) {
 	}
 }
 
+func TestVolumeThatIsLabeledAtItsMountIsNotReadAgain(t *testing.T) {
+	b := newBench(t)
+	parent := b.backUp(decision{}).result.Snapshot
+
+	for range 2 {
+		decided := after(t, parent)
+		decided.MayBeCopy, decided.RequestedAt = true, time.Now()
+
+		time.Sleep(2 * clockTick)
+
+		// The root has a new file by then, and all has a new ctime.
+		b.write("three", "third")
+
+		for _, name := range []string{"one", "below/two", "below", "three", "."} {
+			must(t, os.Lchown(filepath.Join(b.volume, name), os.Getuid(), os.Getgid()))
+		}
+
+		made := b.backUp(decided)
+		if parent = made.result.Snapshot; made.last.HashedFiles > 1 || !made.result.Copied {
+			t.Errorf("the result is %+v, the progress %+v", made.result, made.last)
+		}
+
+		if until := after(t, parent).Parents[0].Until; !until.Equal(decided.RequestedAt) {
+			t.Errorf("it has the changes until %v, not %v", until, decided.RequestedAt)
+		}
+	}
+}
+
 func TestLiveVolumeIsNoCopy(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)

@@ -26,7 +26,8 @@ import (
 //
 // A driver that copies files into a new volume gives all of them a new ctime. Such a volume is recognized, unless it is a
 // live one: its root was created after the parent's changes, or has changed since without a new time, as has everything
-// else in it. A live volume that was restored is read once.
+// else in it. So is one in which all was changed after its snapshot was taken, as by labels of SELinux or the owner that a
+// kubelet sets. A live volume that was restored is read once.
 
 const (
 	// kopia never stores this bit.
@@ -43,6 +44,7 @@ const (
 type changes struct {
 	parents  []parent
 	copied   []bool
+	most     time.Time
 	roots    []fs.Directory
 	progress upload.Progress
 	newest   atomic.Int64
@@ -63,17 +65,19 @@ type watched struct {
 func watchChanges(
 	rep repo.Repository, root fs.Directory, decided *decision, manifests []*snapshot.Manifest, progress upload.Progress,
 ) (*watched, bool) {
-	c := &changes{parents: decided.Parents, progress: progress}
-	anyCopied := false
+	c := &changes{parents: decided.Parents, most: decided.RequestedAt, progress: progress}
+	anyCopied, path := false, root.LocalFilesystemPath()
+	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
+	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
 
 	for i, one := range decided.Parents {
-		copied := decided.MayBeCopy && isCopy(root.LocalFilesystemPath(), one.Until)
+		copied := relabeled || (mayBeCopy && isCopy(path, one.Until))
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, manifests[i].RootEntry).(fs.Directory)
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		anyCopied = anyCopied || copied
 	}
 
-	if changed, found := changeTime(root.LocalFilesystemPath()); found {
+	if changed, found := changeTime(path); found {
 		c.observe(changed)
 	}
 
@@ -82,12 +86,17 @@ func watchChanges(
 
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
 func (c *changes) until(start time.Time) time.Time {
-	newest, started := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
-	if newest.UnixNano() != 0 && newest.Before(started) {
-		return newest.UTC()
+	newest, until := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
+	if newest.UnixNano() != 0 && newest.Before(until) {
+		until = newest
 	}
 
-	return started.UTC()
+	// What was changed later was not by who writes the volume.
+	if !c.most.IsZero() && c.most.Before(until) {
+		until = c.most
+	}
+
+	return until.UTC()
 }
 
 func (c *changes) observe(changed time.Time) {
@@ -266,6 +275,13 @@ func isCopy(root string, until time.Time) bool {
 	}
 
 	return allChanged(root, until)
+}
+
+// isChanged returns whether the root of a volume, and a sample of what is in it, was last changed after that time.
+func isChanged(root string, since time.Time) bool {
+	changed, found := changeTime(root)
+
+	return found && changed.After(since) && allChanged(root, since)
 }
 
 func toTime(at unix.StatxTimestamp) time.Time {
