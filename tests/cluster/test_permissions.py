@@ -73,11 +73,11 @@ _RARE = {
     ),
     "get snapshotmetadataservices": (
         "only for a backup by block",
-        "tests/exposer/test_csi_snapshot_changes.py::test_a_mover_gets_handles_service_and_token",
+        "tests/exposer/test_csi_snapshot_by_block.py::test_a_mover_gets_handles_service_and_token",
     ),
     "get volumesnapshots in its namespace": (
         "only by the service that a data mover asks for changed blocks, on its behalf",
-        "tests/exposer/test_csi_snapshot_changes.py::test_a_mover_gets_handles_service_and_token",
+        "tests/exposer/test_csi_snapshot_by_block.py::test_a_mover_gets_handles_service_and_token",
     ),
     "create backuprepositories": (
         "only for a transfer that a leader without a repository controller accepted",
