@@ -180,8 +180,9 @@ class InvalidValues:
         """Add the value at `place`, which findings call `path`."""
         if path not in self.found:
             self.found[path] = _explain(error, path)
-            if self.is_fatal(error, place):
-                self.fatal.append(path)
+        # A key and its value may be invalid, which are at one path.
+        if path not in self.fatal and self.is_fatal(error, place):
+            self.fatal.append(path)
 
 
 _Section = TypeVar("_Section", bound=Section)

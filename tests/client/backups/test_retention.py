@@ -217,10 +217,11 @@ def test_the_newest_copy_that_is_not_shrunk_stays_until_somebody_acknowledges_th
         assert [name for name, one in judged.items() if one.holds] == [last.backup]
 
 
-def test_a_shrunk_copy_does_not_justify_that_a_full_one_goes() -> None:
+def test_a_shrunk_or_damaged_copy_does_not_justify_that_a_full_one_goes() -> None:
     copies = [make_copy("a", 5), make_copy("b", 4), make_copy("c", 3, shrunk=True), make_copy("d", 2)]
     uids = {one.backup: one.uid for one in copies}
-    assert find_witnesses(copies[:3]) == {copies[0].series: copies[1]}
+    damaged = make_copy("e", 1, damaged=True)
+    assert find_witnesses([*copies[:3], damaged]) == {copies[0].series: copies[1]}
     every = frozenset(uids.values())
     lost = {uids[name]: "its snapshot is not in default" for name in "bd"}
     judged = _judge(*copies, check=Check(every, every, lost))

@@ -122,6 +122,9 @@ async def test_the_history_is_read_once_and_where_it_may_not_be_the_page_says_wh
         status, text = await site.get("/volumes/app/data")
         assert (status, "The history of backups cannot be read: " in text, "not known" in text) == (200, True, True)
         assert "nightly-20261120" in text
+        sent = len(scene.kube.requests)
+        await site.get("/volumes/app/logs")
+        assert not any("node-agent-history" in one.path for one in scene.kube.requests[sent:])
 
 
 async def test_the_first_line_of_the_overview_says_whether_all_is_protected(scene: StatusScene) -> None:

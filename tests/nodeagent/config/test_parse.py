@@ -96,6 +96,7 @@ _FATAL = [
     ),
     ({"podLabels": ["a"]}, 'podLabels: expected an object, found a list ["a"]'),
     ({"podLabels": {"a": 1}}, "podLabels.a: expected a string"),
+    ({"podLabels": {"": 1}}, 'podLabels[""]: expected a key such as'),
     ({"privilegedFsBackup": "yes"}, 'privilegedFsBackup: expected true or false, found the string "yes"'),
     ({"tolerations": 5}, 'tolerations: expected a list of tolerations, or "inherit", found the number 5'),
     ({"tolerations": [{"key": 5}]}, "tolerations[0].key: expected a string"),

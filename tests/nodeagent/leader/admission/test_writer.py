@@ -33,7 +33,7 @@ def _add_queues(scene: Scene, *, share: int = 1) -> list[str]:
     return [name for round_ in zip_longest(*queues) for name in round_ if name is not None]
 
 
-async def test_every_transferis_accepted_in_order_over_all_passes() -> None:
+async def test_every_transfer_is_accepted_in_order_over_all_passes() -> None:
     scene = open_scene("node-a", "node-b", limit=None)
     names = _add_queues(scene)
     async with scene.dispatching():

@@ -38,16 +38,17 @@ QUEUED = [
     entry("b1", "b", "2026-11-21T11:00:03Z"),
     entry("c1", "c", "2026-11-21T10:00:00Z"),
     entry("c2", "c", "2026-11-21T10:00:00Z"),
+    entry("c0", "c", "2026-11-21T10:00:01Z"),
 ]
 
 
 @pytest.mark.parametrize(
     ("after", "order"),
     [
-        pytest.param("", "a1 b1 c1 a2 c2 a3", id="from the first namespace"),
-        pytest.param("a", "b1 c1 a1 c2 a2 a3", id="behind the one served last"),
-        pytest.param("bb", "c1 a1 b1 c2 a2 a3", id="behind a namespace without transfers"),
-        pytest.param("c", "a1 b1 c1 a2 c2 a3", id="from the first namespace again"),
+        pytest.param("", "a1 b1 c1 a2 c2 a3 c0", id="from the first namespace"),
+        pytest.param("a", "b1 c1 a1 c2 a2 c0 a3", id="behind the one served last"),
+        pytest.param("bb", "c1 a1 b1 c2 a2 c0 a3", id="behind a namespace without transfers"),
+        pytest.param("c", "a1 b1 c1 a2 c2 a3 c0", id="from the first namespace again"),
     ],
 )
 def test_namespaces_alternate_and_the_oldest_transfer_goes_first(after: str, order: str) -> None:
