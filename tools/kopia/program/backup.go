@@ -316,7 +316,7 @@ func formatTime(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) 
 // openVolume returns the directory at the path, which may be a link to it, or one with the device as its only file.
 func openVolume(decided *decision, from *device) (fs.Directory, error) {
 	if from != nil {
-		file := virtualfs.StreamingFileFromReader(decided.File, io.NopCloser(&deviceReader{device: from}))
+		file := virtualfs.StreamingFileFromReader(decided.File, io.NopCloser(newDeviceReader(from)))
 
 		return virtualfs.NewStaticDirectory(decided.Path, []fs.Entry{file}), nil
 	}

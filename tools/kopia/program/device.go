@@ -60,6 +60,9 @@ func openDevice(fd int, size int64, writable bool) (*device, error) {
 		return nil, errors.Errorf("the device has %v bytes, not %v", found, size)
 	}
 
+	// What is read ahead lies across two blocks, is used twice, and stays.
+	_ = unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+
 	opened := &device{file: os.NewFile(uintptr(fd), "device"), size: size}
 	opened.holes.Store(true)
 
@@ -98,11 +101,17 @@ type deviceReader struct {
 	at     int64
 }
 
+func newDeviceReader(from *device) *deviceReader {
+	_ = unix.Fadvise(int(from.file.Fd()), 0, 0, unix.FADV_SEQUENTIAL)
+
+	return &deviceReader{device: from}
+}
+
 // Read implements io.Reader.
 func (r *deviceReader) Read(buffer []byte) (int, error) {
 	count, err := io.NewSectionReader(r.device.file, r.at, r.device.size-r.at).Read(buffer)
-	r.device.forget(r.at, int64(count))
 	r.at += int64(count)
+	r.device.forget(max(0, r.at-blockSize), blockSize)
 
 	if errors.Is(err, io.EOF) && r.at < r.device.size {
 		err = errors.Wrapf(errShort, "read the device at %v", r.at)
