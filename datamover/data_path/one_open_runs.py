@@ -176,7 +176,8 @@ class _OneOpenRun:
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
             "may_be_copy": may_be_copy,
-            "requested_at": requested_at.isoformat() if requested_at else None,
+            # The API server has cut off the fraction of a second.
+            "requested_at": (requested_at + timedelta(seconds=1)).isoformat() if requested_at else None,
         }
 
 

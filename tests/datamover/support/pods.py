@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,6 +17,7 @@ from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.transport import Retry
+from core.models.base import format_time
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
     NODE_LABEL,
@@ -144,7 +145,14 @@ class MoverPod:
             {
                 "apiVersion": f"velero.io/{version}",
                 "kind": kind,
-                "metadata": _meta(TRANSFER, labels=labels, ownerReferences=[owner], annotations=annotations),
+                "metadata": _meta(
+                    TRANSFER,
+                    labels=labels,
+                    ownerReferences=[owner],
+                    annotations=annotations,
+                    # Not by the clock of the fake: it is compared with times of files.
+                    creationTimestamp=format_time(datetime.now(UTC)),
+                ),
                 "spec": {**_SPECS[kind], **spec},
                 "status": {"phase": phase},
             }
