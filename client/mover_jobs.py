@@ -26,9 +26,10 @@ from core.models.names import MAINTENANCE_CONTAINER
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
+from exposer.causes import CauseFinder
 from exposer.model import Owner
 from exposer.pod_manifest import MoverVolume
-from exposer.pod_status import CauseFinder, PodEnd, explain_exit, parse_pod_end
+from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
 from exposer.pods import MaintenanceRun, build_command_job
 from exposer.settings import StorageAccess
 from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template

@@ -18,7 +18,8 @@ from core.kube.types import Manifest, ObjectT, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.units import format_duration
-from exposer.pod_status import CauseFinder, explain_exit, parse_pod_end
+from exposer.causes import CauseFinder
+from exposer.pod_status import explain_exit, parse_pod_end
 
 _POLL_SECONDS: Final = 1.0
 _CLEANUP_TIMEOUT: Final = timedelta(minutes=3)

@@ -22,6 +22,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
+from exposer.causes import CauseFinder
 from exposer.expose_run import Copies, ExposeRun, read_storage_access
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
@@ -51,7 +52,6 @@ from exposer.ownership import (
     patch_if_there,
     withdraw_mover,
 )
-from exposer.pod_status import CauseFinder
 from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
 from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup, recorded_source

@@ -33,6 +33,7 @@ from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, P
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
+from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, Copies, ExposeRun, read_storage_access
 from exposer.in_place import check_existing, check_unused, ensure_taken, give_back, is_released, is_taken_by
 from exposer.manifests import (
@@ -60,7 +61,6 @@ from exposer.ownership import (
     withdraw_mover,
 )
 from exposer.pod_manifest import Placement
-from exposer.pod_status import CauseFinder
 from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, binds_late, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers

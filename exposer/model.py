@@ -6,17 +6,23 @@ Does no I/O; the exposers are `exposer.csi_snapshot`, `exposer.generic_restore` 
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from core.contract import MoverVerb
 from core.errors import AgentError, ExposeError
 from core.kube.resources import Resource, Selection
-from core.kube.types import Manifest, ObjectT, Pod, PodToleration
+from core.kube.types import Manifest, NodeRequirement, ObjectT, Pod, PodToleration
 from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfer_settings import InPlace
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
+
+LINUX: Final = "linux"
+WINDOWS: Final = "windows"
+
+NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
+"""What each pod of ours requires of its node."""
 
 
 class NotOwnerError(AgentError):

@@ -26,7 +26,6 @@ from core.kube.types import (
     Manifest,
     NodeRequirement,
     NodeSelectorTerm,
-    Pod,
     PodToleration,
     Volume,
     VolumeDevice,
@@ -36,7 +35,7 @@ from core.kube.types import (
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
-from exposer.model import Owner
+from exposer.model import LINUX, NOT_WINDOWS, Owner
 from exposer.settings import Alternatives, ExposeSettings, MoverOptions, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 from exposer.workload import EVENTS_VOLUME
@@ -66,11 +65,6 @@ _CREDENTIALS_VOLUME: Final = "cloud-credentials"
 
 Source: Velero v1.18, pkg/install/daemonset.go.
 """
-
-LINUX: Final = "linux"
-WINDOWS: Final = "windows"
-
-_NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,7 @@ def _build_term(
     placement: Placement, topology: NodeSelectorTerm, rule: tuple[NodeRequirement, ...]
 ) -> NodeSelectorTerm:
     # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
-    expressions = [*(topology.get("matchExpressions") or []), *rule, _NOT_WINDOWS]
+    expressions = [*(topology.get("matchExpressions") or []), *rule, NOT_WINDOWS]
     fields: list[NodeRequirement] = list(topology.get("matchFields") or [])
     if placement.node:
         fields.append(_requirement("metadata.name", "In", placement.node))
@@ -117,25 +111,6 @@ def _build_term(
 
 def _requirement(key: str, operator: str, value: str) -> NodeRequirement:
     return {"key": key, "operator": operator, "values": [value]}
-
-
-def describe_nodes(pod: Pod) -> str | None:
-    """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; None: any Linux node."""
-    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = []
-    for term in required.get("nodeSelectorTerms") or []:
-        requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
-        # Every pod of ours excludes Windows nodes.
-        terms.append(", ".join(_describe(one) for one in requirements if one != _NOT_WINDOWS))
-    return "; or ".join(filter(None, terms)) or None
-
-
-def _describe(requirement: NodeRequirement) -> str:
-    values = "|".join(requirement.get("values") or [])
-    forms = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
-    operator = requirement["operator"]
-    return f"{requirement['key']}{forms.get(operator, f' {operator} {values}')}"
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
+from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, ExposeRun, read_storage_access
 from exposer.in_place import find_users
 from exposer.manifests import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import belongs, delete_claim, delete_owned, withdraw_mover
-from exposer.pod_status import CauseFinder
 from exposer.pods import build_pod_volume_pod
 from exposer.settings import read_exclusions
 from exposer.workload import (

@@ -49,9 +49,9 @@ from exposer.manifests import (
     parse_source_annotation,
     volume_mode,
 )
-from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.model import WINDOWS, Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_by_velero, delete_object, patch_if_there
-from exposer.pod_manifest import WINDOWS, Placement
+from exposer.pod_manifest import Placement
 from exposer.template import AgentTemplate
 
 

@@ -23,12 +23,7 @@ from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
-
-LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""The kubelet, or the container runtime, restarted and did not find the container.
-
-Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
-"""
+from exposer.pod_status import LOST_CONTAINER
 
 _RESTORE_WAIT: Final = "restore-wait"
 """The init container that holds a restored pod until its data is restored.

@@ -26,9 +26,9 @@ from core.kube.transport import Retry
 from core.landlock import landlock_abi
 from core.models.base import JsonDict
 from core.version import VERSION
+from exposer.causes import CauseFinder
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
-from exposer.pod_status import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigSources, LiveConfig

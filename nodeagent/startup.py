@@ -13,7 +13,7 @@ from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.models.units import parse_duration
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.current import LiveConfig

@@ -21,7 +21,8 @@ from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_rele
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from core.text import some_of
-from exposer.pod_status import CauseFinder, is_ready
+from exposer.causes import CauseFinder
+from exposer.pod_status import is_ready
 from nodeagent.config.parse import parse_config_map
 from nodeagent.config.repositories import parse_maintenance, parse_settings_of
 from nodeagent.config.schema import ConfigFinding

@@ -33,6 +33,7 @@ from core.models.names import (
 )
 from core.models.transfers import Transfer
 from exposer.pod_status import (
+    LOST_CONTAINER,
     PodEnd,
     attempt_of,
     explain_exit,
@@ -43,7 +44,6 @@ from exposer.pod_status import (
     parse_pod_end,
     signal_of,
 )
-from exposer.workload import LOST_CONTAINER
 
 _log = logging.getLogger(__name__)
 

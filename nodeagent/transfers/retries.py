@@ -20,8 +20,7 @@ from core.models.names import ATTEMPT_LABEL
 from core.models.phases import Attempts, InterruptionCause, RetryRules
 from core.models.units import format_duration
 from exposer.model import Pending
-from exposer.pod_status import PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
-from exposer.workload import LOST_CONTAINER
+from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
 from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers.mover_pod import explain_loss, rejection_reason
 

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from exposer.pod_manifest import Placement, build_node_affinity, describe_nodes
-from exposer.pod_status import diagnose_pod
+from exposer.pod_manifest import Placement, build_node_affinity
+from exposer.pod_status import describe_nodes, diagnose_pod
 from exposer.settings import Alternatives, PlacementRule, PlacementRules
 from tests.support.objects import JsonDict
 

@@ -16,12 +16,12 @@ from core.kube.resources import (
 )
 from core.models.base import JsonDict
 from core.models.names import RECLAIM_POLICY_ANNOTATION
+from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.in_place import check_existing, ensure_taken
 from exposer.manifests import build_restore_claim
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
-from exposer.pod_status import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from tests.exposer.support.world import no_guard

@@ -13,10 +13,10 @@ from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.velero_server import VeleroServerCheck
+from exposer.causes import CauseFinder
 from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
 from exposer.pod_manifest import Placement
-from exposer.pod_status import CauseFinder
 from exposer.pods import (
     build_backup_pod,
     build_init_pod,

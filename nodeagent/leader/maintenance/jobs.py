@@ -44,9 +44,9 @@ from core.models.units import parse_count
 from core.mover_specs import MaintainRepository, VerifySnapshots
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
+from exposer.causes import CauseFinder
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
-from exposer.pod_status import CauseFinder
 from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
 from exposer.settings import ExposeSettings, StorageAccess
 from nodeagent.config.repositories import MaintenanceSettings

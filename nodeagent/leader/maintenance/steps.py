@@ -15,7 +15,7 @@ from core.kube.velero_server import ServerAbsence
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, RepositoryKey
 from core.redact import redact
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan

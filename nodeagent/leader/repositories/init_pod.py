@@ -19,9 +19,10 @@ from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, BackupStorageLocation, BlockHash, repository_labels
 from core.models.units import parse_quantity
+from exposer.causes import CauseFinder
 from exposer.model import Owner, Pending
 from exposer.ownership import belongs, create_pod
-from exposer.pod_status import CauseFinder, PodEnd, diagnose_pod, parse_pod_end
+from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings, StorageAccess
 from exposer.workload import ONTO_ANY_NODE

@@ -29,6 +29,7 @@ from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import (
+    WINDOWS,
     Exposed,
     Guard,
     KeptVolume,
@@ -38,7 +39,6 @@ from exposer.model import (
     RestoreRequest,
     SnapshotRequest,
 )
-from exposer.pod_manifest import WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,

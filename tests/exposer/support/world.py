@@ -19,8 +19,8 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Retry, Transport
+from exposer.causes import CauseFinder
 from exposer.model import Exposed, Pending
-from exposer.pod_status import CauseFinder
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Retry
 from core.models.transfer_settings import BandwidthLimits
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds

@@ -35,7 +35,7 @@ from core.models.names import (
     RECLAIM_POLICY_ANNOTATION,
 )
 from core.models.phases import RetryRules, Uptime
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds

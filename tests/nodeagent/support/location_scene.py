@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.velero_server import VeleroServerCheck
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.init_pod import InitPods

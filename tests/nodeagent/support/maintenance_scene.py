@@ -13,7 +13,7 @@ from core.kube.transport import Retry, Transport
 from core.models.base import format_time
 from core.models.storage import RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.repositories import MaintenanceSettings

@@ -15,7 +15,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
 from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from core.models.storage import BlockHash
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.repositories import RepositoryConfig

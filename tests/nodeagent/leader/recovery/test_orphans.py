@@ -11,8 +11,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.transport import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from exposer.causes import CauseFinder
 from exposer.model import Pending
-from exposer.pod_status import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds

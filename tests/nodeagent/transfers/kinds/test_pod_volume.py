@@ -12,7 +12,7 @@ from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
 from core.models.reasons import FailureReason, PendingReason
-from exposer.pod_status import CauseFinder
+from exposer.causes import CauseFinder
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate

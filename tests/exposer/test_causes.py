@@ -7,9 +7,9 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Retry
+from exposer.causes import CauseFinder
 from exposer.model import Exposed, NoDeviceError, Pending
 from exposer.ownership import is_refused
-from exposer.pod_status import CauseFinder
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from core.models.base import format_time
+from exposer.causes import find_pod_cause, find_pvc_cause
 from exposer.model import Pending
-from exposer.pod_status import find_pod_cause, find_pvc_cause
 from tests.support.clock import NOON
 from tests.support.objects import JsonDict
 
