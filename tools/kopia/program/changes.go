@@ -91,7 +91,7 @@ func (c *changes) until(start time.Time) time.Time {
 		until = newest
 	}
 
-	// What was changed later was not by who writes the volume.
+	// Later changes are not the workload's, but of the mount.
 	if !c.most.IsZero() && c.most.Before(until) {
 		until = c.most
 	}

@@ -110,8 +110,13 @@ func newDeviceReader(from *device) *deviceReader {
 // Read implements io.Reader.
 func (r *deviceReader) Read(buffer []byte) (int, error) {
 	count, err := io.NewSectionReader(r.device.file, r.at, r.device.size-r.at).Read(buffer)
+	read := r.at / blockSize
 	r.at += int64(count)
-	r.device.forget(max(0, r.at-blockSize), blockSize)
+
+	// kopia reads a block in many pieces.
+	if whole := r.at / blockSize; whole > read {
+		r.device.forget(read*blockSize, (whole-read)*blockSize)
+	}
 
 	if errors.Is(err, io.EOF) && r.at < r.device.size {
 		err = errors.Wrapf(errShort, "read the device at %v", r.at)
