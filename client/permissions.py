@@ -24,7 +24,6 @@ _OWN: Final = Scope.OWN_NAMESPACE
 _ALL: Final = Scope.CLUSTER
 
 _BACKED_UP: Final = (kube.DATA_UPLOADS, kube.POD_VOLUME_BACKUPS)
-_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
 
 _NO_SERVER_CHECK: Final = "--ignore-velero-server is needed"
 _PARTLY: Final = "get and describe show less, with a note"
@@ -124,7 +123,7 @@ VOLUMES_PERMISSIONS: Final = (
 """What `nodeagent volumes` needs; with `-n`, those on PVCs and pods in that namespace suffice."""
 
 STATUS_PERMISSIONS: Final = (
-    *_for_each(_TRANSFERS, _READ, "the transfers", without=_UNKNOWN),
+    *_for_each(kube.TRANSFERS, _READ, "the transfers", without=_UNKNOWN),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, _READ, "the repositories", without=_UNKNOWN),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
     Permission(_OWN, kube.PODS, _READ, "the agents", without=_UNKNOWN),
@@ -143,7 +142,7 @@ STATUS_PERMISSIONS: Final = (
 _LESS: Final = "it shows less, with a note"
 
 DESCRIBE_PERMISSIONS: Final = (
-    *_for_each(_TRANSFERS, ("get", "list"), "the transfer; names for completion"),
+    *_for_each(kube.TRANSFERS, ("get", "list"), "the transfer; names for completion"),
     Permission(_OWN, kube.EVENTS, ("list",), "its Events", without=_LESS),
     Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
     Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
@@ -325,7 +324,7 @@ _REMOVED: Final = "uninstall: what is removed"
 _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 
 UNINSTALL_PERMISSIONS: Final = (
-    *_for_each((*_TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS), ("list",), _KEPT),
+    *_for_each((*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS), ("list",), _KEPT),
     Permission(_OWN, kube.SECRETS, ("get",), _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
     *_for_each(
         (
@@ -346,7 +345,7 @@ UNINSTALL_PERMISSIONS: Final = (
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),
     Permission(_OWN, kube.BACKUPS, ("list",), _OTHERS),
     *_for_each(
-        (kube.DAEMON_SETS, kube.BACKUP_REPOSITORIES, *_TRANSFERS),
+        (kube.DAEMON_SETS, kube.BACKUP_REPOSITORIES, *kube.TRANSFERS),
         ("list",),
         _OTHERS,
         scope=_ALL,
@@ -386,7 +385,7 @@ VOLUME_CHECK_PERMISSIONS: Final = (
         kube.CUSTOM_RESOURCE_DEFINITIONS,
         ("get",),
         "which fields the definitions drop",
-        names=tuple(kind.full_name for kind in _TRANSFERS),
+        names=tuple(kind.full_name for kind in kube.TRANSFERS),
         without="a note",
     ),
 )

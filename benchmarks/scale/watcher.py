@@ -13,25 +13,12 @@ from queue import SimpleQueue
 from typing import Final
 
 from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
-from core.kube.resources import (
-    CONFIG_MAPS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    Resource,
-)
+from core.kube.resources import CONFIG_MAPS, TRANSFERS, Resource
 from tests.testbed.api import Api, Json
 
 READY: Final = "ready"
 """What is printed once nothing is missed from then on."""
 
-_KINDS: Final = (
-    DATA_UPLOADS,
-    DATA_DOWNLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-)
 _WATCH_SECONDS: Final = 7200
 
 
@@ -46,7 +33,7 @@ class _Watcher:
 
     def start(self) -> None:
         """List, then watch from there on."""
-        for resource in (*_KINDS, CONFIG_MAPS):
+        for resource in (*TRANSFERS, CONFIG_MAPS):
             objects, version = self._api.snapshot(resource)
             for obj in objects:
                 self._take(resource, {"type": "ADDED", "object": obj})

@@ -43,8 +43,7 @@ from nodeagent.runtime.preflight import missing_permissions
 
 _DAEMON_SETS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
 
-_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
-_RECORDS: Final = (kube.BACKUP_REPOSITORIES, *_TRANSFERS)
+_RECORDS: Final = (kube.BACKUP_REPOSITORIES, *kube.TRANSFERS)
 """What is deleted with its definition, in all namespaces."""
 
 
@@ -208,7 +207,7 @@ async def _require(client: KubeClient, namespace: str, permissions: Iterable[Per
 
 
 async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
-    return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
+    return {resource: await _list(client, resource, namespace) for resource in kube.TRANSFERS}
 
 
 def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:

@@ -119,6 +119,7 @@ DATA_UPLOADS: Final = Resource("DataUpload", "datauploads", "velero.io", "v2alph
 DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "v2alpha1", form=types.UncheckedObject)
 POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io", form=types.UncheckedObject)
 POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io", form=types.UncheckedObject)
+TRANSFERS: Final = (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)
 BACKUPS: Final = Resource("Backup", "backups", "velero.io", form=types.UncheckedObject)
 SCHEDULES: Final = Resource("Schedule", "schedules", "velero.io", form=types.UncheckedObject)
 BACKUP_REPOSITORIES: Final = Resource(

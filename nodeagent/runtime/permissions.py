@@ -67,12 +67,11 @@ _ALL_BLOCKS: Final = "backups by block read whole devices"
 
 _OWN = Scope.OWN_NAMESPACE
 _ALL = Scope.CLUSTER
-_TRANSFERS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
 
 _AGENT_PERMISSIONS: Final = (
     *(
         Permission(_OWN, kind, ("get", "list", "watch", "patch"), "carry out transfers, report their status")
-        for kind in _TRANSFERS
+        for kind in kube.TRANSFERS
     ),
     Permission(
         _OWN,
@@ -242,7 +241,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.CUSTOM_RESOURCE_DEFINITIONS,
         ("get",),
         "which fields the definitions drop; the hash of new repositories",
-        names=tuple(kind.full_name for kind in _TRANSFERS),
+        names=tuple(kind.full_name for kind in kube.TRANSFERS),
         without="fields that the definitions drop are not reported, and new repositories have kopia's default hash",
     ),
     Permission(
@@ -263,7 +262,10 @@ _AGENT_PERMISSIONS: Final = (
 )
 
 MOVER_PERMISSIONS: Final = (
-    *(Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests") for kind in _TRANSFERS),
+    *(
+        Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests")
+        for kind in kube.TRANSFERS
+    ),
     Permission(
         _OWN,
         kube.BACKUP_REPOSITORIES,

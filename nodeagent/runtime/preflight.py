@@ -34,6 +34,7 @@ from core.kube.resources import (
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
     PODS,
+    TRANSFERS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
@@ -155,14 +156,7 @@ def _build_review(kind: Resource, spec: Manifest) -> Manifest:
 
 _log = logging.getLogger(__name__)
 
-_KINDS: Final = (
-    DATA_UPLOADS,
-    DATA_DOWNLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-)
+_KINDS: Final = (*TRANSFERS, BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS)
 _SNAPSHOT_KINDS: Final = (VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 
 PREFLIGHT_NAME: Final = "preflight"

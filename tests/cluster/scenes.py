@@ -18,13 +18,12 @@ import pytest
 
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     POD_VOLUME_BACKUPS,
     POD_VOLUME_RESTORES,
     STORAGE_CLASSES,
+    TRANSFERS,
     Resource,
 )
 from tests.cluster.bed import Bed
@@ -43,9 +42,7 @@ from tests.testbed.demonstration.timeline import FINAL
 from tests.testbed.processes import BedError, wait_for
 from tests.testbed.storage.objects import DRIVER, TOPOLOGY_KEY
 
-RESOURCES: dict[str, Resource] = {
-    resource.kind: resource for resource in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)
-}
+RESOURCES: dict[str, Resource] = {resource.kind: resource for resource in TRANSFERS}
 RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 """Of the Velero Restore that a test pretends there is."""
 

@@ -9,16 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    SECRETS,
-    Resource,
-)
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS, TRANSFERS, Resource
 from core.models.base import JsonDict
 from tests.datamover.support.pods import MoverPod
 from tests.support.apiserver import ApiServer
@@ -30,8 +21,7 @@ _COMMANDS = {
     "PodVolumeBackup": ("pod-volume", "backup", "--pod-volume-backup"),
     "PodVolumeRestore": ("pod-volume", "restore", "--pod-volume-restore"),
 }
-_TRANSFERS = (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)
-_COPIED = (SECRETS, BACKUP_STORAGE_LOCATIONS, BACKUP_REPOSITORIES, *_TRANSFERS)
+_COPIED = (SECRETS, BACKUP_STORAGE_LOCATIONS, BACKUP_REPOSITORIES, *TRANSFERS)
 _SECONDS = 180
 _DEVICES = ("null", "zero", "random", "urandom")
 

@@ -18,14 +18,11 @@ from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.event_files import write_event
 from core.kube.resources import (
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
     PODS,
+    TRANSFERS,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
@@ -47,7 +44,7 @@ BACKUP_DONE = json.dumps(
     }
 )
 RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
-TRANSFER_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
+TRANSFER_RESOURCES = {r.kind: r for r in TRANSFERS}
 CANCELED = "the data path is canceled"
 _CONTAINER = "mover"
 _REPORT_SECONDS = 1.0
