@@ -1,6 +1,5 @@
 """The command `nodeagent preflight`: a small volume through the installed agents, to a bucket and back."""
 
-import asyncio
 from datetime import timedelta
 from typing import Final
 
@@ -54,7 +53,12 @@ exit codes:
 )
 @output_option
 @cluster_options
-def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
+async def preflight(
+    access: ClusterAccess,
+    form: OutputFormat,
+    timeout: timedelta,  # noqa: ASYNC109 - of all steps
+    **chosen: str,
+) -> None:
     """Check the installed agents by a small volume."""
     choice = CheckChoice(
         storage_class=chosen["storage_class"] or None,
@@ -63,7 +67,7 @@ def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **c
         location=chosen["storage_location"],
         size=_check_size(chosen["size"]),
     )
-    asyncio.run(_run(access, form, choice, timeout))
+    await _run(access, form, choice, timeout)
 
 
 def _check_size(size: str) -> str:

@@ -1,4 +1,4 @@
-"""The parameters of a backup, and the runs of kopia that make its snapshot, each of which opens the repository.
+"""The parameters of a backup, and the runs of kopia that make its snapshot; each run opens the repository.
 
 Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
 what makes a snapshot complete (`datamover.data_path.backup`), nor of runs that open the repository once
@@ -113,9 +113,9 @@ class BackupParameters:
 class RunReport:
     """What the result says about the runs of kopia.
 
-    `changed_bytes`: the parent does not have so many; None: what was read tells. `fell_back`: all was read although
-    there is a parent. `cause`: why, although parent or storage could tell what has changed. `restart_cause`: why a
-    device was read again from its start, although an earlier attempt has saved a checkpoint.
+    `changed_bytes`: how many the parent does not have; None: they follow from what was read. `fell_back`: all was read
+    although there is a parent. `cause`: why, although parent or storage may know what has changed. `restart_cause`: why
+    a device was read again from its start, although an earlier attempt has saved a checkpoint.
     """
 
     note: str | None = None

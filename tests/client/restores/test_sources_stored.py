@@ -25,7 +25,7 @@ class _Listing:
         self.scene = RestoreScene(make_kube=lambda _: self.kube)
 
     def end(self, totals: SnapshotListing, *found: StoredSnapshot, lost: int = 0) -> None:
-        """Let the Job find these, of which the log lacks the first ones that are lost."""
+        """Let the Job find these; the log lacks the first ones, which are lost."""
         begin, *lines = "time=1 level=info msg=begin", *map(STORED_LINE.format, found)
         self.kube.end(0, seal(totals, *lines), begin, *lines[lost:])
 

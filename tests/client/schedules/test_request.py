@@ -83,7 +83,7 @@ async def test_each_copy_has_the_rules_that_keep_it(scene: DeletionScene) -> Non
     assert {name: (one.stays, one.rules) for name, one in found.items()} == {
         "night-0-data": (True, ["newest-copy", "kept-by-schedule"]),
         "night-1-data": (True, ["kept-by-schedule"]),
-        # One was completed within a day: three may go, of which one is by hand.
+        # One was completed within a day: three may go, one by hand.
         "night-2-data": (True, ["limit"]),
         "night-3-data": (True, ["limit"]),
         "night-4-data": (False, []),

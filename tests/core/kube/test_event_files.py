@@ -1,4 +1,4 @@
-"""Events as files in a directory, of which a tenant may have written any."""
+"""Events as files in a directory; a tenant may have written any of them."""
 
 import errno
 import json

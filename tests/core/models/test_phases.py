@@ -80,8 +80,8 @@ def test_the_last_interruptions_are_told_with_their_numbers() -> None:
     assert attempts.describe() == []
     for number in range(12):
         attempts = attempts.interrupt(_interruption(message="" if number else "killed by the kernel"))
-    told = attempts.describe()
-    assert (len(told), told[-1]) == (10, "attempt 12 was interrupted on node node-1: Killed")
+    lines = attempts.describe()
+    assert (len(lines), lines[-1]) == (10, "attempt 12 was interrupted on node node-1: Killed")
     assert Attempts().interrupt(_interruption()).describe() == ["attempt 1 was interrupted on node node-1: killed"]
 
 
