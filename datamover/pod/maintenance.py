@@ -26,7 +26,7 @@ from core.errors import AgentError, ContractError, DataPathError
 from core.kube.client import Selection, select_labels
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import DATA_UPLOADS, JOBS
-from core.kube.types import Job
+from core.kube.types import Job, UncheckedObject
 from core.kube.velero_server import has_velero_server
 from core.kube.watch import watch_one
 from core.models.base import format_time, parse_time
@@ -313,19 +313,27 @@ class _Run:
 
 
 async def _list_unfinished(context: PodContext) -> set[str]:
-    """Return the UIDs of the DataUploads that have no final phase.
+    """Return the UIDs of the DataUploads that have no final phase, or one that cannot be read.
 
     Raises:
         AgentError: not all of them are known.
     """
     found: set[str] = set()
     async for page in context.patient_client.pages(Selection(DATA_UPLOADS, context.namespace)):
-        if page.malformed:
-            raise ContractError(f"a DataUpload in namespace {context.namespace} is malformed")
-        found |= {
-            raw["metadata"]["uid"] for raw in page.items if (raw.get("status") or {}).get("phase") not in FINAL_PHASES
-        }
+        found |= {raw["metadata"]["uid"] for raw in page.items if not _has_ended(raw)}
+        for malformed in page.malformed:
+            meta = malformed.get("metadata")
+            uid = meta.get("uid") if isinstance(meta, dict) else None
+            if not isinstance(uid, str):
+                raise ContractError(f"a DataUpload in namespace {context.namespace} has no UID")
+            found.add(uid)
     return found
+
+
+def _has_ended(raw: UncheckedObject) -> bool:
+    status = raw.get("status")
+    phase = status.get("phase") if isinstance(status, dict) else None
+    return isinstance(phase, str) and phase in FINAL_PHASES
 
 
 def _span_of(job: Job, now: datetime) -> Span:
