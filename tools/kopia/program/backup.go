@@ -194,6 +194,16 @@ func carryOut(
 		return errors.Wrap(err, "unable to apply retention policy")
 	}
 
+	// The flush that stores the snapshot deletes them.
+	abandoned, err := findAbandoned(ctx, w, w.Time())
+	if err != nil {
+		return err
+	}
+
+	if err := deleteIncomplete(ctx, w, abandoned); err != nil {
+		return err
+	}
+
 	if err := w.Flush(ctx); err != nil {
 		return errors.Wrap(err, "flush error")
 	}
@@ -219,14 +229,23 @@ func prepare(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sourc
 		}
 	}
 
-	for _, id := range decided.Delete {
-		if err := w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
-			return errors.Wrapf(err, "delete incomplete snapshot %v", id)
-		}
+	if err := deleteIncomplete(ctx, w, decided.Delete); err != nil {
+		return err
 	}
 
 	if len(decided.Delete) > 0 {
 		return errors.Wrap(w.Flush(ctx), "flush error")
+	}
+
+	return nil
+}
+
+// deleteIncomplete deletes incomplete snapshots; one that is gone is no error.
+func deleteIncomplete(ctx context.Context, w repo.RepositoryWriter, ids []manifest.ID) error {
+	for _, id := range ids {
+		if err := w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
+			return errors.Wrapf(err, "delete incomplete snapshot %v", id)
+		}
 	}
 
 	return nil

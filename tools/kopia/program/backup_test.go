@@ -29,6 +29,7 @@ type bench struct {
 	*testing.T
 
 	rep    repo.Repository
+	config string
 	volume string
 }
 
@@ -56,15 +57,24 @@ func newBench(t *testing.T) *bench {
 	options := repo.ConnectOptions{ClientOptions: repo.ClientOptions{Hostname: "default", Username: "default"}}
 	must(t, repo.Connect(ctx, config, st, "password", &options))
 
-	rep, err := repo.Open(ctx, config, "password", nil)
-	must(t, err)
-	t.Cleanup(func() { must(t, rep.Close(ctx)) })
-
-	b := &bench{t, rep, volume}
+	b := &bench{T: t, config: config, volume: volume}
+	b.reopen(0)
 	b.write("one", "first")
 	b.write("below/two", "second")
 
 	return b
+}
+
+// reopen opens the repository as it is that much later.
+func (b *bench) reopen(later time.Duration) {
+	b.Helper()
+
+	ctx, now := context.Background(), func() time.Time { return time.Now().Add(later) }
+	rep, err := repo.Open(ctx, b.config, "password", &repo.Options{TimeNowFunc: now})
+	must(b.T, err)
+	b.Cleanup(func() { must(b.T, rep.Close(ctx)) })
+
+	b.rep = rep
 }
 
 func must(t *testing.T, err error) {

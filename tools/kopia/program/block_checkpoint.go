@@ -191,10 +191,8 @@ func (c *checkpointer) discard(ctx context.Context) error {
 		c.decided.Replaces = append(c.decided.Replaces, c.saved.ID)
 	}
 
-	for _, id := range c.decided.Replaces {
-		if err := c.writer.w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
-			return errors.Wrapf(err, "delete checkpoint %v", id)
-		}
+	if err := deleteIncomplete(ctx, c.writer.w, c.decided.Replaces); err != nil {
+		return err
 	}
 
 	c.decided.Replaces = nil

@@ -326,3 +326,20 @@ func TestAbandonedCheckpointsAreFound(t *testing.T) {
 		}
 	}
 }
+
+func TestABackupOfFilesDeletesAbandonedCheckpoints(t *testing.T) {
+	b := newBench(t)
+	b.saveSome(make([]byte, 2*blockSize), 2, blockDecision{})
+
+	for _, one := range []struct {
+		age  time.Duration
+		want int
+	}{{abandonedAge - time.Hour, 1}, {abandonedAge + time.Hour, 0}} {
+		b.reopen(one.age)
+		b.backUp(decision{})
+
+		if found := b.saved(); len(found) != one.want {
+			t.Errorf("after %v: %v", one.age, found)
+		}
+	}
+}

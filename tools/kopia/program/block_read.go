@@ -39,6 +39,8 @@ func attachBlockRead(parser *kingpin.Application, action func(work) kingpin.Acti
 		if err != nil {
 			return err
 		}
+		// The data mover syncs it, and may wait for its last user.
+		defer opened.file.Close() //nolint:errcheck // nothing is buffered
 
 		id, err := object.ParseID(*root)
 		if err != nil {
