@@ -6,12 +6,12 @@ Source: Velero v1.18, pkg/nodeagent/node_agent.go and pkg/util/third_party.go.
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
 from core.errors import ContractError
-from core.kube.types import Container, DaemonSet, EnvVar, Manifest, PodSpec, PodToleration, Volume, VolumeMount
+from core.kube.types import Container, DaemonSet, EnvVar, Manifest, Pod, PodSpec, PodToleration, Volume, VolumeMount
 from core.models.names import AGENT_DAEMONSET
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
@@ -81,6 +81,20 @@ class AgentTemplate:
             kubelet_root=str(root),
             host_pods=host_pods,
         )
+
+    def with_image_of(self, agent: Pod) -> Self:
+        """Return the template for movers of the running agent: with its image, and the pull secrets of another one.
+
+        The DaemonSet may have got an image since, which has another program, until the agent's v1 Pod is replaced.
+        """
+        spec = agent["spec"]
+        containers = spec.get("containers") or []
+        image = next((one.get("image") for one in containers if one["name"] == AGENT_DAEMONSET), None)
+        if not image or image == self.image:
+            return self
+        secret = "imagePullSecrets"  # noqa: S105 - the name of a field
+        fields = {key: value for key, value in self.pod_fields.items() if key != secret}
+        return replace(self, image=image, pod_fields=fields | _pick(spec, (secret,)))
 
 
 def _agent_container(daemonset: DaemonSet, spec: PodSpec) -> Container:

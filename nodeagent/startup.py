@@ -5,6 +5,7 @@ DaemonSet (`exposer.template`), nor how an agent is built (`nodeagent.app`).
 """
 
 import logging
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
+from core.kube.errors import KubeError
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -22,7 +24,7 @@ from nodeagent.config.parse import ParsedConfig, read_config
 from nodeagent.config.repositories import MaintenanceConfig, RepositoryConfig
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.api_server import ClockSkew
-from nodeagent.runtime.own_pod import OwnPod
+from nodeagent.runtime.own_pod import OwnPod, find_own_pod
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions
 from nodeagent.runtime.settings import Settings
@@ -112,4 +114,10 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
     await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
     await MaintenanceConfig(client, namespace, settings.maintenance_config_map).check()
     template = await read_template(client, namespace)
+    try:
+        pod = await find_own_pod(client, namespace, node=settings.node_name, hostname=socket.gethostname())
+    except KubeError as e:
+        _log.warning("the agent's pod cannot be read, data movers get the image of the DaemonSet: %s", e)
+        pod = None
+    template = template if pod is None else template.with_image_of(pod)
     return AgentSpec(settings, namespace, parsed, template, await read_cluster(client))

@@ -86,23 +86,27 @@ class OwnPod:
         self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
 
     async def _find(self) -> Pod | None:
-        """Return the pod; read it by this machine's hostname first.
-
-        Pods are listed only if that fails (host network): all agents of a large cluster may start at once.
-        """
         if self._pod is None:
-            named = await self._client.read(PODS, self._namespace, self._hostname)
-            self._pod = named if named is not None and _is_agent(named) else await self._find_on_node()
+            self._pod = await find_own_pod(self._client, self._namespace, node=self._node, hostname=self._hostname)
         return self._pod
 
-    async def _find_on_node(self) -> Pod | None:
-        selection = Selection(
-            PODS, self._namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={self._node}"
-        )
-        pods = await self._client.list(selection)
-        # With host network a pod has the node's hostname: the only agent on the node is this one.
-        alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-        return alive[0] if len(alive) == 1 else None
+
+async def find_own_pod(client: KubeClient, namespace: str, *, node: str, hostname: str) -> Pod | None:
+    """Return the pod of the agent of `node` on the machine `hostname`; None if there is none, or it is not clear which.
+
+    Pods are listed only if none has the hostname (host network): all agents of a large cluster may start at once.
+
+    Raises:
+        KubeError: pods cannot be read.
+    """
+    named = await client.read(PODS, namespace, hostname)
+    if named is not None and _is_agent(named):
+        return named
+    selection = Selection(PODS, namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={node}")
+    pods = await client.list(selection)
+    # With host network a pod has the node's hostname: the only agent on the node is this one.
+    alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return alive[0] if len(alive) == 1 else None
 
 
 def _is_agent(pod: Pod) -> bool:

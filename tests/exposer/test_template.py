@@ -107,3 +107,20 @@ def test_a_daemonset_without_an_image_is_rejected() -> None:
 
     with pytest.raises(ContractError, match="DaemonSet velero/node-agent has no container with an image"):
         AgentTemplate.parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("container", "image", "secret"),
+    [
+        ({"name": "node-agent", "image": "velero/velero:v1.18.2"}, "velero/velero:v1.18.2", "pull"),
+        ({"name": "node-agent", "image": "mover:1"}, "mover:1", "earlier"),
+        ({"name": "sidecar", "image": "mover:1"}, "velero/velero:v1.18.2", "pull"),
+    ],
+    ids=["same", "earlier", "of a sidecar"],
+)
+def test_movers_have_the_image_of_the_running_agent(container: JsonDict, image: str, secret: str) -> None:
+    """And the pull secrets of the same object."""
+    pod: JsonDict = {"spec": {"containers": [container], "imagePullSecrets": [{"name": "earlier"}]}}
+    found = template(imagePullSecrets=[{"name": "pull"}]).with_image_of(pod)
+    assert (found.image, found.pod_fields["imagePullSecrets"]) == (image, [{"name": secret}])
+    assert found.pod_fields["serviceAccountName"] == "velero"

@@ -117,3 +117,30 @@ def test_mover_pods_have_the_account_of_the_flag_and_are_told_which_cluster_they
     spec = AgentSpec(settings, "velero", parse_config("{}"), AgentTemplate("mover:1"), cluster="uid-1")
     assert spec.expose_defaults.pod.service_account == "movers"
     assert spec.expose_defaults.mover.cluster == "uid-1"
+
+
+@pytest.mark.looptime
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize(("status", "image"), [(None, "mover:1"), (403, "mover:2")], ids=["running", "unknown"])
+async def test_movers_have_the_image_of_the_agent_although_its_daemonset_has_another_one(
+    status: int | None, image: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube, labels = FakeKube(), {"role": "node-agent"}
+    containers = [{"name": "node-agent", "image": "mover:2"}]
+    kube.put(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"namespace": "velero", "name": "node-agent"},
+            "spec": {"template": {"metadata": {"labels": labels}, "spec": {"containers": containers}}},
+        }
+    )
+    meta = {"namespace": "velero", "name": "agent-a", "labels": labels}
+    spec = {"nodeName": "node-a", "containers": [{**containers[0], "image": "mover:1"}]}
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    if status is not None:
+        kube.fail_next("GET", "/pods", status)
+    settings = Settings("node-a", mover_service_account="movers")
+    found = await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
+    assert found.template.image == image
+    assert ("the agent's pod cannot be read" in caplog.text) == (status is not None)
