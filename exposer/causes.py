@@ -38,7 +38,8 @@ _PROVISIONING: Final = "Provisioning"
 _FAILED: Final = "ProvisioningFailed"
 
 _NO_DEVICE: Final = re.compile(
-    r"does not support block volume|code = (?:InvalidArgument|Unimplemented) desc = .*(?:block|capabilit)",
+    r"does not support block volume|code = (?:InvalidArgument|Unimplemented) desc = "
+    r".*(?:(?<![\w-])block[ -](?:volume|access|mode|device)|volume ?mode|capabilit)",
     re.IGNORECASE,
 )
 """In the Event of a provisioner whose volumes are file systems only, such as of NFS or CephFS.

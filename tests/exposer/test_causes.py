@@ -138,7 +138,8 @@ NFS_TEXT = (
     "text",
     [
         pytest.param(NFS_TEXT, id="NFS"),
-        pytest.param(NFS_TEXT.replace("InvalidArgument", "Unimplemented"), id="CephFS"),
+        pytest.param("rpc error: code = Unimplemented desc = block volume not supported", id="CephFS"),
+        pytest.param("rpc error: code = InvalidArgument desc = Volume capabilities not supported", id="EFS"),
         pytest.param("local-path does not support block volume provisioning", id="no CSI driver"),
     ],
 )
@@ -157,7 +158,12 @@ async def test_a_class_without_devices_is_named_within_ten_seconds(text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "by_block"), [("rpc error: code = ResourceExhausted desc = no block is free", True), (NFS_TEXT, False)]
+    ("text", "by_block"),
+    [
+        ("rpc error: code = ResourceExhausted desc = no block is free", True),
+        ("rpc error: code = InvalidArgument desc = class ceph-block has no clusterID", True),
+        (NFS_TEXT, False),
+    ],
 )
 async def test_another_refusal_of_a_provisioner_is_waited_for(text: str, *, by_block: bool) -> None:
     scene = Scene()
