@@ -25,7 +25,7 @@ from client.collections.models import (
     Volume,
 )
 from client.mover_jobs import build_job_tools
-from client.restores.sources import StoredList, list_stored
+from client.restores.sources import StoredList, list_location
 from client.text import format_bytes, missing
 from core.clock import SystemClock
 from core.models.base import format_time, parse_time
@@ -307,7 +307,7 @@ async def read_stored(cluster: Connection, printer: Printer, location: str, name
     """Return the snapshots of the volumes of these namespaces, or all in the location, and show what the Job does."""
     with printer.progress(f"listing the snapshots in {location}") as show:
         tools = build_job_tools(cluster, show, printer.note)
-        return await list_stored(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
+        return await list_location(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
 
 
 async def get_stored(

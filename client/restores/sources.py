@@ -38,7 +38,7 @@ class StoredList(WireModel):
     notes: list[str] = field(default_factory=list)
 
 
-async def list_stored(
+async def list_location(
     tools: JobTools,
     location_name: str,
     *,

@@ -49,7 +49,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         shell.asked.append((location, tuple(volume_namespaces)))
         return shell.listed
 
-    monkeypatch.setattr(collection_commands, "list_stored", read)
+    monkeypatch.setattr(collection_commands, "list_location", read)
     for module in (collection_commands, restore):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from client.mover_jobs import JobError, JobTools
-from client.restores.sources import StoredList, list_stored
+from client.restores.sources import StoredList, list_location
 from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot, UnreadRepository
@@ -32,7 +32,7 @@ class _Listing:
     async def run(self, location: str = "default", *namespaces: str) -> StoredList:
         scene = self.scene
         tools = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
-        return await list_stored(tools, location, volume_namespaces=namespaces, timeout=timedelta(minutes=5))
+        return await list_location(tools, location, volume_namespaces=namespaces, timeout=timedelta(minutes=5))
 
 
 async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
