@@ -18,7 +18,7 @@ from core.kube.transport import Retry
 from core.models.names import OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending
-from exposer.ownership import delete_claim, delete_owned
+from exposer.ownership import delete_claim, delete_object, delete_owned
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -92,7 +92,23 @@ async def test_a_slow_deletion_names_the_node_and_is_not_forced(resource: Resour
     assert ("(finalizers: test/held): is in use" in str(results[1])) is (resource == VOLUME_SNAPSHOT_CONTENTS)
     deletions = [request for request in kube.requests if request.method == "DELETE"]
     assert len(deletions) == 1
+    # The wait for another object of the name begins anew.
+    (left,) = kube.objects(resource)
+    assert {each.operation for each in results if each} == {f"deletion of {left['metadata']['uid']}"}
     assert b"gracePeriodSeconds" not in (deletions[0].body or b"")
+
+
+@by_resource
+async def test_an_object_that_was_created_anew_is_neither_deleted_nor_waited_for(resource: Resource) -> None:
+    kube = FakeKube()
+    client = KubeClient(kube, Retry(LoopClock()))
+    seen = kube.put(build(resource, OWNER))
+    await client.delete(resource, "velero", OWNER.name)
+    kube.put(build(resource, OWNER))
+    left = kube.objects(resource)
+    assert await delete_object(client, resource, seen) is None
+    assert kube.objects(resource) == left
+    assert left[0]["metadata"]["uid"] != seen["metadata"]["uid"]
 
 
 @by_resource

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import IncompleteRestoreError
+from core.errors import DataPathError, IncompleteRestoreError
 from core.models.phases import Phase
 from core.models.transfer_settings import InPlace
 from datamover.kopia.repository import Repository
@@ -81,6 +81,22 @@ async def test_what_the_target_does_not_keep_apart_is_missing_and_all_else_is_as
     assert all(f" {name} (" in message for name in named)
     end = PodEnd(failed.value.exit_code, message, "Error")
     assert decide_outcome(end, lambda _: pytest.fail("a result"), cancel_requested=False).phase is Phase.FAILED
+
+
+@pytest.mark.sample("case")
+@pytest.mark.parametrize("rule", ["case", "odd"])
+async def test_nothing_is_deleted_where_a_name_may_stand_for_another_one(
+    mover_repository: Repository, tmp_path: Path, rule: str
+) -> None:
+    (volume := tmp_path / "volume").mkdir()
+    (volume / "f").write_text("f")
+    snapshot_id = await snapshot(mover_repository, volume)
+    with mounted_folding(tmp_path / "target", rule) as target:
+        (target / "extra").write_text("old")
+        text = f"^cannot delete extra files: target {target} does not keep all names as they are$"
+        with pytest.raises(DataPathError, match=text):
+            await restore_volume(mover_repository, snapshot_id, target, in_place=InPlace(delete_extra_files=True))
+        assert [one.name for one in target.iterdir()] == ["extra"]
 
 
 async def test_names_in_another_form_are_reported_and_all_data_is_restored(

@@ -1,6 +1,7 @@
 """The dispatcher: which transfers are admitted, which are pending and why, and which are ended."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,7 @@ from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload
+from nodeagent.leader.admission import admission_pass
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod, open_scene
 
@@ -113,6 +115,17 @@ async def test_a_pending_transfer_uses_no_quota_and_is_reported_once() -> None:
         del scene.kind.answers["du-1"]
         await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=8)
     assert scene.message("du-1") == ""
+
+
+async def test_none_is_admitted_before_one_ahead_of_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_pass, "Pass", partial(admission_pass.Pass, checks_left=4))
+    scene = open_scene("node-a", limit=4)
+    for name in ("a1", "b1", "a2", "b2", "a3"):
+        scene.add(name, queue=name[0])
+    scene.kind.answers.update(a1=pending(), a2=pending())
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == 3)
+    assert scene.accepted == ["a3", "b1", "b2"]
 
 
 async def test_a_transfer_that_can_never_start_fails_with_the_cause_and_is_cleaned_up() -> None:
