@@ -326,6 +326,7 @@ _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 UNINSTALL_PERMISSIONS: Final = (
     *_for_each((*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS), ("list",), _KEPT),
     Permission(_OWN, kube.SECRETS, ("get",), _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+    Permission(_ALL, kube.VOLUME_SNAPSHOT_CONTENTS, ("list",), _KEPT, without="it names no base snapshots"),
     *_for_each(
         (
             kube.DAEMON_SETS,

@@ -27,6 +27,7 @@ from core.models.names import (
     AGENT_DAEMONSET_WINDOWS,
     AGENT_LABELS,
     AGENT_SELECTOR,
+    BASE_SNAPSHOT_LABEL,
     DELETIONS_LEASE,
     DISPATCHER_LEASE,
     HISTORY_CONFIGMAPS,
@@ -37,6 +38,7 @@ from core.models.names import (
 )
 from core.models.phases import FINAL_PHASES, Phase
 from core.text import some_of
+from exposer.leaked_objects import is_in_namespace
 from nodeagent.maintenance.jobs import list_jobs
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
@@ -138,7 +140,7 @@ _PODS_TIMEOUT: Final = timedelta(minutes=2)
 _POLL_SECONDS: Final = 0.5
 
 _SHOWN: Final = 5
-"""Unfinished transfers, or missing permissions, that an error names."""
+"""Unfinished transfers, or missing permissions, that an error names, and base snapshots."""
 
 _OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
 """The pods of our DaemonSet; Velero's pods, such as its own for Windows, go on."""
@@ -280,7 +282,17 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
         kept += [place_of(one) for one in await _list(client, resource, namespace)]
-    return kept
+    return [*kept, *await _find_base_snapshots(client, namespace)]
+
+
+async def _find_base_snapshots(client: KubeClient, namespace: str) -> list[str]:
+    """Return the snapshots on the storage that the next backups by block would be compared with, as text."""
+    try:
+        found = await _list(client, kube.VOLUME_SNAPSHOT_CONTENTS, "", BASE_SNAPSHOT_LABEL)
+    except ForbiddenError as e:
+        return [f"base snapshots of backups by block, if there are any: {e}"]
+    names = sorted(one["metadata"]["name"] for one in found if is_in_namespace(one, namespace))
+    return [f"{len(names)} base snapshots: VolumeSnapshotContent {some_of(names, _SHOWN)}"] if names else []
 
 
 async def remove(

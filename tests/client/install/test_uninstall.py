@@ -210,3 +210,18 @@ async def test_other_namespaces_that_may_not_be_read_count_as_losing_something(w
     dependents = (await world.plan()).dependents
     assert dependents.namespace == []
     assert dependents.definitions == ["unknown objects of other namespaces (no permission to list daemonsets in them)"]
+
+
+@pytest.mark.parametrize("status", [None, 403], ids=["listed", "forbidden"])
+async def test_base_snapshots_of_the_namespace_are_named(world: _World, status: int | None) -> None:
+    for number, namespace in enumerate(["velero"] * 6 + ["other"]):
+        spec = {"volumeSnapshotRef": {"namespace": namespace, "name": "s"}}
+        labels = {"nodeagent.io/base-snapshot": f"uid-{number}"}
+        world.put(kube.VOLUME_SNAPSHOT_CONTENTS, f"b-{number}", labels, spec=spec)
+    if status is not None:
+        world.kube.fail_next("GET", "/volumesnapshotcontents", status)
+    (named,) = [one for one in (await world.plan()).kept if "base snapshots" in one]
+    if status is None:
+        assert named == "6 base snapshots: VolumeSnapshotContent b-0, b-1, b-2, b-3, b-4 and 1 more"
+    else:
+        assert named.startswith("base snapshots of backups by block, if there are any: ")
