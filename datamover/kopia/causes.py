@@ -73,7 +73,7 @@ _CAUSES: Final = (
     ("connection refused|no route to host|(network|host) is (unreachable|down)", _UNREACHABLE),
     ("i/o timeout|connection timed out|tls handshake timeout|deadline exceeded|awaiting response", _UNREACHABLE),
     ('connection reset by peer|broken pipe|": eof|unexpected eof|closed idle connection', _BROKEN),
-    ("use of closed network connection|connection broken|connection lost|goaway", _BROKEN),
+    ("closed by foreign host|use of closed network connection|connection broken|connection lost|goaway", _BROKEN),
     ("reduce your request rate|slow ?down|too ?many ?requests|throttl|server ?busy|rate ?limit", _BUSY),
     ("internal ?error|internal server error|bad gateway|gateway time-?out|(response|error) 50[0234]", _UNAVAILABLE),
     ("(service|temporarily|currently) ?unavailable|not initialized yet|please try again|try again later", _UNAVAILABLE),

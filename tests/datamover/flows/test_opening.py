@@ -20,6 +20,7 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{
 _FAULTS: dict[str, tuple[Fault | Answer, str]] = {
     "refused": (Fault.REFUSE, "the endpoint cannot be reached"),
     "reset": (Fault.RESET, "the endpoint closed the connection"),
+    "closed": (Fault.CLOSE, "the endpoint closed the connection"),
     "503": (Answer(503, _ERROR.format("ServiceUnavailable", "Please try again.")), "the storage is unavailable"),
     "503 without text": (Answer(503), "the storage is unavailable"),
     "SlowDown": (Answer(503, _ERROR.format("SlowDown", "Please reduce your request rate.")), "the storage is busy"),

@@ -26,6 +26,8 @@ _GET = 'Get "https://s3.example.com/b/.storageconfig": '
         (_GET + "dial tcp: lookup s3.example.com on 10.0.0.2:53: server misbehaving", _UNKNOWN_HOST),
         (_GET + "read tcp 10.0.0.3:4->10.0.0.1:443: read: connection reset by peer", _BROKEN),
         (_GET + "EOF", _BROKEN),
+        # Source: minio-go 7.2.0, api.go: of each EOF.
+        (_GET + "Connection closed by foreign host https://s3.example.com/b/.storageconfig. Retry again.", _BROKEN),
         ("unexpected EOF", _BROKEN),
         ("Please reduce your request rate.", _BUSY),
         ("Error response code TooManyRequests.", _BUSY),

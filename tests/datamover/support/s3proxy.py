@@ -29,6 +29,7 @@ class Fault(Enum):
 
     REFUSE = auto()
     RESET = auto()
+    CLOSE = auto()
     SILENCE = auto()
 
 
@@ -170,6 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             os.close(self.connection.detach())
+            return
+        if self.proxy.fault is Fault.CLOSE:
+            self.close_connection = True
             return
         super().handle_one_request()
 
