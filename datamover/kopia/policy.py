@@ -240,6 +240,8 @@ def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourceP
         "maxParallelFileReads": wanted.parallel,
         "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20,
     }
+    # kopia rejects a schedule beside this.
+    own = {**own, "scheduling": {}}
     return {**own, **{part: {**(own.get(part) or {}), **values} for part, values in changes.items()}}
 
 

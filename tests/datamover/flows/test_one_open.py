@@ -204,11 +204,13 @@ async def test_a_policy_of_an_operator_stays_and_is_described(
 async def test_policies_are_those_that_the_command_line_sets(
     mover_repository: Repository, volume: Path, kopia: PlainKopia, ignore_files: bool
 ) -> None:
-    kopia.run("policy", "set", _TARGET, "--add-dot-ignore=.a", "--add-dot-ignore=.b", "--max-file-size=5000")
+    rules = ("--add-dot-ignore=.a", "--add-dot-ignore=.b", "--max-file-size=5000")
+    schedule = ("--snapshot-interval=1h", "--snapshot-time=03:00", "--snapshot-time-crontab=0 4 * * *")
+    kopia.run("policy", "set", _TARGET, *rules, *schedule)
     await _back_up(mover_repository, volume, ignore_files=ignore_files)
     found = _policy(kopia)
     kopia.run("policy", "delete", _TARGET)
-    kopia.run("policy", "set", _TARGET, "--add-dot-ignore=.a", "--add-dot-ignore=.b", "--max-file-size=5000")
+    kopia.run("policy", "set", _TARGET, *rules, *schedule)
 
     await ensure_policy(mover_repository, _TARGET, SourcePolicy(2, ignore_files=ignore_files))
 
