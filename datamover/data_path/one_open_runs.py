@@ -7,6 +7,7 @@ Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapsh
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -96,6 +97,7 @@ class _OneOpenRun:
         self._kopia = self._build()
         self._parents: list[JsonDict] = []
         self._deleted: tuple[str, ...] = ()
+        self._removed: str | None = None
 
     def _build(self) -> MoverBackup:
         parameters, device, stop = self._parameters, self._device, self._parameters.stop
@@ -134,7 +136,9 @@ class _OneOpenRun:
         checkpoints = await sort_checkpoints(found, parameters.target, parameters.attempt)
         self._deleted = checkpoints.others
         self._parents = decide_parents(offer.snapshots, checkpoints.own, in_use=parameters.in_use)
-        return build_inheritance(found, checkpoints)
+        inheritance = build_inheritance(found, checkpoints)
+        self._removed = inheritance.warning
+        return replace(inheritance, warning=None)
 
     async def check_parent(self) -> str | None:
         return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
@@ -145,11 +149,17 @@ class _OneOpenRun:
         stop = self._parameters.stop
         attempted = f"back up {self._parameters.volume}"
         if stop is None:
-            return await self._data_path.guard(attempted, work)
-        with stop.saving():
             answer = await self._data_path.guard(attempted, work)
-        if stop.signaled:
-            await keep_checkpoint(self._repository.kopia, answer, stop)
+        else:
+            with stop.saving():
+                answer = await self._data_path.guard(attempted, work)
+            if stop.signaled:
+                await keep_checkpoint(self._repository.kopia, answer, stop)
+        fault = self._kopia.result.get("delete_fault")
+        if fault:
+            await self._data_path.warn(f"could not remove incomplete snapshots of earlier backups: {fault}")
+        elif fault is not None and self._removed:
+            await self._data_path.warn(self._removed)
         return answer
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:

@@ -15,11 +15,12 @@ from core.contract import BackupResult, MoverMethod
 from core.errors import RepositoryError
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
 from datamover.data_path.checkpoints import BackupAttempt
+from datamover.kopia.backup_process import MoverBackup
 from datamover.kopia.policy import SourcePolicy, ensure_policy
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.backup_movers import plain_only
-from tests.datamover.support.data_paths import back_up_volume, restore_volume
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_volume
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.trees import describe_tree
@@ -182,6 +183,20 @@ async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
     assert found.keys() == {first.snapshot_id, second.snapshot_id}
     assert found[second.snapshot_id]["tags"][f"tag:{TRANSFER_UID_TAG}"] == "u"
     assert second.incremental_bytes == len("one")
+
+
+async def test_checkpoints_that_cannot_be_deleted_fail_no_backup(
+    mover_repository: Repository, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, warn = MoverBackup._take_output, AsyncMock()
+
+    def take_fault(backup: MoverBackup, line: str) -> None:
+        take(backup, line.replace('"delete_fault":""', '"delete_fault":"no answer"'))
+
+    monkeypatch.setattr(MoverBackup, "_take_output", take_fault)
+    await back_up_volume(mover_repository, volume, backup_data_path(warn), mover=MoverMethod.ONE_OPEN)
+
+    warn.assert_awaited_once_with("could not remove incomplete snapshots of earlier backups: no answer")
 
 
 async def test_a_policy_of_an_operator_stays_and_is_described(

@@ -77,10 +77,12 @@ type parent struct {
 	Until time.Time   `json:"until"`
 }
 
-// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go.
+// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. DeleteFault is why
+// incomplete snapshots were not deleted.
 type result struct {
-	Snapshot *snapshot.Manifest `json:"snapshot"`
-	Copied   bool               `json:"copied"`
+	Snapshot    *snapshot.Manifest `json:"snapshot"`
+	Copied      bool               `json:"copied"`
+	DeleteFault string             `json:"delete_fault"`
 }
 
 // attachBackup adds the subcommand mover-backup, which opens the repository once.
@@ -124,10 +126,20 @@ func backUp(
 		return err
 	}
 
+	made := &result{}
 	session := repo.WriteSessionOptions{Purpose: "mover-backup", OnUpload: report.UploadedBytes}
 
+	if len(decided.Delete) > 0 {
+		// In a session of its own: if it fails, the backup does not.
+		if err := repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
+			return deleteIncomplete(ctx, w, decided.Delete)
+		}); err != nil {
+			made.DeleteFault = err.Error()
+		}
+	}
+
 	return repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
-		return carryOut(ctx, w, source, from, decided, report)
+		return carryOut(ctx, w, source, from, decided, report, made)
 	})
 }
 
@@ -164,12 +176,15 @@ func readOffer(ctx context.Context, rep repo.Repository, source snapshot.SourceI
 	return &offer{id, snapshot.SortByTime(snapshots, false), effective, defined}, nil
 }
 
-// carryOut makes the snapshot, and reports it once all of it is in the repository.
+// carryOut makes the snapshot, and reports it once all of it is in the repository, or may be.
 func carryOut(
 	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, from *device, decided *decision, report *report,
+	done *result,
 ) error {
-	if err := prepare(ctx, w, source, decided); err != nil {
-		return err
+	if decided.Policy != nil {
+		if err := policy.SetPolicy(ctx, w, source, decided.Policy); err != nil {
+			return errors.Wrapf(err, "can't save policy for %v", source)
+		}
 	}
 
 	tree, err := buildTree(ctx, w, source, &decided.Exclude)
@@ -204,37 +219,25 @@ func carryOut(
 		return err
 	}
 
-	if err := w.Flush(ctx); err != nil {
-		return errors.Wrap(err, "flush error")
+	flushed := w.Flush(ctx)
+	if flushed != nil && made.IncompleteReason != "" {
+		return errors.Wrap(flushed, "flush error")
 	}
 
 	report.stop()
 
-	if err := report.write("result", &result{made, copied}); err != nil {
+	// Of a complete one also if that fails: it may be in the repository nevertheless, so that the mover deletes it.
+	done.Snapshot, done.Copied = made, copied
+	if err := report.write("result", done); err != nil {
 		return err
+	}
+
+	if flushed != nil {
+		return errors.Wrap(flushed, "flush error")
 	}
 
 	if summary := made.RootEntry.DirSummary; summary != nil && summary.FatalErrorCount > 0 {
 		return errors.Errorf("Found %v fatal error(s) while snapshotting %v.", summary.FatalErrorCount, source)
-	}
-
-	return nil
-}
-
-// prepare brings the repository into the state that is decided before the backup.
-func prepare(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision) error {
-	if decided.Policy != nil {
-		if err := policy.SetPolicy(ctx, w, source, decided.Policy); err != nil {
-			return errors.Wrapf(err, "can't save policy for %v", source)
-		}
-	}
-
-	if err := deleteIncomplete(ctx, w, decided.Delete); err != nil {
-		return err
-	}
-
-	if len(decided.Delete) > 0 {
-		return errors.Wrap(w.Flush(ctx), "flush error")
 	}
 
 	return nil
@@ -301,7 +304,7 @@ func uploadVolume(
 		uploader.ForceHashPercentage = 100
 	}
 
-	defer cancelOnSignal(uploader.Cancel)()
+	cancelOnSignal(uploader.Cancel)
 
 	parents, err := loadParents(ctx, w, decided.Parents)
 	if err != nil {
@@ -363,19 +366,14 @@ func loadParents(ctx context.Context, rep repo.Repository, wanted []parent) ([]*
 	return found, nil
 }
 
-// cancelOnSignal has the upload end with what it has read; the returned function ends that.
-func cancelOnSignal(cancel func()) func() {
+// cancelOnSignal has the upload end with what it has read. Once all is read, a signal changes nothing: it does not end the
+// process either, which writes the snapshot then.
+func cancelOnSignal(cancel func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)
 
 	go func() {
-		if _, received := <-signals; received {
-			cancel()
-		}
+		<-signals
+		cancel()
 	}()
-
-	return func() {
-		signal.Stop(signals)
-		close(signals)
-	}
 }

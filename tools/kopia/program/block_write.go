@@ -145,7 +145,7 @@ func writeDevice(
 
 	if writer.checkpoint != nil {
 		// Once all blocks are read, a signal does not keep the snapshot from being written.
-		defer cancelOnSignal(func() { writer.checkpoint.stopped.Store(true) })()
+		cancelOnSignal(func() { writer.checkpoint.stopped.Store(true) })
 	}
 
 	if complete, err := writer.writeAll(ctx, decided); err != nil {

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pkg/errors"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/manifest"
+)
+
+// faulty is a repository whose first session, or last flush, seems to fail.
+type faulty struct {
+	repo.Repository
+
+	session, flush error
+}
+
+func (f *faulty) NewWriter(ctx context.Context, options repo.WriteSessionOptions) (context.Context, repo.RepositoryWriter, error) {
+	if err := f.session; err != nil {
+		f.session = nil
+
+		return nil, nil, err
+	}
+
+	ctx, w, err := f.Repository.NewWriter(ctx, options)
+
+	return ctx, &faultyWriter{w, f.flush}, err
+}
+
+type faultyWriter struct {
+	repo.RepositoryWriter
+
+	fault error
+}
+
+func (f *faultyWriter) Flush(ctx context.Context) error {
+	if err := f.RepositoryWriter.Flush(ctx); err != nil {
+		return err
+	}
+
+	return f.fault
+}
+
+func TestIncompleteSnapshotsThatCannotBeDeletedFailNoBackup(t *testing.T) {
+	b := newBench(t)
+	checkpoint := b.saveCheckpoint(b.backUp(decision{}).result.Snapshot)
+	b.rep = &faulty{Repository: b.rep, session: errors.New("no session")}
+
+	if made := b.backUp(decision{Delete: []manifest.ID{checkpoint.ID}}).result; !strings.HasSuffix(made.DeleteFault, "no session") {
+		t.Errorf("the result is %+v", made)
+	}
+}
+
+func TestCompleteSnapshotThatMayBeStoredIsNamed(t *testing.T) {
+	b, out := newBench(t), &bytes.Buffer{}
+	decided := strings.NewReader(`{"path": "` + b.volume + `", "checkpoint_seconds": 600}`)
+	rep := &faulty{Repository: b.rep, flush: errors.New("no answer")}
+
+	err := backUp(context.Background(), rep, testSource, nil, decided, newReport(out, &bytes.Buffer{}))
+	if made := parse(t, out).result; err == nil || made == nil || made.Snapshot.ID == "" {
+		t.Errorf("%v, the result is %+v", err, made)
+	}
+}
+
+// signaled is an output whose process gets a signal while the result is written.
+type signaled struct{ bytes.Buffer }
+
+func (s *signaled) Write(text []byte) (int, error) {
+	if bytes.HasPrefix(text, []byte(`{"result"`)) {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			return 0, err
+		}
+	}
+
+	return s.Buffer.Write(text)
+}
+
+func TestSignalAfterAllIsReadEndsNothing(t *testing.T) {
+	b, out := newBench(t), &signaled{}
+	decided := strings.NewReader(`{"path": "` + b.volume + `", "checkpoint_seconds": 600}`)
+	must(t, backUp(context.Background(), b.rep, testSource, nil, decided, newReport(out, &bytes.Buffer{})))
+
+	if made := parse(t, &out.Buffer).result.Snapshot; made.IncompleteReason != "" {
+		t.Errorf("the snapshot is %+v", made)
+	}
+}
