@@ -1,4 +1,4 @@
-"""The image, unpacked and run as a read-only container would be: its own root, user, environment and no way to write.
+"""The image, unpacked and run read-only, as a container is: its own root, user, environment; only /tmp is writable.
 
 Knows the format of `docker save`. Does not know what is in the image.
 """
@@ -26,6 +26,7 @@ mount --bind "$1" "$1"
 mount --options remount,bind,ro "$1"
 mount --types proc proc "$1/proc"
 mount --rbind /dev "$1/dev"
+mount --types tmpfs tmpfs "$1/tmp"
 root=$1 user=$2; shift 2
 exec chroot --groups= --userspec="$user" "$root" /usr/bin/env --ignore-environment "$@"
 """

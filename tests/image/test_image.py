@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.datamover.support import disks
+from tests.image.container import run_tool
+from tests.support.tools import image_archive
 from tests.testbed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.cluster.bed import Bed
     from tests.image.container import Container
 
@@ -129,3 +138,61 @@ def test_agent_is_light(container: Container) -> None:
     report = import_in(container, "nodeagent.runtime.transport")
 
     assert report["rss_kib"] < AGENT_RSS_LIMIT_KIB
+
+
+LOOK = """
+import asyncio, json, sys
+from pathlib import Path
+sys.path.append("/probe")
+from datamover.runtime.confinement import find_means
+from disks import opened_disk, read_file
+async def look():
+    async with opened_disk(Path("/probe/disk"), Path("/tmp/look")) as (files, _):
+        names = [one.name for one in await files.list(await files.find("sub"))]
+        return [find_means().description, names, (await read_file(files, "small")).decode()]
+print(json.dumps(asyncio.run(look())))
+"""
+"""Reads files of a device as the product does, and prints what confined debugfs, and what was read."""
+
+
+@contextmanager
+def nothing_else_of_e2fsprogs(root: Path, aside: Path) -> Iterator[None]:
+    """Have no other file of the Debian package than debugfs in the image."""
+    listed = (root / "var/lib/dpkg/info/e2fsprogs.list").read_text().splitlines()
+    paths = [root / name.lstrip("/") for name in listed if Path(name).name != "debugfs"]
+    others = [path for path in paths if path.is_file() and not path.is_symlink()]
+    assert {"e2fsck", "mke2fs", "mke2fs.conf"} <= {path.name for path in others}
+    aside.mkdir()
+    for number, path in enumerate(others):
+        shutil.move(path, aside / str(number))
+    try:
+        yield
+    finally:
+        for number, path in enumerate(others):
+            shutil.move(aside / str(number), path)
+
+
+def test_of_e2fsprogs_only_debugfs_is_needed_to_read_files_of_a_device(container: Container, tmp_path: Path) -> None:
+    probe = container.root / "probe"
+    probe.mkdir()
+    shutil.copy(disks.__file__, probe)
+    shutil.copy(disks.make_disk(tmp_path)[1], probe / "disk")
+    with nothing_else_of_e2fsprogs(container.root, tmp_path / "aside"):
+        for user in (container.user, "0:0"):
+            done = replace(container, user=user).run("python", "-c", LOOK)
+            assert done.returncode == 0, done.stderr
+            means, names, content = json.loads(done.stdout)
+            assert "Landlock" in means
+            assert (names, content) == (["deep", "large", "pipe", "sparse"], "one")
+
+
+def test_the_bill_of_materials_and_the_licenses_have_what_debugfs_is_made_of(
+    container: Container, tmp_path: Path
+) -> None:
+    done = run_tool("sbom.py", image_archive(), "v1", tmp_path / "sbom.json")
+    assert done.returncode == 0, done.stderr
+    named = {one["name"] for one in json.loads((tmp_path / "sbom.json").read_text())["components"]}
+    of_debugfs = {"e2fsprogs", "libext2fs2", "libss2", "libcom-err2", "libblkid1", "libuuid1"}
+    assert of_debugfs <= named
+    texts = {one: container.root / "usr/share/doc" / one / "copyright" for one in of_debugfs}
+    assert [one for one, path in texts.items() if "GPL" not in path.read_text()] == []
