@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
 from tests.cluster.breakage import break_storage
 from tests.cluster.scenes import Volume, follow, open_place, wait_released
@@ -35,16 +35,18 @@ def announced_changes(bed: Bed, space: str) -> Iterator[ChangesService]:
 
 @dataclass
 class Tracked:
-    """A device, its backups by block in a location of its own, and what they cost.
+    """A volume, its backups by block in a location of its own, and what they cost.
 
     Attributes:
         bed: Where it is.
         space: Its namespace, and the name of its location.
-        content: What each backup has to have, by name.
+        block: It is a device; else it has a file system with one file.
+        content: What each backup has to have, by name: all of the device.
     """
 
     bed: Bed
     space: str
+    block: bool = True
     content: dict[str, bytes] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -54,24 +56,25 @@ class Tracked:
         return Volume(self.bed, self.space)
 
     def create(self, *, mib: int, filled_mib: int) -> None:
-        """Create the claim, a device with random data at its start."""
-        self.volume.fill("", size=f"{mib}Mi", block=True)
+        """Create the claim, with random data at the start of the device or file."""
+        self.volume.fill("" if self.block else "open('/data/file', 'x')", size=f"{mib}Mi", block=self.block)
         self.write(0, filled_mib * MIB)
 
     def write(self, at: int, count: int) -> None:
         """Write random bytes, or zeros for a negative count."""
         data = self._random.randbytes(count) if count > 0 else bytes(-count)
-        with self.volume.path().open("r+b") as device:
-            device.seek(at)
-            device.write(data)
-            device.flush()
-            os.fsync(device.fileno())
+        path = self.volume.path()
+        with (path if self.block else path / "file").open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def back_up(self, name: str, *, fault: str = "") -> Json:
-        """Back the device up as it is, with a fault of the service or none; return the DataUpload as it ended."""
+        """Back the volume up as it is, with a fault of the service or none; return the DataUpload as it ended."""
         full = f"{self.space}-{name}"
         self.volume.take_snapshots([full])
-        self.content[name] = self.volume.path().read_bytes()
+        self.content[name] = self._snapshot_content(full)
         body = self.volume.upload(full, snapshot=full, location=self.space)
         body["spec"]["datamover"] = "velero-block"
         faults = [("changes", f"{self.space}/{full}", fault)] if fault else []
@@ -81,6 +84,14 @@ class Tracked:
         wait_released(self.bed, DATA_UPLOADS, [full])
         assert last["status"]["phase"] == "Completed", last["status"]
         return last
+
+    def _snapshot_content(self, name: str) -> bytes:
+        found = self.bed.api.get(VOLUME_SNAPSHOTS, self.space, name) or {}
+        content = (
+            self.bed.api.get(VOLUME_SNAPSHOT_CONTENTS, "", found["status"]["boundVolumeSnapshotContentName"]) or {}
+        )
+        handle: str = content["status"]["snapshotHandle"]
+        return (self.bed.folder / "snapshots" / handle).read_bytes()
 
     def restore(self, upload: Json) -> bytes:
         """Restore a backup into a new device, and return its content."""
@@ -118,9 +129,9 @@ class Tracked:
 
 
 @contextmanager
-def open_tracked(bed: Bed, space: str) -> Iterator[Tracked]:
-    """A location for the backups of a device, which is not created yet; what they leave is deleted at the end."""
-    tracked = Tracked(bed, space)
+def open_tracked(bed: Bed, space: str, *, block: bool = True) -> Iterator[Tracked]:
+    """A location for the backups of a volume, which is not created yet; what they leave is deleted at the end."""
+    tracked = Tracked(bed, space, block)
     with open_place(bed, space):
         yield tracked
     for base in tracked.bases():

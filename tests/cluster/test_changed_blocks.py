@@ -13,8 +13,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.
 
 
 @pytest.fixture
-def tracked(agent: Bed, space: str) -> Iterator[Tracked]:
-    with relies_on(agent, Shared.AGENTS), announced_changes(agent, space), open_tracked(agent, space) as tracked:
+def service(agent: Bed, space: str) -> Iterator[None]:
+    with relies_on(agent, Shared.AGENTS), announced_changes(agent, space):
+        yield
+
+
+@pytest.fixture
+def tracked(agent: Bed, space: str, service: None) -> Iterator[Tracked]:
+    with open_tracked(agent, space) as tracked:
         tracked.create(mib=128, filled_mib=64)
         yield tracked
 
@@ -47,3 +53,21 @@ def test_what_has_changed_is_read_and_stored_and_in_doubt_all_is_read(tracked: T
     assert third["status"]["incrementalBytes"] == MIB
     assert tracked.bases() == [third["metadata"]["name"]]
     assert tracked.restore(second) == tracked.content["second"]
+
+
+def test_of_a_file_system_too_only_changed_blocks_are_read(agent: Bed, space: str, service: None) -> None:
+    """Its device is read through a PVC of the other volume mode."""
+    with open_tracked(agent, space, block=False) as tracked:
+        tracked.create(mib=128, filled_mib=64)
+        first = tracked.back_up("first")
+        assert first["status"]["incrementalBytes"] > 64 * MIB
+        for at in (0, 30 * MIB, 100 * MIB):
+            tracked.write(at, MIB)
+        second = tracked.back_up("second")
+        assert not second["status"].keys() & {"activities", "fallbackFull", "message"}
+        # Besides: the ends of blocks, bitmaps, inodes and the journal.
+        assert 3 * MIB < second["status"]["incrementalBytes"] <= 16 * MIB
+        assert tracked.hashed_bytes(second) <= 32 * MIB
+        assert tracked.bases() == [second["metadata"]["name"]]
+        assert tracked.restore(second) == tracked.content["second"]
+        assert tracked.restore(first) == tracked.content["first"]
