@@ -42,7 +42,7 @@ from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, delete_snapshot, fit_checkpoint_interval, parse_snapshot
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import ShouldStop, run_in_background
 
 _logger = logging.getLogger(__name__)
 
@@ -134,9 +134,12 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         )
     parameters = await _leave_out_stage(parameters, data_path)
     kopia, meter = repository.kopia, data_path.meter
+    report = NameReport()
     async with (
         _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most),
         open_run(repository, parameters, data_path, None if fd is None else (fd, device_bytes or 0)) as run,
+        # Meanwhile kopia derives the repository's key, which takes one processor a quarter of a second.
+        run_in_background(_plan_inspection(parameters, report), name="names") as names,
     ):
         meter.total_bytes = device_bytes or 0
         index_seconds = parameters.limits.index_seconds(files_at_most) if parameters.limits else math.inf
@@ -146,12 +149,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
             await data_path.warn(inheritance.warning)
         if parent_fault := await run.check_parent():
             await data_path.warn(parent_fault)
-        report = NameReport()
-        look = partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
-        # A device has no names.
-        inspect = look if fd is None else lambda _: report
-        cleanup = _cleanup_on_error(run, parameters, data_path, interval)
-        async with run_in_background(inspect, name="names") as names, cleanup:
+        async with _cleanup_on_error(run, parameters, data_path, interval):
             answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
@@ -164,6 +162,13 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 await _check_names(wait_for_names, data_path)
                 taken = _Taken(snapshot, inheritance, report, parent_fault, run)
                 return await _build_result(repository, parameters, taken, data_path)
+
+
+def _plan_inspection(parameters: BackupParameters, report: NameReport) -> Callable[[ShouldStop], NameReport]:
+    """Return the inspection of the volume's names; a device has none."""
+    if parameters.mode is VolumeMode.BLOCK:
+        return lambda _: report
+    return partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
 
 
 async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) -> BackupParameters:
