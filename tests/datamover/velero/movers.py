@@ -99,7 +99,7 @@ class VeleroMover:
         """Replace the objects of the API server by those of `pod`."""
         for resource in _COPIED:
             for stored in pod.stored(resource):
-                self._put(Resource(resource.path().rpartition("/")[0], resource.plural), stored)
+                self._put(resource, stored)
 
     def _put(self, resource: Resource, stored: JsonDict) -> None:
         meta = stored["metadata"]
