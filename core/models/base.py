@@ -33,7 +33,15 @@ _SHOWN_CHARACTERS: Final = 500
 
 def format_time(moment: datetime) -> str:
     """Return `moment` in the format of metav1.Time: RFC 3339, UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return to_utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def to_utc(moment: datetime) -> datetime:
+    """Return the time in UTC; beyond the calendar, which an object may have by its time zone, the same day and hour."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return moment.replace(tzinfo=UTC)
 
 
 def parse_time(text: str) -> datetime:

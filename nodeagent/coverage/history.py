@@ -11,7 +11,7 @@ import zlib
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from functools import cache
 from typing import Final
 
@@ -19,7 +19,7 @@ import msgspec
 
 from core.errors import ContractError
 from core.kube.types import ConfigObject
-from core.models.base import WireModel
+from core.models.base import WireModel, to_utc
 from core.models.names import HISTORY_CONFIGMAPS
 from nodeagent.coverage.cluster import VolumeKey
 
@@ -75,7 +75,7 @@ class EndedBackup:
     @property
     def day(self) -> int:
         """The day in UTC, as `date.toordinal` counts."""
-        return self.completed.astimezone(UTC).toordinal()
+        return to_utc(self.completed).toordinal()
 
 
 class HistoryDay(WireModel):

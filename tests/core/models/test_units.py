@@ -123,6 +123,8 @@ def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
     moment = datetime(2026, 11, 21, 13, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1)))
     assert format_time(moment) == "2026-11-21T12:00:00Z"
     assert format_time(moment) == format_time(moment.astimezone(UTC))
+    # Beyond the calendar.
+    assert format_time(parse_time("9999-12-31T23:59:59-14:00")) == "9999-12-31T23:59:59Z"
 
 
 def test_short_name_is_the_label_value() -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
+from core.models.base import parse_time
 from nodeagent.coverage.history import (
     HISTORY_DAYS,
     EndedBackup,
@@ -69,7 +70,8 @@ def test_a_day_that_no_leader_has_seen_pass_takes_what_it_has_missed_and_no_othe
     assert day_of(late) == (20, 100, 10)
     assert merge_history(late, BLOCK, [backup("a"), missed, backup("c")], TODAY + 3) is None
     # A clock that is days ahead.
-    assert merge_history(late, BLOCK, [backup("d", NOON + timedelta(days=5))], TODAY + 3) is None
+    for ahead in (NOON + timedelta(days=5), parse_time("9999-12-31T23:59:59-14:00")):
+        assert merge_history(late, BLOCK, [backup("d", ahead)], TODAY + 3) is None
 
 
 @pytest.mark.parametrize("broken", [b"", b"none", zlib.compress(b"{}\n"), zlib.compress(b'{"version":9,"block":1}\n')])
