@@ -30,17 +30,17 @@ func (f *faulty) NewWriter(ctx context.Context, options repo.WriteSessionOptions
 
 	ctx, w, err := f.Repository.NewWriter(ctx, options)
 
-	return ctx, &faultyWriter{w, f.flush}, err
+	return ctx, &faultyWriter{w.(repo.DirectRepositoryWriter), f.flush}, err //nolint:forcetypeassert // tests
 }
 
 type faultyWriter struct {
-	repo.RepositoryWriter
+	repo.DirectRepositoryWriter
 
 	fault error
 }
 
 func (f *faultyWriter) Flush(ctx context.Context) error {
-	if err := f.RepositoryWriter.Flush(ctx); err != nil {
+	if err := f.DirectRepositoryWriter.Flush(ctx); err != nil {
 		return err
 	}
 
@@ -58,13 +58,26 @@ func TestIncompleteSnapshotsThatCannotBeDeletedFailNoBackup(t *testing.T) {
 }
 
 func TestCompleteSnapshotThatMayBeStoredIsNamed(t *testing.T) {
-	b, out := newBench(t), &bytes.Buffer{}
-	decided := strings.NewReader(`{"path": "` + b.volume + `", "checkpoint_seconds": 600}`)
+	b, ctx := newBench(t), context.Background()
 	rep := &faulty{Repository: b.rep, flush: errors.New("no answer")}
+	from, _ := b.device(zeroBlock)
 
-	err := backUp(context.Background(), rep, testSource, nil, decided, newReport(out, &bytes.Buffer{}))
-	if made := parse(t, out).result; err == nil || made == nil || made.Snapshot.ID == "" {
-		t.Errorf("%v, the result is %+v", err, made)
+	for name, work := range map[string]func(*report) error{
+		"files": func(report *report) error {
+			decided := strings.NewReader(`{"path": "` + b.volume + `", "checkpoint_seconds": 600}`)
+
+			return backUp(ctx, rep, testSource, nil, decided, report)
+		},
+		"blocks": func(report *report) error {
+			return backUpDevice(ctx, rep, blockSource, from, strings.NewReader("{}"), report)
+		},
+	} {
+		out := &bytes.Buffer{}
+
+		err := work(newReport(out, &bytes.Buffer{}))
+		if made := parse(t, out).result; err == nil || made == nil || made.Snapshot.ID == "" {
+			t.Errorf("%v: %v, the result is %+v", name, err, made)
+		}
 	}
 }
 

@@ -122,13 +122,18 @@ func backUpDevice(
 		logging.Module("block-write")(ctx).Infof("Snapshotting %v ...", source)
 
 		made, err := writeDevice(ctx, w, source, from, decided, report)
-		if err != nil {
+		if err != nil && (made == nil || made.Snapshot == nil || made.Snapshot.ID == "") {
 			return errors.Wrap(err, "upload error")
 		}
 
 		report.stop()
 
-		return report.write("result", made)
+		// As in carryOut: it may be in the repository.
+		if err := report.write("result", made); err != nil {
+			return err
+		}
+
+		return errors.Wrap(err, "upload error")
 	})
 }
 
