@@ -14,7 +14,7 @@ import pytest
 
 from core.errors import KopiaError
 from tests.datamover.conftest import build_local_mover
-from tests.datamover.support.backup_movers import BACKUP_VERB
+from tests.datamover.support.backup_movers import BACKUP_VERB, WANTED
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
@@ -63,8 +63,9 @@ async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callab
 @asynccontextmanager
 async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
     """Back up in a separate process; yield a function that finds it once its kopia is running."""
+    what = ["backup", "--source", volume, "--repository", repository, f"--mover={WANTED}", "--json"]
     mover = subprocess.Popen(
-        [sys.executable, "-m", "datamover", "backup", "--source", volume, "--repository", repository, "--json"],
+        [sys.executable, "-m", "datamover", *what],
         cwd=_ROOT,
         env={**os.environ, "KOPIA_PASSWORD": PASSWORD},
         stdout=subprocess.DEVNULL,

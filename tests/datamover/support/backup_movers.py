@@ -17,9 +17,9 @@ from datamover.kopia.repository import Repository
 
 _VARIABLE: Final = "MOVER_TESTS_BACKUP"
 
-_WANTED: Final = MoverMethod(os.environ.get(_VARIABLE, MoverMethod.ONE_OPEN))
+WANTED: Final = MoverMethod(os.environ.get(_VARIABLE, MoverMethod.ONE_OPEN))
 
-ONE_OPEN: Final = _WANTED is MoverMethod.ONE_OPEN
+ONE_OPEN: Final = WANTED is MoverMethod.ONE_OPEN
 
 BACKUP_VERB: Final = "mover-backup" if ONE_OPEN else "snapshot create"
 """The command of the kopia that reads the volume."""
@@ -44,14 +44,14 @@ def use_backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:
         repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
     ) -> AbstractAsyncContextManager[SnapshotRun]:
         if parameters.mover is MoverMethod.PLAIN:
-            parameters = replace(parameters, mover=_WANTED)
+            parameters = replace(parameters, mover=WANTED)
         return open_run(repository, parameters, data_path, device)
 
     def open_restore(
         repository: Repository, parameters: RestoreParameters, data_path: DataPath
     ) -> AbstractAsyncContextManager[None]:
         if parameters.mover is MoverMethod.PLAIN:
-            parameters = replace(parameters, mover=_WANTED)
+            parameters = replace(parameters, mover=WANTED)
         return opening(repository, parameters, data_path)
 
     monkeypatch.setattr(backup, "open_run", open_wanted)
