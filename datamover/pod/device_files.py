@@ -186,7 +186,8 @@ class DeviceFiles:
         Raises:
             AgentError: they cannot be read.
         """
-        for one in entries:
+        # In the order in which the device has them: few blocks of it are kept.
+        for one in sorted(entries, key=lambda one: int(one.object_id)):
             inode = await self._read_inode(one.object_id, f"inode of {escape_controls(one.name) or '/'}")
             one.mode, one.uid, one.gid = f"{stat.S_IMODE(inode.mode):04o}", inode.uid, inode.gid
             one.size, one.modified = inode.size, inode.modified

@@ -27,8 +27,11 @@ _logger = logging.getLogger(__name__)
 BLOCK_BYTES: Final = 1 << 20
 """What is fetched at least."""
 
-_KEPT_BLOCKS: Final = 256
-"""What is on the disk at most, and what one read may ask for."""
+_KEPT_BLOCKS: Final = 32
+"""What is on the disk after a read, if that did not ask for more: what is read twice counts as memory of the pod."""
+
+_MOST_BLOCKS: Final = 256
+"""What one read may ask for."""
 
 _MOST_AHEAD: Final = 16
 
@@ -151,7 +154,7 @@ class LazyFile:
             raise RuntimeError("nothing can be fetched yet")
         total = -(-self.size_bytes // BLOCK_BYTES)
         first, end = offset // BLOCK_BYTES, min(total, -(-(offset + length) // BLOCK_BYTES))
-        if end - first > _KEPT_BLOCKS:
+        if end - first > _MOST_BLOCKS:
             raise DataPathError(f"a read of {length} bytes at once is not expected: the file system is damaged")
         missing = [block for block in range(first, end) if block not in self._fetched]
         if not missing:

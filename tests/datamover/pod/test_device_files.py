@@ -94,6 +94,23 @@ async def test_files_are_as_they_were_whatever_confines_debugfs(
     assert [*(tmp_path / "look").rglob("jail-*")] == []
 
 
+async def test_inodes_are_read_in_the_order_of_the_device(disk: Path, tmp_path: Path) -> None:
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        entries = [*await files.list(await files.find("")), *await files.list(await files.find("sub"))]
+        run, read = files.debugfs.run, list[int]()
+
+        async def watch(command: str, what: str) -> list[str]:
+            read.append(int(re.findall(r"<(\d+)>", command)[0]))
+            return await run(command, what)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files.debugfs, "run", watch)
+            completed = await files.complete(entries)
+    assert completed == entries
+    assert read == sorted(int(one.object_id) for one in entries)
+    assert read != [int(one.object_id) for one in entries]
+
+
 async def test_paths_lead_through_no_link_and_a_name_that_is_meant_is_named(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
         with pytest.raises(DataPathError, match=r"has no sub/lagre \(did you mean large\?\)"):

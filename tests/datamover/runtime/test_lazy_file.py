@@ -117,6 +117,24 @@ async def test_a_read_that_makes_room_for_itself_gets_all_of_its_blocks(
         assert await file.read((4 << 20) - 1, 2) == b"xx"
 
 
+async def test_little_is_kept_however_much_is_read(tmp_path: Path) -> None:
+    with LazyFile.create(tmp_path / "file", 100 << 20) as file:
+        kept = []
+
+        async def fetch(first: int, count: int) -> None:
+            os.pwrite(file.fd, b"x" * (count << 20), first << 20)
+            kept.append(os.fstat(file.fd).st_blocks >> 11)
+
+        file.fetch = fetch
+        for block in range(100):
+            assert await file.read(block << 20, 1) == b"x"
+        assert 16 <= max(kept) <= 32
+        # One read may ask for more.
+        assert await file.read(1 << 20, 60 << 20) == b"x" * (60 << 20)
+        assert await file.read(0, 1) == b"x"
+        assert kept[-1] <= 32
+
+
 async def test_of_a_file_whose_blocks_cannot_be_fetched_no_zeros_arrive(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
         large = await files.find("sub/large")
