@@ -46,6 +46,12 @@ _WHAT: Final[dict[str, tuple[str, _Measure, Callable[[Plan], TreeShape], Callabl
         lambda plan: plan.very_many_files,
         lambda _: 1,
     ),
+    "files": (
+        "list and copy files in a device that was backed up by block, and the device",
+        Benchmark.measure_files,
+        lambda plan: plan.tree,
+        lambda _: 1,
+    ),
 }
 """By option: its help, what it measures, with which tree and how often."""
 

@@ -42,7 +42,7 @@ def memory_at(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replaced(path: Path, file: Path) -> Iterator[None]:
-    """Let a file have the content of another one, in this mount namespace."""
+    """Let a file or folder have the content of another one, in this mount namespace."""
     _run("mount", "--bind", file, path)
     try:
         yield

@@ -45,6 +45,10 @@ class Runs:
         """Return the largest peak of the programs themselves."""
         return round(max(run.own_mib for run in self.of(*names)), 1)
 
+    def most_mib(self, *names: str) -> float:
+        """Return the largest working set of the runs of these names; without a name, of all runs."""
+        return round(max(run.working_set_mib or 0.0 for run in self.of(*names)), 1)
+
     def seconds(self, name: str) -> float:
         """Return the median of the times."""
         return median(run.seconds for run in self._runs[name])

@@ -5,6 +5,7 @@ not know which runs there are.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
-from benchmarks.disks import Disks
+from benchmarks.cluster import BUCKET, PREFIX, REGION, RUN, Cluster
+from benchmarks.disks import Disks, replaced
 from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverMethod, MoverVerb, RestoreResult, VolumeMode, parse_result
-from core.mover_specs import InitRepository
+from core.mover_specs import InitRepository, ListFiles, SendFiles
+from core.snapshot_contract import SEND_COMMAND, SentFiles
 from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD
@@ -28,6 +30,9 @@ from tests.support.tools import tool
 BARE_BUCKET: Final = "bare"
 
 _ROOT: Final = Path(__file__).parents[1]
+
+_LOCATION: Final = "default"
+_NAMESPACE: Final = "app"
 
 _AS_A_POD: Final = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
 """A mover pod cannot mount; with that permission kopia would be confined by other means."""
@@ -133,8 +138,42 @@ class Mover:
         parse_result(RestoreResult, message)
         return measured
 
+    async def list_files(self, snapshot_id: str, path: str, *, device: bool = False) -> Measured:
+        """List a directory as `backup ls` does."""
+        spec = ListFiles(
+            backup_storage_location=_LOCATION,
+            volume_namespace=_NAMESPACE,
+            snapshot=snapshot_id,
+            path=path,
+            device=device,
+        )
+        with self._disks.cache() as scratch:
+            measured, _ = await self._run(spec, scratch)
+        return measured
+
+    async def send_files(self, snapshot_id: str, path: str = "", *, device: bool = False) -> tuple[Measured, SentFiles]:
+        """Send what is at a path as the pod of `backup cp` does; return what that took until all was sent."""
+        spec = SendFiles(
+            backup_storage_location=_LOCATION,
+            volume_namespace=_NAMESPACE,
+            snapshot=snapshot_id,
+            path=path,
+            device=device,
+        )
+        # The path of a socket has 107 bytes at most.
+        short = RUN / "scratch"
+        short.mkdir(exist_ok=True)
+        with self._disks.cache() as scratch, replaced(short, scratch), memory_group() as group:
+            command = self.prepare(spec, short).command
+            report = command.log.with_name("report")
+            relay = shlex.join([sys.executable, "-OO", *SEND_COMMAND[1:]])
+            # The mover stays for a while.
+            way = f'"$@" & {relay} >/dev/null 2>{report}; ended=$?; kill $!; wait; exit $ended'
+            measured = await measure(replace(command, argv=["sh", "-c", way, "sh", *command.argv], group=group))
+        return replace(measured, ended_ns=report.stat().st_mtime_ns), SentFiles.from_json(report.read_text().strip())
+
     async def _run(
-        self, args: MoverArgs | InitRepository, scratch: Path, limit_mib: int | None = None
+        self, args: MoverArgs | InitRepository | ListFiles, scratch: Path, limit_mib: int | None = None
     ) -> tuple[Measured, str]:
         with memory_group(limit_mib) as group:
             run = self.prepare(args, scratch)
@@ -142,7 +181,11 @@ class Mover:
         return replace(measured, ended_ns=run.message_file.stat().st_mtime_ns), run.read_message()
 
     def prepare(
-        self, args: MoverArgs | InitRepository, scratch: Path, *, settings: Mapping[str, str] | None = None
+        self,
+        args: MoverArgs | InitRepository | ListFiles | SendFiles,
+        scratch: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
     ) -> MoverRun:
         """Return a run with these arguments, temporary files in `scratch`, and more variables in `settings`."""
         here = self._folder / f"mover-{next(self._numbers)}"

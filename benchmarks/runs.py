@@ -18,9 +18,10 @@ from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
 from benchmarks.tree import TreeShape, make_tree
-from core.contract import MoverMethod
+from core.contract import MoverMethod, VolumeMode
 from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
+from tests.datamover.support.loopdevice import attached, make_ext4, mounted_image
 
 _LIMIT_MIB: Final = 256
 _MANY_LIMIT_MIB: Final = 512
@@ -34,6 +35,10 @@ _RESTORE: Final = "restore"
 _MOVER: Final = ", mover"
 _BARE: Final = ", bare kopia"
 _TUNED: Final = ", bare kopia with the mover's settings"
+
+_LIST: Final = "ls of a directory in a device"
+_COPY: Final = "cp of all files in it"
+_COPY_DEVICE: Final = "cp of the device"
 
 _FEW: Final = TreeShape(0, 0, 50, 2_000)
 _FEW_FILES: Final = f"upload of {_FEW.files} files"
@@ -64,6 +69,7 @@ class Plan:
     very_many_files: TreeShape
     far_tree: TreeShape
     far_pairs: int
+    device_mib: int
     line_seconds: float = 0.02
 
 
@@ -76,6 +82,7 @@ FULL: Final = Plan(
     very_many_files=TreeShape(0, 0, 2_000_000, 16),
     far_tree=TreeShape(0, 0, 20_000, 10_000),
     far_pairs=3,
+    device_mib=4 << 10,
 )
 _TINY: Final = TreeShape(1, 3_000_000, 50, 2_000)
 QUICK: Final = Plan(
@@ -87,6 +94,7 @@ QUICK: Final = Plan(
     very_many_files=TreeShape(0, 0, 1_000, 16),
     far_tree=TreeShape(0, 0, 100, 2_000),
     far_pairs=1,
+    device_mib=64,
 )
 
 
@@ -217,12 +225,39 @@ class Benchmark:
         with bed.disks.volume() as target:
             await self._limited_restore(f"{_RESTORE} of {files}{limit}", snapshot_id, target, _MANY_LIMIT_MIB)
             same = same and sum(len(names) for _, _, names in os.walk(target)) == shape.files
-        most = max(run.working_set_mib or 0.0 for run in self.runs.of())
         return {
             "many_files": shape.files,
             f"many_files_{_MANY_LIMIT_MIB}mib_ok": same,
-            "many_files_most_mib": round(most, 1),
+            "many_files_most_mib": self.runs.most_mib(),
         }
+
+    async def measure_files(self) -> Summary:
+        """Measure lists and copies of files in a device, and a copy of the device; return the figures.
+
+        Raises:
+            BenchmarkError: a run failed, or did not send all.
+        """
+        bed, shape, device_bytes = self._bed, self._plan.tree, self._plan.device_mib << 20
+        bed.fresh_bucket()
+        image = bed.folder / "device.image"
+        make_ext4(image, device_bytes, "-i", "8192")
+        with mounted_image(image, bed.folder / "device") as folder:
+            say(f"making a tree of {shape.files:,} files")
+            make_tree(folder / "tree", shape)
+        with attached(image) as device:
+            _, result = await bed.mover.back_up(device, mode=VolumeMode.BLOCK)
+        image.unlink()
+        self.runs.add(_LIST, await bed.mover.list_files(result.snapshot_id, "/tree", device=True))
+        for name, path, least in ((_COPY_DEVICE, "", device_bytes), (_COPY, "/tree", shape.total_bytes)):
+            say(name)
+            bed.settle()
+            measured, sent = await bed.mover.send_files(result.snapshot_id, path, device=True)
+            if sent.error or sent.bytes < least:
+                raise BenchmarkError(f"{name}: {sent.bytes} bytes, {sent.error}")
+            self.runs.add(name, measured)
+        names = {"ls": _LIST, "cp_device": _COPY_DEVICE, "cp_files": _COPY}
+        seconds: Summary = {f"{key}_s": round(self.runs.seconds(name), 1) for key, name in names.items()}
+        return seconds | {f"{key}_most_mib": self.runs.most_mib(name) for key, name in names.items()}
 
     async def _uploads(self, tree: Path, number: int) -> None:
         """Run one upload of each kind, and second backups of both kinds."""

@@ -39,6 +39,7 @@ _FIGURES = {
     },
     "latency": {"far_upload_ratio", "far_restore_ratio"},
     "many": {"many_files", "many_files_512mib_ok", "many_files_most_mib"},
+    "files": {f"{what}_{figure}" for what in ("ls", "cp_files", "cp_device") for figure in ("s", "most_mib")},
     "resume": {"upload_resent_share", "restore_rewritten_share", "total_time_ratio"},
     "peers": {
         f"{volume}_{phase}_{program}_{figure}"
@@ -55,6 +56,7 @@ _RUNS = {
     "movers": "second backup, nothing changed, one-open",
     "latency": "restore, bare kopia",
     "many": "restore of 1,000 files, within 512 MiB",
+    "files": "cp of the device",
     "resume": "restore",
     "peers": "device | restore | kopia",
 }
@@ -102,7 +104,7 @@ def test_runs_are_compared_by_their_medians_and_in_pairs() -> None:
     assert (runs.ratio("mover", "kopia"), runs.excess_mib("mover", "kopia")) == (0.75, 30)
     assert runs.paired_ratio("mover", "kopia", lambda run: run.seconds) == 0.25
     assert runs.excess_mib("mover", "no group") is None
-    assert len(runs.of()) == 7
+    assert (len(runs.of()), runs.most_mib()) == (7, 220)
     assert "| mover | 3.00 | 1.00 | 8.00 | 0.50 | 220 | 220 |" in list(runs.lines())
 
 
