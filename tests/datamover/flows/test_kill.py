@@ -63,7 +63,7 @@ async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callab
 @asynccontextmanager
 async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callable[[], int]]:
     """Back up in a separate process; yield a function that finds it once its kopia is running."""
-    what = ["backup", "--source", volume, "--repository", repository, f"--mover={WANTED}", "--json"]
+    what: list[str | Path] = ["backup", "--source", volume, "--repository", repository, f"--mover={WANTED}", "--json"]
     mover = subprocess.Popen(
         [sys.executable, "-m", "datamover", *what],
         cwd=_ROOT,
