@@ -175,7 +175,10 @@ async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncItera
     try:
         fd, size = await data_path.run_in_thread(open_and_measure, f"opening device {path}")
     except OSError as e:
-        raise DataPathError(f"cannot open device {path}: {e.strerror}") from e
+        # Linux, block/bdev.c: a file system that is mounted anywhere on the node has it exclusively.
+        used = flags & os.O_EXCL and e.errno == errno.EBUSY
+        cause = "it is mounted or used otherwise on this node: nothing was written" if used else e.strerror
+        raise DataPathError(f"cannot open device {path}: {cause}") from e
     try:
         yield fd, size
     finally:
@@ -288,19 +291,22 @@ async def restore_blocks(
     workers: int,
     data_path: DataPath,
     compare: bool = False,
+    existing: bool = False,
 ) -> int:
     """Write a snapshot by block to the device `target`, some blocks at a time, and wait until it is on the disk.
 
-    With `compare`, what the device has already is not written.
+    With `compare`, what the device has already is not written. An `existing` device must not be mounted on this node,
+    nor used by its kernel otherwise, and cannot be meanwhile.
 
     Returns:
         How many bytes were written, or became zeros.
 
     Raises:
-        DataPathError: the target is smaller than the data: nothing was written.
+        DataPathError: the target is smaller than the data, or in use: nothing was written.
         KopiaError: the snapshot is damaged, or the data path failed.
     """
-    async with _open_target(snapshot, target, os.O_RDWR, data_path, compare=compare) as (fd, size):
+    flags = os.O_RDWR | (os.O_EXCL if existing else 0)
+    async with _open_target(snapshot, target, flags, data_path, compare=compare) as (fd, size):
         arguments = [
             f"--root={snapshot.root_object}",
             f"--size={snapshot.size_bytes}",

@@ -221,6 +221,7 @@ class _Restoring:
             workers=parameters.workers,
             data_path=self.data_path,
             compare=parameters.again or in_place,
+            existing=in_place,
         )
         return _Written(size_bytes if in_place else None)
 

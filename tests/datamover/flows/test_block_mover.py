@@ -28,7 +28,7 @@ from datamover.kopia.verification import verify_snapshot
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path, restore_volume
-from tests.datamover.support.loopdevice import attached
+from tests.datamover.support.loopdevice import attached, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened, s3_storage
 from tests.datamover.support.s3server import S3Server
@@ -242,6 +242,28 @@ async def test_a_real_device_is_restored_over_other_data_whatever_confines_kopia
         await _restore(repository, backup.snapshot_id, target)
     assert (tmp_path / "target").read_bytes() == device.read_bytes() + b"\xff" * (_MIB // 2)
     assert (tmp_path / "target").stat().st_blocks * 512 <= 3 * _MIB + _MIB // 2 + 8192
+
+
+async def test_a_device_that_is_mounted_is_not_restored_into(
+    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path
+) -> None:
+    """Its kernel would write over the restored blocks what it remembers of the file system."""
+    backup = await _back_up(mover_repository, device)
+    image, existing = tmp_path / "target", InPlace(incremental=True)
+    make_ext4(image, 8 * _MIB)
+    with mounted_image(image, tmp_path / "mounted"):
+        (loop,) = [
+            Path(line.split()[0]) for line in Path("/proc/mounts").read_text().splitlines() if str(tmp_path) in line
+        ]
+        before = loop.read_bytes()
+        with pytest.raises(
+            DataPathError, match=f"^cannot open device {loop}: it is mounted or .*: nothing was written$"
+        ):
+            await _restore(for_restores, backup.snapshot_id, loop, in_place=existing)
+        assert loop.read_bytes() == before
+    with attached(image) as target:
+        await _restore(for_restores, backup.snapshot_id, target, in_place=existing)
+    assert image.read_bytes()[: backup.total_bytes] == device.read_bytes()
 
 
 async def test_what_does_not_fit_is_refused_before_a_byte_is_written(
