@@ -35,7 +35,18 @@ from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import CacheClaims, Copies, ExposeRun, read_storage_access
-from exposer.in_place import check_existing, check_unused, ensure_taken, give_back, is_released, is_taken_by
+from exposer.in_place import (
+    check_existing,
+    check_unused,
+    delete_shown,
+    device_name,
+    ensure_shown,
+    ensure_taken,
+    give_back,
+    is_released,
+    is_taken_by,
+    shown_name,
+)
 from exposer.manifests import (
     build_changed_volume,
     build_restore_claim,
@@ -84,7 +95,9 @@ class Rebinder:
         if isinstance(volume, Pending):
             return volume
         if volume is None or volume["metadata"].get("deletionTimestamp"):
-            raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted")
+            left = request.by_block and request.volume and device_name(request.volume)
+            stays = f": PersistentVolume {left}, which stays, names its storage" if left else ""
+            raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted{stays}")
         try:
             return await self._rebind(request, kept, target=target, volume=volume)
         except NotFoundError as e:
@@ -131,7 +144,8 @@ class Rebinder:
             return None
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         if volume is not None and is_taken_by(volume, request.owner):
-            pending = await self._delete_pod_and_claim(request.owner, attached=request.volume)
+            pending = await self._delete_pod_and_claim(request.owner, attached=shown_name(request, volume))
+            pending = pending or await delete_shown(self._client, request.owner.uid, request.volume)
             if pending:
                 return pending
             volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
@@ -153,7 +167,10 @@ class Rebinder:
             # The label lets garbage collection delete it.
             labels = request.owner.labels if kept.provisioned else {}
             volume = await retain_for(self._client, volume, labels)
-            pending = await self._delete_pod_and_claim(request.owner, attached=name)
+            shown = shown_name(request, volume) if request.volume else name
+            pending = await self._delete_pod_and_claim(request.owner, attached=shown)
+            if pending is None and shown != name:
+                pending = await delete_shown(self._client, request.owner.uid, name)
             if pending:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
@@ -174,7 +191,8 @@ class Rebinder:
     async def _read_volume(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolume | Pending | None:
         """Return the PersistentVolume of the restored data; Pending while another one replaces it."""
         volume = await self._client.read(PERSISTENT_VOLUMES, "", kept.pv_name)
-        if not request.by_block or (volume is not None and not volume["metadata"].get("deletionTimestamp")):
+        changes = request.by_block and not request.volume
+        if not changes or (volume is not None and not volume["metadata"].get("deletionTimestamp")):
             return volume
         changed = await self._client.read(PERSISTENT_VOLUMES, "", changed_name(kept.pv_name))
         if volume is None or changed is None:
@@ -219,7 +237,8 @@ class Rebinder:
         if target is None or target["metadata"].get("deletionTimestamp"):
             raise ExposeError(f"{place} was deleted")
         other = target["spec"].get("volumeName") or kept.pv_name
-        if other not in {kept.pv_name, *([changed_name(kept.pv_name)] if request.by_block else [])}:
+        changes = request.by_block and not request.volume
+        if other not in {kept.pv_name, *([changed_name(kept.pv_name)] if changes else [])}:
             raise ExposeError(f"{place} was bound to PersistentVolume {other} meanwhile")
         if (target.get("status") or {}).get("phase") == "Lost":
             raise ExposeError(f"{place} has phase Lost")
@@ -359,6 +378,8 @@ class GenericRestoreExposer(Rebinder):
         if claim is None or not belongs(claim, owner):
             raise ExposeError(f"{place} no longer exists")
         name = claim["spec"].get("volumeName", "")
+        if request.volume and name == device_name(request.volume):
+            name = request.volume
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
             raise ExposeError(f"PersistentVolume of {place} no longer exists")
@@ -374,6 +395,8 @@ class GenericRestoreExposer(Rebinder):
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         pending = pending or await delete_claim(self._client, owner, owner.name)
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
+        if pending is None and request.by_block and request.volume:
+            pending = await delete_shown(self._client, owner.uid, request.volume)
         pending = pending or await self._copies.delete(request.copies)
         return pending or await delete_base(self._client, request)
 
@@ -413,7 +436,10 @@ class GenericRestoreExposer(Rebinder):
         if isinstance(existing, Pending):
             return existing
         if existing is not None:
-            existing = await ensure_taken(self._client, run, request=request, volume=existing)
+            taken = await ensure_taken(self._client, run, request=request, volume=existing)
+            existing = await ensure_shown(self._client, run, request=request, volume=taken)
+        if isinstance(existing, Pending):
+            return existing
         excluded = request.settings.excluded_metadata
         manifest = build_restore_claim(
             request.owner, target, node=node, excluded=excluded, volume=existing, by_block=request.by_block

@@ -3,17 +3,25 @@
 One write takes the volume: it is retained, reserved for the restore PVC, and marked with all that is needed to give it
 back. One write gives it back: it is reserved for its own PVC again, with its reclaim policy. A volume whose reference
 has no UID is never reclaimed, and only a PVC of that name can get it.
+
+A device cannot be written through a volume with a file system, whose mode never changes. So a second PersistentVolume
+of volumeMode Block, retained too, shows its storage to the restore PVC alone, while no node has the first one: both
+would have the same VolumeAttachment, named by the storage's handle. The first one stays taken, and nothing can be bound
+to it. The second one is deleted, once no node has it, before the first one is given back; it stays if the first one was
+deleted meanwhile. The mover opens the device exclusively, which fails while a node without attachments has it mounted.
+Source: Kubernetes v1.34, pkg/volume/csi/csi_attacher.go (getAttachmentName).
 Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go: the server retains the volume and deletes
 its PVC before it creates the DataDownload, and recreates the PVC, unbound, after it; Kubernetes v1.34,
 pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnboundClaim).
 """
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
 from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim
 from core.models.names import (
@@ -27,13 +35,63 @@ from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
 from exposer.manifests import volume_mode
 from exposer.model import Owner, Pending, Reader, RestoreRequest
-from exposer.ownership import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
+from exposer.ownership import (
+    BOUND_BY_CONTROLLER,
+    RETAIN,
+    attached_nodes,
+    delete_object,
+    set_reclaim_policy,
+    without_marks,
+)
 from exposer.workload import describe_users
 
 
 def is_taken_by(volume: PersistentVolume, owner: Owner) -> bool:
     """Return whether `volume` was taken for the restore of `owner`."""
-    return (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL) == owner.uid
+    return _taker(volume) == owner.uid
+
+
+def _taker(volume: PersistentVolume) -> str | None:
+    return (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL)
+
+
+_DEVICE: Final = "-block"
+
+
+def device_name(volume: str) -> str:
+    """Return the name of the PersistentVolume through which this one's device is restored into."""
+    return f"{volume}{_DEVICE}"
+
+
+def existing_name(device: str) -> str:
+    """Return the name of the PersistentVolume whose device this one shows."""
+    return device.removesuffix(_DEVICE)
+
+
+def build_device_volume(owner: Owner, volume: PersistentVolume) -> Manifest:
+    """Return a PersistentVolume of volumeMode Block with the storage of `volume`, for the restore PVC alone.
+
+    It is retained, and names no provisioner, which therefore never deletes its storage, whatever its policy becomes.
+    Source: sig-storage-lib-external-provisioner v11, controller/controller.go (shouldDelete).
+    """
+    spec = {key: value for key, value in volume["spec"].items() if key != "mountOptions"}
+    return {
+        "apiVersion": PERSISTENT_VOLUMES.api_version,
+        "kind": PERSISTENT_VOLUMES.kind,
+        "metadata": {"name": device_name(volume["metadata"]["name"]), "labels": {IN_PLACE_LABEL: owner.uid}},
+        "spec": spec
+        | {
+            "volumeMode": str(VolumeMode.BLOCK),
+            "persistentVolumeReclaimPolicy": RETAIN,
+            "claimRef": _name_claim(owner.namespace, owner.name),
+        },
+    }
+
+
+def shown_name(request: RestoreRequest, volume: PersistentVolume) -> str:
+    """Return the name of the PersistentVolume that the mover gets for the existing `volume`."""
+    name = volume["metadata"]["name"]
+    return device_name(name) if request.by_block and volume_mode(volume) is VolumeMode.FILESYSTEM else name
 
 
 def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
@@ -61,9 +119,12 @@ async def check_existing(
         raise ExposeError(f"PersistentVolume {request.volume} to restore into {state}")
     if is_taken_by(volume, request.owner):
         return volume
-    if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+    if _taker(volume):
         return _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
     _check_owner(request, target, volume)
+    shown = shown_name(request, volume)
+    if shown != request.volume and (device := await reader.read(PERSISTENT_VOLUMES, "", shown)) is not None:
+        return _explain_name(device)
     if users := await find_users(reader, volume):
         return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
     if nodes := await attached_nodes(reader, request.volume):
@@ -102,12 +163,24 @@ def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume:
     if reference and reference.get("uid") == target["metadata"]["uid"]:
         raise ExposeError(f"{place} to restore into is bound to {claim}: it must be released first")
     mode, wanted = volume_mode(volume), volume_mode(target)
-    if request.by_block and mode is not VolumeMode.BLOCK:
-        raise ExposeError(
-            f"{place} to restore into has a file system: a backup by block can be restored into a new volume only"
-        )
     if mode is not wanted:
         raise ExposeError(f"{place} to restore into has volumeMode {mode}, and {claim} has {wanted}")
+    if request.by_block and mode is VolumeMode.FILESYSTEM:
+        _check_device(request, volume)
+
+
+def _check_device(request: RestoreRequest, volume: PersistentVolume) -> None:
+    """Check that the volume, which has a file system, may have a device below it, and will be mounted after.
+
+    Raises:
+        ExposeError: it has none, or would not be: nothing is written.
+    """
+    place, csi = f"PersistentVolume {volume['metadata']['name']}", volume["spec"].get("csi")
+    if not csi:
+        raise ExposeError(f"{place} to restore into by block is of no CSI driver: restore into a new volume")
+    mounted = csi.get("fsType")
+    if mounted and request.fs_type and mounted != request.fs_type:
+        raise ExposeError(f"{place} to restore into is mounted as {mounted}, and the backup has {request.fs_type}")
 
 
 def _refers_to(reference: ObjectReference, namespace: str, name: str) -> bool:
@@ -120,7 +193,8 @@ async def find_users(reader: Reader, volume: PersistentVolume) -> str | None:
     if storage is None:
         return None
     listed = await reader.list(Selection(PERSISTENT_VOLUMES))
-    others = [one for one in listed if _storage_of(one) == storage and one["metadata"]["name"] != name]
+    same = [one for one in listed if _storage_of(one) == storage and one["metadata"]["name"] != name]
+    others = [one for one in same if not _taker(one) or _taker(one) != _taker(volume)]
     for other in others:
         claim = other["spec"].get("claimRef") or {}
         if pods := await _list_users(reader, claim):
@@ -181,6 +255,61 @@ async def ensure_taken(
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
+async def ensure_shown(
+    client: KubeClient, run: ExposeRun, *, request: RestoreRequest, volume: PersistentVolume
+) -> PersistentVolume | Pending:
+    """Return the PersistentVolume for the restore PVC: `volume`, which is taken, or a second one for its device.
+
+    Raises:
+        ExposeError: another volume has its name, or the permission to create it is missing.
+        NotOwnerError: from the run's guard; nothing was created.
+    """
+    name = shown_name(request, volume)
+    if name == volume["metadata"]["name"]:
+        return volume
+    found = await client.read(PERSISTENT_VOLUMES, "", name)
+    if found is None:
+        await run.confirm()
+        try:
+            found = await client.create(PERSISTENT_VOLUMES, build_device_volume(request.owner, volume))
+        except AlreadyExistsError:
+            found = await client.get(PERSISTENT_VOLUMES, "", name)
+        except ForbiddenError as e:
+            raise ExposeError(
+                f"no permission to create persistentvolumes, for the device of PersistentVolume {request.volume}: "
+                f"apply deploy/agent/rbac.yaml: {e}"
+            ) from e
+    own = is_taken_by(found, request.owner) and not found["metadata"].get("deletionTimestamp")
+    return found if own else _explain_name(found)
+
+
+def _explain_name(device: PersistentVolume) -> Pending:
+    """Return that the PersistentVolume of an earlier restore must be deleted first.
+
+    Raises:
+        ExposeError: it is of no restore.
+    """
+    place = f"PersistentVolume {device['metadata']['name']}"
+    if not _taker(device):
+        raise ExposeError(f"{place} already exists and is of no restore: a restore by block needs its name")
+    return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier restore must be deleted first")
+
+
+async def delete_shown(client: KubeClient, taker: str, name: str) -> Pending | None:
+    """Delete the second PersistentVolume of the existing one of that name, which the restore with UID `taker` created.
+
+    None once it is deleted, or stays since nothing else names its storage any more.
+    """
+    device = await client.read(PERSISTENT_VOLUMES, "", device_name(name))
+    if device is None or _taker(device) != taker:
+        return None
+    volume = await client.read(PERSISTENT_VOLUMES, "", name)
+    if volume is None or volume["metadata"].get("deletionTimestamp") or _storage_of(volume) != _storage_of(device):
+        return None
+    device = await set_reclaim_policy(client, device, RETAIN)
+    return await delete_object(client, PERSISTENT_VOLUMES, device, unchanged=True)
+
+
 def read_released_claim(volume: PersistentVolume) -> tuple[str, dict[str, Any]] | None:
     """Return the restore for which a command has released the volume, and the PVC that it had; None: no command has."""
     try:
@@ -231,5 +360,8 @@ async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: 
 
 
 def _reserve(namespace: str, name: str) -> Manifest:
-    claim: Manifest = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "namespace": namespace, "name": name}
-    return claim | {"uid": None, "resourceVersion": None}
+    return _name_claim(namespace, name) | {"uid": None, "resourceVersion": None}
+
+
+def _name_claim(namespace: str, name: str) -> Manifest:
+    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "namespace": namespace, "name": name}

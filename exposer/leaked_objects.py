@@ -40,7 +40,7 @@ from core.models.names import (
     OWNER_UID_LABEL,
     label_value,
 )
-from exposer.in_place import give_back, read_claim_of
+from exposer.in_place import delete_shown, existing_name, give_back, read_claim_of
 from exposer.manifests import GROUP_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
@@ -125,17 +125,19 @@ _COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
 class LeakedObjects:
     """The objects of one owner, as JSON dicts by resource; `taken` are existing volumes that it restored into.
 
+    `shown` are those besides that showed the device of one.
     `bases` are base snapshots, which stay as long as their owner exists, also after its cleanup.
     """
 
     uid: str
     objects: dict[Resource, list[Object]] = field(default_factory=dict)
     taken: list[PersistentVolume] = field(default_factory=list)
+    shown: list[PersistentVolume] = field(default_factory=list)
     bases: list[VolumeSnapshotContent] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Return whether there is anything."""
-        return bool(self.objects or self.taken or self.bases)
+        return bool(self.objects or self.taken or self.shown or self.bases)
 
     def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
         """Return the objects of one resource."""
@@ -168,9 +170,7 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
         if await _refers_to_deleted_claim(client, volume, namespace):
             _add(found, PERSISTENT_VOLUMES, volume)
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=IN_PLACE_LABEL)):
-        uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
-        if uid and claim is not None and claim[0] == namespace:
-            found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
+        _add_existing(found, volume, namespace)
     for content in await _list(client, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=BASE_SNAPSHOT_LABEL)):
         uid = (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL)
         if uid and is_in_namespace(content, namespace):
@@ -184,6 +184,14 @@ def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> No
         found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
 
 
+def _add_existing(found: dict[str, LeakedObjects], volume: PersistentVolume, namespace: str) -> None:
+    uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
+    if uid and claim is not None and claim[0] == namespace:
+        found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
+    elif uid and claim is None and (volume["spec"].get("claimRef") or {}).get("namespace") == namespace:
+        found.setdefault(uid, LeakedObjects(uid)).shown.append(volume)
+
+
 async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> str | None:
     """Take the next step; return what is being deleted, as text; None: nothing is left.
 
@@ -195,6 +203,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     steps = (
         _delete_pods,
         _delete_claims,
+        _delete_shown,
         _give_back_volumes,
         _delete_volumes,
         _delete_copies,
@@ -255,6 +264,17 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str | Non
         pending = await delete_with_volume(client, claim)
         deleting += [pending.message] if pending else []
     return "; ".join(deleting) or None
+
+
+async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> str | None:
+    """Delete the PersistentVolumes that showed the devices of existing volumes, once they are detached."""
+    pending = []
+    for name in [volume["metadata"]["name"] for volume in leaked.shown]:
+        if nodes := await attached_nodes(client, name):
+            pending.append(f"PersistentVolume {name} is being detached from node {', '.join(nodes)}")
+        elif deleting := await delete_shown(client, leaked.uid, existing_name(name)):
+            pending.append(deleting.message)
+    return "; ".join(pending) or None
 
 
 async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:

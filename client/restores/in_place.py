@@ -318,10 +318,8 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
     """Check that the data can be written to the volume, as far as is known."""
     place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
     mode, wanted = volume_mode(volume), one.volume.claim.volume_mode
-    if one.volume.by_block and mode is not VolumeMode.BLOCK:
-        raise RestoreError(
-            f"{place} has a file system, and its backup a device: restore it into a new PVC, without --in-place"
-        )
+    if one.volume.by_block and mode is VolumeMode.FILESYSTEM and not volume["spec"].get("csi"):
+        raise RestoreError(f"{place} is of no CSI driver: restore its backup by block into a new PVC")
     # Without a size, the backup has the name of the PVC only.
     if one.volume.claim.size and mode != wanted:
         raise RestoreError(f"{place} has volumeMode {mode}, and the backup is of one with {wanted}")

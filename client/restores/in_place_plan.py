@@ -109,7 +109,7 @@ def _place(snapshot: Manifest) -> str:
 
 async def _report(jobs: JobTools, tools: RestoreTools, plan: InPlaceRestore) -> VolumeReport:
     one, found, ready = plan.one, None, None
-    device = plan.mode is VolumeMode.BLOCK
+    device = one.volume.by_block or plan.mode is VolumeMode.BLOCK
     if plan.snapshot is not None:
         jobs.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
         ready = await wait_until_ready(tools, plan.snapshot)

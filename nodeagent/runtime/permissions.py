@@ -212,7 +212,7 @@ _AGENT_PERMISSIONS: Final = (
         _ALL,
         kube.PERSISTENT_VOLUMES,
         ("create", "delete"),
-        "replace the PersistentVolume of a restored device by one with a file system, whose mode cannot change",
+        "a second PersistentVolume of a device that is restored: the mode of one never changes",
         without="restores by block into volumes with a file system are pending until they time out",
     ),
     Permission(_ALL, kube.STORAGE_CLASSES, ("get",), "the binding mode of a class"),

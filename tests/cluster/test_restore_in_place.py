@@ -31,13 +31,19 @@ class _Scene:
         self.bed, self.space = bed, space
         self.name = f"{space}-back"
 
-    def back_up(self) -> None:
-        words = (f"--pvc={self.space}/data", f"--storage-location={self.space}", "--method=csi-snapshot", "--wait")
-        self.bed.said("backup", "create", f"{self.space}-first", *words)
+    def back_up(self, *words: str) -> str:
+        """Return the ID of the kopia snapshot."""
+        words = (f"--storage-location={self.space}", "--method=csi-snapshot", *words, "--wait")
+        self.bed.said("backup", "create", f"{self.space}-first", f"--pvc={self.space}/data", *words)
+        names = self.bed.user.names(["datauploads"], "-n", NAMESPACE)
+        (name,) = [one.rpartition("/")[2] for one in names if self.space in one]
+        upload = self.bed.api.get(DATA_UPLOADS, NAMESPACE, name)
+        assert upload is not None
+        return str(upload["status"]["snapshotID"])
 
-    def restore(self) -> subprocess.CompletedProcess[str]:
-        words = (f"--from-backup={self.space}-first", "--in-place", "--incremental", "--delete-extra-files", "--yes")
-        return self.bed.command("restore", "create", self.name, *words, "--wait")
+    def restore(self, *words: str) -> subprocess.CompletedProcess[str]:
+        words = (f"--from-backup={self.space}-first", "--in-place", "--incremental", *words, "--yes", "--wait")
+        return self.bed.command("restore", "create", self.name, *words)
 
     def claim(self) -> Any:
         return self.bed.api.get(PERSISTENT_VOLUME_CLAIMS, self.space, "data")
@@ -78,12 +84,12 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     pod = build_pod(space, "holder", claim="data", script=["-c", _HOLD], folders={})
     bed.user.apply(pod)
     bed.user.wait("pod/holder", "condition=Ready", namespace=space, seconds=120)
-    refused = scene.restore()
+    refused = scene.restore("--delete-extra-files")
     assert refused.returncode == 1
     assert f"PVC {space}/data is used by pod {space}/holder" in refused.stderr
     bed.user.kubectl("delete", "pod", "holder", "-n", space, "--grace-period=1")
 
-    done = scene.restore()
+    done = scene.restore("--delete-extra-files")
 
     assert done.returncode == 0, done.stderr
     after, volume = scene.claim(), scene.volume()
@@ -116,12 +122,13 @@ def _release(scene: _Scene) -> str:
     return str(name)
 
 
-def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str) -> Any:
+def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str, by_block: bool = False) -> Any:
     """Restore into the volume, and recreate the PVC as the server does; return the final DataDownload."""
     space = scene.space
     asked = Volume(scene.bed, space).download(name, snapshot_id=snapshot_id, location=space)
     asked["spec"]["targetVolume"] |= {"pvc": "data", "pv": volume}
     asked["spec"] |= {"restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}}
+    asked["spec"] |= {"datamover": "velero-block"} if by_block else {}
     scene.bed.user.apply(asked, build_claim(space, "data", size="64Mi", restored_into=f"{space}.data.{name}"))
     *_, last = follow(scene.bed, DATA_DOWNLOADS, [name], seconds=180)
     wait_released(scene.bed, DATA_DOWNLOADS, [name])
@@ -131,10 +138,7 @@ def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str) -> Any
 
 def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restored_or_not(scene: _Scene) -> None:
     bed, space = scene.bed, scene.space
-    scene.back_up()
-    (name,) = [one.rpartition("/")[2] for one in bed.user.names(["datauploads"], "-n", NAMESPACE) if space in one]
-    upload = bed.api.get(DATA_UPLOADS, NAMESPACE, name)
-    assert upload is not None
+    snapshot_id = scene.back_up()
     folder = Volume(bed, space).path()
     _damage(folder)
     volume = _release(scene)
@@ -147,7 +151,7 @@ def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restor
     assert (folder / "folder/0").read_text() == "changed"
     assert _release(scene) == volume
 
-    done = _download(scene, f"{space}-good", volume=volume, snapshot_id=upload["status"]["snapshotID"])
+    done = _download(scene, f"{space}-good", volume=volume, snapshot_id=snapshot_id)
 
     assert done["status"]["phase"] == "Completed", done["status"]
     assert scene.volume()["metadata"]["name"] == volume
@@ -155,3 +159,60 @@ def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restor
     texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
     assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
     bed.user.kubectl("patch", "pv", volume, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
+
+
+_CHECK = """\
+import os
+assert sorted(os.listdir("/data")) == ["folder", "link", "lost+found"]
+for number in range(20):
+    assert open(f"/data/folder/{number}").read() == f"as it was {number}" * 1000
+assert os.stat("/data/folder/2").st_mode & 0o777 == 0o644
+assert os.stat("/data/folder/0").st_nlink == 1
+open("/data/folder/new", "w").write("it is writable")
+"""
+
+
+def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(scene: _Scene) -> None:
+    bed, space = scene.bed, scene.space
+    snapshot_id = scene.back_up("--data-mover=block")
+    expected = _restore_device(scene, snapshot_id)
+    _damage(Volume(bed, space).path())
+    before, name = scene.volume(), _release(scene)
+
+    failed = _download(scene, f"{space}-bad", volume=name, snapshot_id="0" * 32, by_block=True)
+
+    assert failed["status"]["phase"] == "Failed"
+    given = scene.volume()
+    assert (given["metadata"]["uid"], given["spec"]["volumeMode"]) == (before["metadata"]["uid"], "Filesystem")
+    check = "assert open('/data/folder/0').read() == 'changed'"
+    bed.user.run_pod(build_pod(space, "damaged", claim="data", script=["-c", check], folders={}), seconds=120)
+
+    done = scene.restore()
+
+    assert done.returncode == 0, done.stderr
+    given, downloads = scene.volume(), bed.api.objects(DATA_DOWNLOADS, NAMESPACE)
+    (status,) = [one["status"] for one in downloads if one["metadata"]["name"].startswith(scene.name)]
+    assert 0 < status["incrementalBytes"] < status["progress"]["totalBytes"] // 2
+    assert (given["metadata"]["uid"], given["spec"]["csi"]) == (before["metadata"]["uid"], before["spec"]["csi"])
+    assert given["spec"]["volumeMode"] == "Filesystem"
+    assert given["spec"]["claimRef"]["uid"] == scene.claim()["metadata"]["uid"]
+    assert bed.api.get(PERSISTENT_VOLUMES, "", f"{name}-block") is None
+    device = Volume(bed, space).path()
+    assert device.is_block_device()
+    assert device.read_bytes() == expected
+    bed.user.run_pod(build_pod(space, "again", claim="data", script=["-c", _CHECK], folders={}), seconds=120)
+    bed.user.kubectl("patch", "pv", name, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
+
+
+def _restore_device(scene: _Scene, snapshot_id: str) -> bytes:
+    """Restore a backup by block into a new device, and return its content."""
+    bed, space, name = scene.bed, scene.space, f"{scene.space}-device"
+    claim = build_claim(space, name, size="64Mi", restored_into=f"{space}.{name}.x7k2p")
+    claim["spec"]["volumeMode"] = "Block"
+    download = Volume(bed, space).download(name, snapshot_id=snapshot_id, location=space)
+    download["spec"]["datamover"] = "velero-block"
+    bed.user.apply(claim, download)
+    *_, last = follow(bed, DATA_DOWNLOADS, [name], seconds=180)
+    assert last["status"]["phase"] == "Completed", last["status"]
+    wait_released(bed, DATA_DOWNLOADS, [name])
+    return Volume(bed, space, name).path().read_bytes()

@@ -21,7 +21,6 @@ from tests.exposer.support.restore_steps import (
     volume,
 )
 from tests.exposer.support.scenes import RestoreScene
-from tests.exposer.support.world import no_guard
 
 
 @pytest.mark.parametrize(
@@ -125,11 +124,3 @@ async def test_a_volume_of_another_owner_with_the_name_of_the_replacement_is_kep
     left = {f"PersistentVolume /{changed_name(kept.pv_name)}", "PersistentVolumeClaim app3/data"}
     assert scene.world.names() == BYSTANDERS | left
     assert scene.world.disks == set()
-
-
-async def test_an_existing_volume_with_a_file_system_is_refused() -> None:
-    scene = RestoreScene(by_block=True)
-    scene.put_existing()
-
-    with pytest.raises(ExposeError, match="has a file system: a backup by block can be restored into a new volume"):
-        await scene.exposer().ensure(scene.request, no_guard)

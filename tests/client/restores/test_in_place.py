@@ -183,11 +183,14 @@ async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, mes
     assert scene.downloads == []
 
 
-async def test_a_device_is_not_restored_into_a_volume_with_a_file_system(scene: InPlaceScene) -> None:
-    """The other way round, a file system into a volume of `volumeMode: Block`, a backup by block can be."""
+async def test_a_device_is_restored_into_a_volume_with_a_file_system_of_a_csi_driver_only(scene: InPlaceScene) -> None:
     by_block = replace(saved(DATA, "s1"), by_block=True)
+    (planned,) = await plan_in_place(scene.tools, request(scene), [by_block], snapshots=False)
+    assert planned.one.existing == "pv-1"
+    reference = scene.volume["spec"]["claimRef"]
+    scene.put_volume("pv-1", claimRef=reference, csi=None, nfs={"server": "n", "path": "/p"})
 
-    with pytest.raises(RestoreError, match=r"PVC app/data has a file system, and its backup a device: .* a new PVC"):
+    with pytest.raises(RestoreError, match="PVC app/data is of no CSI driver: restore its backup by block into a new"):
         await plan_in_place(scene.tools, request(scene), [by_block], snapshots=False)
 
     assert scene.downloads == []

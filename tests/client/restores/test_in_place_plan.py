@@ -1,6 +1,7 @@
 """What precedes a restore into an existing volume: its snapshot, its plan, and that nothing stays of the latter."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -204,10 +205,12 @@ async def test_without_a_snapshot_only_the_total_is_known(scene: InPlaceScene) -
     assert (left(scene), scene.snapshots) == ([], [])
 
 
-async def test_the_plan_of_a_block_volume_is_the_whole_device(scene: InPlaceScene) -> None:
-    scene.make_block()
-    command = Command(scene)
-    assert await command.run(saved(replace(DATA, volume_mode="Block")))
+@pytest.mark.parametrize("by_block", [False, True], ids=["of a device", "by block, of a file system"])
+async def test_the_plan_of_a_block_volume_is_the_whole_device(by_block: bool, scene: InPlaceScene) -> None:
+    if not by_block:
+        scene.make_block()
+    command, mode = Command(scene), "Filesystem" if by_block else "Block"
+    assert await command.run(dataclasses.replace(saved(replace(DATA, volume_mode=mode)), by_block=by_block))
     assert [(one.device, one.plan, one.total_bytes) for one in command.shown] == [(True, None, 7)]
     assert left(scene) == []
     assert len(scene.snapshots) == 1

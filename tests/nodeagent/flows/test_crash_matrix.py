@@ -151,7 +151,7 @@ def summary(kind: str, world: World) -> JsonDict:
         found["target"] = (claim["status"]["phase"], volume.get("spec", {}).get("persistentVolumeReclaimPolicy"))
         # Its name differs from run to run: the PVC must have the volume that the mover wrote.
         handle = (volume.get("spec", {}).get("csi") or {}).get("volumeHandle")
-        found["data"] = moved in {volume.get("metadata", {}).get("name"), handle}
+        found["data"] = moved.removesuffix("-block") in {volume.get("metadata", {}).get("name"), handle}
     elif status["phase"] == "Completed":
         found["data"] = moved
     return found
@@ -221,15 +221,16 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
     await check_matrix(kind, scenario, fault)
 
 
-@pytest.mark.sample("*-stop_after")
+@pytest.mark.sample("*files-stop_after", "good-by block-stop_after")
 @pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
+@pytest.mark.parametrize("by_block", [False, True], ids=["files", "by block"])
 @pytest.mark.parametrize(
     "scenario",
     [GOOD, BROKEN, CANCELED, INTERRUPTED],
     ids=["good", "broken", "canceled", "first attempt interrupted"],
 )
-async def test_an_existing_volume_always_returns_to_its_pvc(scenario: Scenario, fault: Fault) -> None:
-    await check_matrix("DataDownload", replace(scenario, in_place=True), fault)
+async def test_an_existing_volume_always_returns_to_its_pvc(scenario: Scenario, by_block: bool, fault: Fault) -> None:
+    await check_matrix("DataDownload", replace(scenario, in_place=True, by_block=by_block), fault)
 
 
 @pytest.mark.sample("DataUpload-*", "PodVolumeRestore-*")

@@ -44,9 +44,10 @@ func (d *driver) NodePublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	if mount := in.GetVolumeCapability().GetMount(); mount != nil && v.Block {
-		// Its PersistentVolume was made anew, with a file system that was written to the device.
-		if err := d.store.adopt(v, mount.GetFsType()); err != nil {
+	// Another PersistentVolume of the same volume may have another mode.
+	capability := in.GetVolumeCapability()
+	if v.Block != (capability.GetBlock() != nil) {
+		if err := d.store.adopt(v, capability.GetMount().GetFsType()); err != nil {
 			return nil, err
 		}
 	}

@@ -203,10 +203,11 @@ func (s *store) mount(v volume) error {
 	return run("mount", "-t", v.FSType, "-o", options, device, target)
 }
 
-// adopt mounts a volume that was made as a device, and has a file system by now.
+// adopt mounts a device that has a file system by now, or unmounts the file system of a volume, and shows its device.
 func (s *store) adopt(v *volume, fsType string) error {
-	v.Block, v.FSType = false, fsType
-	if fsType == "" {
+	if v.Block = !v.Block; v.Block {
+		v.FSType = ""
+	} else if v.FSType = fsType; fsType == "" {
 		v.FSType = "ext4"
 	}
 	if err := s.release(v.ID); err != nil {
