@@ -159,6 +159,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
             except KopiaError as e:
                 raise await _name_placeholders(e, wait_for_names) from e
             async with _delete_on_error(kopia, snapshot):
+                for warning in run.report.warnings:
+                    await data_path.warn(warning)
                 await _check_names(wait_for_names, data_path)
                 taken = _Taken(snapshot, inheritance, report, parent_fault, run)
                 return await _build_result(repository, parameters, taken, data_path)

@@ -118,7 +118,10 @@ class _OneOpenRun:
 
     @property
     def report(self) -> RunReport:
-        return RunReport(note=_COPIED if self._kopia.result.get("copied") else None)
+        result = self._kopia.result
+        fault = result.get("delete_fault")
+        warning = f"could not remove incomplete snapshots of earlier backups: {fault}" if fault else self._removed
+        return RunReport(note=_COPIED if result.get("copied") else None, warnings=(warning,) if warning else ())
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
         if due:
@@ -149,17 +152,11 @@ class _OneOpenRun:
         stop = self._parameters.stop
         attempted = f"back up {self._parameters.volume}"
         if stop is None:
+            return await self._data_path.guard(attempted, work)
+        with stop.saving():
             answer = await self._data_path.guard(attempted, work)
-        else:
-            with stop.saving():
-                answer = await self._data_path.guard(attempted, work)
-            if stop.signaled:
-                await keep_checkpoint(self._repository.kopia, answer, stop)
-        fault = self._kopia.result.get("delete_fault")
-        if fault:
-            await self._data_path.warn(f"could not remove incomplete snapshots of earlier backups: {fault}")
-        elif fault is not None and self._removed:
-            await self._data_path.warn(self._removed)
+        if stop.signaled:
+            await keep_checkpoint(self._repository.kopia, answer, stop)
         return answer
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
@@ -222,12 +219,17 @@ class _BlockRun(_OneOpenRun):
     @property
     def report(self) -> RunReport:
         fault = self._kopia.result.get("parent_fault")
+        warned = {
+            "read all of the device": self._cause if self._choice.expected else None,
+            "read the device again from its start": self._restart_cause,
+        }
         return RunReport(
             note=f"not compared with snapshot {self._parent}: {fault}" if fault else None,
             changed_bytes=int(self._kopia.result["changed_bytes"]),
             fell_back=bool(self._parent and self._cause),
             cause=self._cause,
             restart_cause=self._restart_cause,
+            warnings=tuple(f"{what}: {cause}" for what, cause in warned.items() if cause),
         )
 
     @property
@@ -259,14 +261,6 @@ class _BlockRun(_OneOpenRun):
             return None
         source = self._parameters.source
         return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
-
-    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        answer = await super().back_up(interval, read_all=read_all)
-        if self._cause and self._choice.expected:
-            await self._data_path.warn(f"read all of the device: {self._cause}")
-        if self._restart_cause:
-            await self._data_path.warn(f"read the device again from its start: {self._restart_cause}")
-        return answer
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - it is in the parent
         changes, parameters = self._parameters.changes, self._parameters

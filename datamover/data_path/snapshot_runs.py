@@ -115,7 +115,8 @@ class RunReport:
 
     `changed_bytes`: how many the parent does not have; None: they follow from what was read. `fell_back`: all was read
     although there is a parent. `cause`: why, although parent or storage may know what has changed. `restart_cause`: why
-    a device was read again from its start, although an earlier attempt has saved a checkpoint.
+    a device was read again from its start, although an earlier attempt has saved a checkpoint. `warnings`: what did not
+    fail them.
     """
 
     note: str | None = None
@@ -123,6 +124,7 @@ class RunReport:
     fell_back: bool = False
     cause: str | None = None
     restart_cause: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class SnapshotRun(Protocol):

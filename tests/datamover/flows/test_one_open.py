@@ -199,6 +199,21 @@ async def test_checkpoints_that_cannot_be_deleted_fail_no_backup(
     warn.assert_awaited_once_with("could not remove incomplete snapshots of earlier backups: no answer")
 
 
+async def test_a_backup_that_is_canceled_while_it_warns_leaves_no_snapshot(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, warn = MoverBackup._take_output, AsyncMock(side_effect=asyncio.CancelledError)
+
+    def take_fault(backup: MoverBackup, line: str) -> None:
+        take(backup, line.replace('"delete_fault":""', '"delete_fault":"no answer"'))
+
+    monkeypatch.setattr(MoverBackup, "_take_output", take_fault)
+    with pytest.raises(asyncio.CancelledError):
+        await back_up_volume(mover_repository, volume, backup_data_path(warn), mover=MoverMethod.ONE_OPEN)
+
+    assert kopia.snapshots() == []
+
+
 async def test_a_policy_of_an_operator_stays_and_is_described(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
