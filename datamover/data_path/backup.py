@@ -368,7 +368,7 @@ async def _check_complete(kopia: Kopia, answer: KopiaAnswer, device_bytes: int |
         raise (e if answer.succeeded else answer.error()) from e
     fault = snapshot.fault
     if not fault and not answer.succeeded:
-        fault = answer.exit_status
+        fault = answer.cause
     if not fault and device_bytes is not None and snapshot.size_bytes != device_bytes:
         fault = f"read {snapshot.size_bytes} of the device's {device_bytes} bytes"
     if not fault:

@@ -176,6 +176,11 @@ class KopiaAnswer:
         return f"kopia exited with code {self.exit_code}"
 
     @property
+    def cause(self) -> str:
+        """Why kopia failed, for a message: what its last lines name, or how it exited."""
+        return (None if self.crashed else find_cause(self.lines, self.volume)) or self.exit_status
+
+    @property
     def shown_lines(self) -> list[str]:
         """The last lines that may contain an error, for a message."""
         return [line for line in self.lines if not line.startswith(_STATUS_LINES)][-_SHOWN_LINES:]
@@ -189,12 +194,12 @@ class KopiaAnswer:
 
         Another attempt may succeed after a KopiaCrashError, or a StorageOutageError, which is a KopiaError here.
         """
-        kind, found = KopiaError, find_cause(self.lines, self.volume)
+        kind = KopiaError
         if self.crashed:
-            kind, found = KopiaCrashError, None
+            kind = KopiaCrashError
         elif not self.succeeded and find_outage(self.lines, self.volume):
             kind = _KopiaOutageError
-        return kind("\n".join([f"{self.attempted}: {cause or found or self.exit_status}", *self.shown_lines]))
+        return kind("\n".join([f"{self.attempted}: {cause or self.cause}", *self.shown_lines]))
 
     def check(self) -> "KopiaAnswer":
         """Return this answer if kopia exited with 0.

@@ -101,13 +101,20 @@ async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "size", "fault"), [(1, 7, "kopia exited with code 1"), (0, 6, "read 6 of the device's 7 bytes")]
+    ("exit_code", "size", "line", "fault"),
+    [
+        (1, 7, "", "kopia exited with code 1"),
+        (1, 7, "flush error: Access Denied", "the credentials have no access"),
+        (0, 6, "", "read 6 of the device's 7 bytes"),
+    ],
 )
-async def test_a_snapshot_that_may_lack_data_is_deleted_and_no_result(exit_code: int, size: int, fault: str) -> None:
+async def test_a_snapshot_that_may_lack_data_is_deleted_and_no_result(
+    exit_code: int, size: int, line: str, fault: str
+) -> None:
     root = {"obj": "k2", "summ": {"files": 1, "dirs": 1, "size": size}}
     manifest = {"id": "k1", "source": {"path": "some/volume"}, "rootEntry": root}
     kopia = AsyncMock()
     kopia.call.return_value = KopiaAnswer("delete snapshot", 0, b"")
     with pytest.raises(KopiaError, match=fault):
-        await _check_complete(kopia, KopiaAnswer("back up", exit_code, json.dumps(manifest).encode()), 7)
+        await _check_complete(kopia, KopiaAnswer("back up", exit_code, json.dumps(manifest).encode(), [line]), 7)
     assert "k1" in kopia.call.await_args.args
