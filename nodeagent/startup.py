@@ -13,7 +13,7 @@ from typing import Any, Final
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError
+from core.kube.errors import KubeError, ServerError, ThrottledError
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -116,6 +116,9 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
     template = await read_template(client, namespace)
     try:
         pod = await find_own_pod(client, namespace, node=settings.node_name, hostname=socket.gethostname())
+    except (ServerError, ThrottledError) as e:
+        # Movers might get an image with another program as long as the agent runs.
+        raise ConfigError(f"the agent's pod cannot be read: {e}") from e
     except KubeError as e:
         _log.warning("the agent's pod cannot be read, data movers get the image of the DaemonSet: %s", e)
         pod = None

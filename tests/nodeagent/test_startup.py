@@ -144,3 +144,7 @@ async def test_movers_have_the_image_of_the_agent_although_its_daemonset_has_ano
     found = await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
     assert found.template.image == image
     assert ("the agent's pod cannot be read" in caplog.text) == (status is not None)
+    # An API server that does not answer says nothing about the image.
+    kube.fail_next("GET", "/pods", 503, times=99)
+    with pytest.raises(ConfigError, match="the agent's pod cannot be read: "):
+        await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
