@@ -15,11 +15,10 @@ from typing import Final
 
 from benchmarks.figures import print_report, say
 from benchmarks.scale.doors import Doors, open_doors
-from benchmarks.scale.effort import QUEUE_LENGTH, Effort
-from benchmarks.scale.growth import measure_growth
+from benchmarks.scale.effort import QUEUE_LENGTH, Effort, Result
 from benchmarks.scale.leaders import kill_leader, measure_leaders, pause_leader
-from benchmarks.scale.many import measure_many
-from benchmarks.scale.report import Report, Result
+from benchmarks.scale.many import measure_growth, measure_many
+from benchmarks.scale.report import Report
 from benchmarks.scale.scene import warm_up
 from benchmarks.scale.waiting import measure_waiting
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from benchmarks.cluster import BUCKET, PREFIX, REGION, RUN, Cluster
 from benchmarks.disks import Disks, replaced
@@ -30,9 +30,6 @@ from tests.support.tools import tool
 BARE_BUCKET: Final = "bare"
 
 _ROOT: Final = Path(__file__).parents[1]
-
-_LOCATION: Final = "default"
-_NAMESPACE: Final = "app"
 
 _AS_A_POD: Final = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
 """A mover pod cannot mount; with that permission kopia would be confined by other means."""
@@ -138,33 +135,19 @@ class Mover:
         parse_result(RestoreResult, message)
         return measured
 
-    async def list_files(self, snapshot_id: str, path: str, *, device: bool = False) -> Measured:
-        """List a directory as `backup ls` does."""
-        spec = ListFiles(
-            backup_storage_location=_LOCATION,
-            volume_namespace=_NAMESPACE,
-            snapshot=snapshot_id,
-            path=path,
-            device=device,
-        )
+    async def list_files(self, snapshot_id: str, path: str) -> Measured:
+        """List a directory of a device as `backup ls` does."""
         with self._disks.cache() as scratch:
-            measured, _ = await self._run(spec, scratch)
+            measured, _ = await self._run(ListFiles(**_within(snapshot_id, path)), scratch)
         return measured
 
-    async def send_files(self, snapshot_id: str, path: str = "", *, device: bool = False) -> tuple[Measured, SentFiles]:
-        """Send what is at a path as the pod of `backup cp` does; return what that took until all was sent."""
-        spec = SendFiles(
-            backup_storage_location=_LOCATION,
-            volume_namespace=_NAMESPACE,
-            snapshot=snapshot_id,
-            path=path,
-            device=device,
-        )
+    async def send_files(self, snapshot_id: str, path: str = "") -> tuple[Measured, SentFiles]:
+        """Send a device, or a path in it, as the pod of `backup cp` does; return what that took until all was sent."""
         # The path of a socket has 107 bytes at most.
         short = RUN / "scratch"
         short.mkdir(exist_ok=True)
         with self._disks.cache() as scratch, replaced(short, scratch), memory_group() as group:
-            command = self.prepare(spec, short).command
+            command = self.prepare(SendFiles(**_within(snapshot_id, path)), short).command
             report = command.log.with_name("report")
             relay = shlex.join([sys.executable, "-OO", *SEND_COMMAND[1:]])
             # The mover stays for a while.
@@ -207,6 +190,12 @@ class Mover:
             "PYTHONPYCACHEPREFIX": str(self._folder / "compiled"),
             "VELERO_SCRATCH_DIR": str(scratch),
         }
+
+
+def _within(snapshot_id: str, path: str) -> dict[str, Any]:
+    """Return where a path in a device is."""
+    where = {"backup_storage_location": "default", "volume_namespace": "app"}
+    return {**where, "snapshot": snapshot_id, "path": path, "device": True}
 
 
 def _data_mover(mode: VolumeMode) -> dict[str, str]:

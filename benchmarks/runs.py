@@ -247,11 +247,11 @@ class Benchmark:
         with attached(image) as device:
             _, result = await bed.mover.back_up(device, mode=VolumeMode.BLOCK)
         image.unlink()
-        self.runs.add(_LIST, await bed.mover.list_files(result.snapshot_id, "/tree", device=True))
+        self.runs.add(_LIST, await bed.mover.list_files(result.snapshot_id, "/tree"))
         for name, path, least in ((_COPY_DEVICE, "", device_bytes), (_COPY, "/tree", shape.total_bytes)):
             say(name)
             bed.settle()
-            measured, sent = await bed.mover.send_files(result.snapshot_id, path, device=True)
+            measured, sent = await bed.mover.send_files(result.snapshot_id, path)
             if sent.error or sent.bytes < least:
                 raise BenchmarkError(f"{name}: {sent.bytes} bytes, {sent.error}")
             self.runs.add(name, measured)

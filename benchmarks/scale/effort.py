@@ -1,4 +1,4 @@
-"""How much a scenario does, and what all scenarios begin with.
+"""How much a scenario does, what all scenarios begin with, and what one comes to.
 
 Knows limits, waiting times and the order of what is set up. Does not know what is measured.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import Volume
 from benchmarks.scale.scene import Scene
 
@@ -38,6 +39,17 @@ class Effort:
     def limit_seconds(self) -> float:
         """How long to wait for all of it."""
         return LEAST_SECONDS + self.transfers * _SECONDS_A_TRANSFER
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one scenario came to: rows below a title, figures of the last line, and lines that explain them."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    summary: dict[str, float]
+    verdict: Verdict
+    details: Sequence[str] = ()
 
 
 async def prepare(scene: Scene, effort: Effort) -> Sequence[Volume]:

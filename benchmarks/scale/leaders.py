@@ -11,10 +11,9 @@ from typing import Final
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.doors import Doors
-from benchmarks.scale.effort import SLOTS, Effort, Log, prepare
+from benchmarks.scale.effort import SLOTS, Effort, Log, Result, prepare
 from benchmarks.scale.history import History
 from benchmarks.scale.manifests import node_name
-from benchmarks.scale.report import Result
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
 _LEASE_SECONDS: Final = 3.0

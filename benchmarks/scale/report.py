@@ -3,11 +3,12 @@
 Knows what all scenarios have in common. Does not know how anything was measured, nor targets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.figures import Summary, table
+from benchmarks.scale.effort import Result
 from benchmarks.scale.judge import Verdict
 
 _FIGURES: Final = (
@@ -20,17 +21,6 @@ _FIGURES: Final = (
 """Of the last line, in this order; null where the scenario was not run."""
 
 _SHOWN: Final = 15
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one scenario came to: rows below a title, figures of the last line, and lines that explain them."""
-
-    title: str
-    rows: Sequence[tuple[str, str]]
-    summary: dict[str, float]
-    verdict: Verdict
-    details: Sequence[str] = ()
 
 
 @dataclass

@@ -9,10 +9,9 @@ import asyncio
 import aiohttp
 
 from benchmarks.scale.doors import Doors
-from benchmarks.scale.effort import LEADER_NODE, LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Log
+from benchmarks.scale.effort import LEADER_NODE, LEAST_SECONDS, QUEUE_LENGTH, SETTLE_SECONDS, SLOTS, Log, Result
 from benchmarks.scale.judge import count_disorder
 from benchmarks.scale.manifests import KINDS, Volume, app_namespace, build_claim
-from benchmarks.scale.report import Result
 from benchmarks.scale.scene import Scene, Serving, open_scene
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 
