@@ -321,11 +321,11 @@ async def _delete_on_error(kopia: Kopia, snapshot: Snapshot) -> AsyncIterator[No
     """Delete a complete snapshot if its backup fails or is canceled within the block: nothing will refer to it."""
     try:
         yield
-    except asyncio.CancelledError:
-        await _delete_snapshot(kopia, snapshot)
-        raise
     except DataPathError as e:
         raise DataPathError(f"{e}{await _delete_snapshot(kopia, snapshot)}") from e
+    except BaseException:
+        await _delete_snapshot(kopia, snapshot)
+        raise
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """The check of names beside a backup: one that hangs, and placeholders of kopia; how often a checkpoint is saved."""
 
+import errno
 import json
 import os
 import re
@@ -7,12 +8,13 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
+from core.models.transfer_settings import Exclusions
 from datamover.data_path.backup import _check_complete
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
@@ -48,6 +50,18 @@ async def test_a_walk_that_hangs_is_reported_and_fails_the_backup(
     finally:
         hang.set()
     assert any(re.match(r"still checking the names of files after \d+s", one.args[0]) for one in warn.await_args_list)
+    assert kopia.snapshots() == []
+
+
+async def test_a_walk_that_fails_leaves_no_snapshot(
+    mover_repository: Repository, tmp_path: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it reads the root, a volume's server may have lost its handle."""
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr("datamover.data_path.file_names._Filter", Mock(side_effect=OSError(errno.ESTALE, "stale")))
+    exclude = Exclusions(patterns=("*.tmp",))
+    with pytest.raises(OSError, match="stale"):
+        await back_up_volume(mover_repository, tmp_path / "volume", exclude=exclude)
     assert kopia.snapshots() == []
 
 
