@@ -174,10 +174,22 @@ func findAbandoned(ctx context.Context, rep repo.Repository, now time.Time) ([]m
 		return nil, errors.Wrap(err, "find checkpoints")
 	}
 
-	var found []manifest.ID
+	var old, found []manifest.ID
 
 	for _, one := range entries {
 		if one.Labels[sourceTag] != "" && now.Sub(one.ModTime) > abandonedAge {
+			old = append(old, one.ID)
+		}
+	}
+
+	manifests, err := snapshot.LoadSnapshots(ctx, rep, old)
+	if err != nil {
+		return nil, errors.Wrap(err, "load checkpoints")
+	}
+
+	for _, one := range manifests {
+		// Whatever its tags are, a complete one is a backup.
+		if one.IncompleteReason != "" {
 			found = append(found, one.ID)
 		}
 	}

@@ -317,6 +317,15 @@ func TestAbandonedCheckpointsAreFound(t *testing.T) {
 	id := b.saveSome(make([]byte, 2*blockSize), 2, blockDecision{})
 	b.writeDevice(zeroBlock, blockDecision{})
 
+	complete := b.saved()[0]
+	complete.ID, complete.IncompleteReason = "", ""
+
+	must(t, repo.WriteSession(ctx, b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		_, err := snapshot.SaveSnapshot(ctx, w, complete)
+
+		return err
+	}))
+
 	for age, want := range map[time.Duration]int{abandonedAge - time.Hour: 0, abandonedAge + time.Hour: 1} {
 		found, err := findAbandoned(ctx, b.rep, time.Now().Add(age))
 		must(t, err)

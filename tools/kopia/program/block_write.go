@@ -210,12 +210,10 @@ func newBlockWriter(
 		return writer, nil
 	}
 
-	abandoned, err := findAbandoned(ctx, w, start)
-	if err != nil {
-		return nil, err
+	// What stays, the next backup finds.
+	if abandoned, err := findAbandoned(ctx, w, start); err == nil {
+		decided.Checkpoint.Replaces = append(decided.Checkpoint.Replaces, abandoned...)
 	}
-
-	decided.Checkpoint.Replaces = append(decided.Checkpoint.Replaces, abandoned...)
 
 	if id := decided.Checkpoint.Resume; id != "" {
 		if err := writer.resume(ctx, id); err != nil {
