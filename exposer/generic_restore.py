@@ -95,8 +95,7 @@ class Rebinder:
         if isinstance(volume, Pending):
             return volume
         if volume is None or volume["metadata"].get("deletionTimestamp"):
-            left = request.by_block and request.volume and device_name(request.volume)
-            stays = f": PersistentVolume {left}, which stays, names its storage" if left else ""
+            stays = await self._explain_device(request)
             raise ExposeError(f"PersistentVolume {kept.pv_name} with the restored data was deleted{stays}")
         try:
             return await self._rebind(request, kept, target=target, volume=volume)
@@ -198,6 +197,13 @@ class Rebinder:
         if volume is None or changed is None:
             return changed or volume
         return _changing(kept)
+
+    async def _explain_device(self, request: RestoreRequest) -> str:
+        """Return the end of a message: which PersistentVolume still names the storage of a deleted existing one."""
+        name = device_name(request.volume) if request.by_block and request.volume else ""
+        device = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
+        own = device is not None and is_taken_by(device, request.owner)
+        return f": PersistentVolume {name}, which stays, names its storage" if own else ""
 
     async def _change_mode(self, request: RestoreRequest, kept: KeptVolume, volume: PersistentVolume) -> Pending:
         """Replace the retained volume of a device by one with a file system.

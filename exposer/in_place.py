@@ -40,6 +40,7 @@ from exposer.ownership import (
     RETAIN,
     attached_nodes,
     delete_object,
+    patch_if_there,
     set_reclaim_policy,
     without_marks,
 )
@@ -287,24 +288,29 @@ def _explain_name(device: PersistentVolume) -> Pending:
     """Return that the PersistentVolume of an earlier restore must be deleted first.
 
     Raises:
-        ExposeError: it is of no restore.
+        ExposeError: no restore created it.
     """
     place = f"PersistentVolume {device['metadata']['name']}"
-    if not _taker(device):
-        raise ExposeError(f"{place} already exists and is of no restore: a restore by block needs its name")
+    # One that is given back to a PVC is itself an existing volume, whose name happens to end so.
+    if not _taker(device) or read_claim_of(device) is not None:
+        raise ExposeError(f"{place} already exists and was created by no restore: a restore by block needs its name")
     return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier restore must be deleted first")
 
 
 async def delete_shown(client: KubeClient, taker: str, name: str) -> Pending | None:
     """Delete the second PersistentVolume of the existing one of that name, which the restore with UID `taker` created.
 
-    None once it is deleted, or stays since nothing else names its storage any more.
+    None once it is deleted, or stays since nothing else names its storage any more: then it is no restore's.
     """
     device = await client.read(PERSISTENT_VOLUMES, "", device_name(name))
     if device is None or _taker(device) != taker:
         return None
     volume = await client.read(PERSISTENT_VOLUMES, "", name)
-    if volume is None or volume["metadata"].get("deletionTimestamp") or _storage_of(volume) != _storage_of(device):
+    if volume is None or _storage_of(volume) != _storage_of(device):
+        # With it, garbage collection would look for what is left of the restore forever.
+        await patch_if_there(client, PERSISTENT_VOLUMES, device, {"metadata": {"labels": {IN_PLACE_LABEL: None}}})
+        return None
+    if volume["metadata"].get("deletionTimestamp"):
         return None
     device = await set_reclaim_policy(client, device, RETAIN)
     return await delete_object(client, PERSISTENT_VOLUMES, device, unchanged=True)

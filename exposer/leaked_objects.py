@@ -186,9 +186,10 @@ def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> No
 
 def _add_existing(found: dict[str, LeakedObjects], volume: PersistentVolume, namespace: str) -> None:
     uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
+    name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
     if uid and claim is not None and claim[0] == namespace:
         found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
-    elif uid and claim is None and (volume["spec"].get("claimRef") or {}).get("namespace") == namespace:
+    elif uid and claim is None and existing_name(name) != name and reference.get("namespace") == namespace:
         found.setdefault(uid, LeakedObjects(uid)).shown.append(volume)
 
 

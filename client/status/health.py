@@ -372,6 +372,8 @@ FAILURES: Final = (
     (" needs a volume of volumeMode Block, which is refused", "data-mover-unsupported"),
     ("to restore into by block is of no CSI driver", "existing-volume-unusable"),
     ("to restore into is mounted as", "existing-volume-unusable"),
+    ("a restore by block needs its name", "existing-volume-unusable"),
+    ("mounted or used otherwise on this node", "device-in-use"),
     ("unknown restore type", "restore-type-unsupported"),
     ("must be true or false", "restore-type-unsupported"),
     ("to restore into belongs to PVC", "existing-volume-unusable"),

@@ -176,15 +176,36 @@ async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncItera
         fd, size = await data_path.run_in_thread(open_and_measure, f"opening device {path}")
     except OSError as e:
         # Linux, block/bdev.c: a file system that is mounted anywhere on the node has it exclusively.
-        used = flags & os.O_EXCL and e.errno == errno.EBUSY
-        cause = "it is mounted or used otherwise on this node: nothing was written" if used else e.strerror
-        raise DataPathError(f"cannot open device {path}: {cause}") from e
+        if flags & os.O_EXCL and e.errno == errno.EBUSY:
+            holders = _list_holders(path)
+            whose = f" ({', '.join(holders)})" if holders else ""
+            raise DataPathError(
+                f"cannot open device {path}: it is mounted or used otherwise on this node{whose}, "
+                "and must not be while it is restored into"
+            ) from e
+        raise DataPathError(f"cannot open device {path}: {e.strerror}") from e
     try:
         yield fd, size
     finally:
         # The last one to close a device waits until what was written to it is on the disk.
         async with run_in_background(lambda _: os.close(fd), name="device-close"):
             pass
+
+
+_BLOCK_DEVICES: Final = Path("/sys/dev/block")
+
+
+def _list_holders(device: Path) -> list[str]:
+    """Return which devices of LVM or md the node has made of a device or its partitions, as far as it says so."""
+    number = device.stat().st_rdev
+    place = _BLOCK_DEVICES / f"{os.major(number)}:{os.minor(number)}"
+    found = []
+    for holder in sorted([*place.glob("holders/*"), *place.glob("*/holders/*")]):
+        try:
+            found.append(f"{holder.name} {(holder / 'dm' / 'name').read_text().strip()}")
+        except OSError:
+            found.append(holder.name)
+    return found
 
 
 def _device_size(fd: int) -> int:
@@ -245,18 +266,24 @@ async def read_file_system(device: Path, data_path: DataPath) -> str | None:
 
 
 async def restore_device(
-    repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath, compare: bool = False
+    repository: Repository,
+    snapshot: Snapshot,
+    target: Path,
+    *,
+    data_path: DataPath,
+    compare: bool = False,
+    existing: bool = False,
 ) -> None:
     """Write the snapshot's device to `target` sequentially, and wait until it is on the disk.
 
-    With `compare`, what the device has already is not written: what an earlier attempt wrote.
+    With `compare`, what the device has already is not written: what an earlier attempt wrote. `existing`: as by block.
 
     Raises:
-        DataPathError: the target is smaller than the data: nothing was written.
+        DataPathError: the target is smaller than the data, or in use: nothing was written.
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(repository, snapshot)
-    flags = os.O_RDWR if compare else os.O_WRONLY
+    flags = (os.O_RDWR if compare else os.O_WRONLY) | (os.O_EXCL if existing else 0)
     async with _open_target(snapshot, target, flags, data_path, compare=compare) as (fd, _):
         ours, kopias = os.pipe()
         writer = HoleWriter(os.dup(fd), compare=compare)
@@ -296,7 +323,7 @@ async def restore_blocks(
     """Write a snapshot by block to the device `target`, some blocks at a time, and wait until it is on the disk.
 
     With `compare`, what the device has already is not written. An `existing` device must not be mounted on this node,
-    nor used by its kernel otherwise, and cannot be meanwhile.
+    nor used by its kernel otherwise, such as by LVM: that could write over what is restored. It cannot be meanwhile.
 
     Returns:
         How many bytes were written, or became zeros.

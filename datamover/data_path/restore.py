@@ -50,8 +50,8 @@ class RestoreParameters:
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
     `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
-    goes into a target that may have files; None: kopia writes all files, also into the target's. `mover`: how kopia is
-    run.
+    goes into a target that may have files; None: kopia writes all files, also into the target's. `by_block`: a snapshot
+    by block is expected, whose device may have a file system. `mover`: how kopia is run.
     """
 
     snapshot_id: str
@@ -67,6 +67,7 @@ class RestoreParameters:
     fitting_entries: int | None = None
     require_attributes: bool = False
     in_place: InPlace | None = None
+    by_block: bool = False
     mover: MoverMethod = MoverMethod.PLAIN
 
     @property
@@ -172,7 +173,7 @@ class _Restoring:
         elif snapshot.by_block:
             wrote = await self._restore_blocks()
         elif parameters.mode is VolumeMode.BLOCK:
-            await restore_device(self.repository, snapshot, self.target, data_path=data_path, compare=parameters.again)
+            await self._restore_device()
         else:
             async with _open_target(self.target, data_path) as fd:
                 if await self._has_files():
@@ -205,6 +206,23 @@ class _Restoring:
             return _Written()
         size_bytes = snapshot.size_bytes if parameters.mode is VolumeMode.FILESYSTEM else None
         return _Written(size_bytes, all_files=parameters.in_place.incremental and snapshot.entries > 0)
+
+    async def _restore_device(self) -> None:
+        """Write a device that was backed up as one file, which an only file of a file system could be taken for."""
+        snapshot, parameters, in_place = self.snapshot, self.parameters, self.parameters.in_place is not None
+        if parameters.by_block and in_place:
+            raise DataPathError(
+                f"snapshot {snapshot.snapshot_id} was not backed up by block, as the existing device {self.target} "
+                "is to be restored: nothing was written"
+            )
+        await restore_device(
+            self.repository,
+            snapshot,
+            self.target,
+            data_path=self.data_path,
+            compare=parameters.again,
+            existing=in_place,
+        )
 
     async def _restore_blocks(self) -> _Written:
         """Write a device that was backed up by block; in place, only what differs."""

@@ -321,6 +321,7 @@ class PodTransfer:
             fitting_entries=self._context.limits.fitting_entries,
             require_attributes=self._options.require_attributes,
             in_place=self._options.in_place,
+            by_block=cr.by_block,
             mover=self._options.mover,
         )
 

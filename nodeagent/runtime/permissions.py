@@ -213,7 +213,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.PERSISTENT_VOLUMES,
         ("create", "delete"),
         "a second PersistentVolume of a device that is restored: the mode of one never changes",
-        without="restores by block into volumes with a file system are pending until they time out",
+        without="restores by block into volumes with a file system fail, or are pending until they time out",
     ),
     Permission(_ALL, kube.STORAGE_CLASSES, ("get",), "the binding mode of a class"),
     Permission(

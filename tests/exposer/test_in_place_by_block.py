@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
-from core.models.names import IN_PLACE_LABEL
+from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import KeptVolume, Pending
 from tests.exposer.support.cuts import CUTS, Cut, cut_short
@@ -213,6 +213,20 @@ async def test_the_only_volume_that_is_left_of_a_storage_stays() -> None:
     left = volume(scene, SHOWN)
     assert (left["status"]["phase"], left["spec"]["persistentVolumeReclaimPolicy"]) == ("Released", "Retain")
     assert HANDLE in scene.world.disks
+    # Garbage collection, which repeats soon while something is left, does not look at it any more.
+    assert await list_leaked_objects(scene.world.client, "velero") == {}
+
+
+async def test_no_second_volume_is_named_that_was_never_created() -> None:
+    scene = by_block(volumeMode="Block")
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, *TARGET, {"spec": {"volumeMode": "Block"}})
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await scene.world.client.delete(PERSISTENT_VOLUMES, "", OLD)
+    await scene.world.settle()
+
+    with pytest.raises(ExposeError, match=f"{OLD} with the restored data was deleted$"):
+        await scene.exposer().rebind(scene.request, kept)
 
 
 async def test_a_policy_that_somebody_changes_does_not_lose_the_storage() -> None:
@@ -327,12 +341,16 @@ async def test_a_volume_that_can_never_be_restored_into_is_refused_untouched(
     assert volumes(scene) == before
 
 
-async def test_a_volume_of_no_restore_with_the_name_of_the_second_one_is_kept() -> None:
+@pytest.mark.parametrize("restored", [False, True], ids=["a volume", "an existing one that is restored into"])
+async def test_a_volume_of_no_restore_with_the_name_of_the_second_one_is_kept(restored: bool) -> None:
     scene = by_block()
-    put_named(scene)
+    put_named(scene, taker="uid-of-another" if restored else "")
+    if restored:
+        marked: JsonDict = {"metadata": {"annotations": {IN_PLACE_CLAIM_ANNOTATION: "velero/app9/twin"}}}
+        await scene.world.client.patch(PERSISTENT_VOLUMES, "", SHOWN, marked)
     before = volumes(scene)
 
-    with pytest.raises(ExposeError, match=f"^PersistentVolume {SHOWN} already exists and is of no restore: "):
+    with pytest.raises(ExposeError, match=f"^PersistentVolume {SHOWN} already exists and was created by no restore: "):
         await scene.exposer().ensure(scene.request, no_guard)
 
     assert volumes(scene) == before

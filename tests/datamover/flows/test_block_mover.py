@@ -27,7 +27,7 @@ from datamover.kopia.snapshots import read_snapshot
 from datamover.kopia.verification import verify_snapshot
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
-from tests.datamover.support.data_paths import backup_data_path, restore_data_path, restore_volume
+from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_data_path, restore_volume
 from tests.datamover.support.loopdevice import attached, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened, s3_storage
@@ -244,11 +244,18 @@ async def test_a_real_device_is_restored_over_other_data_whatever_confines_kopia
     assert (tmp_path / "target").stat().st_blocks * 512 <= 3 * _MIB + _MIB // 2 + 8192
 
 
+@pytest.mark.cause("device-in-use")
 async def test_a_device_that_is_mounted_is_not_restored_into(
-    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path
+    mover_repository: Repository,
+    for_restores: Repository,
+    device: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its kernel would write over the restored blocks what it remembers of the file system."""
+    monkeypatch.setattr("datamover.data_path.block._BLOCK_DEVICES", tmp_path / "sys")
     backup = await _back_up(mover_repository, device)
+    as_file = await back_up_volume(mover_repository, device, mode=VolumeMode.BLOCK)
     image, existing = tmp_path / "target", InPlace(incremental=True)
     make_ext4(image, 8 * _MIB)
     with mounted_image(image, tmp_path / "mounted"):
@@ -256,14 +263,35 @@ async def test_a_device_that_is_mounted_is_not_restored_into(
             Path(line.split()[0]) for line in Path("/proc/mounts").read_text().splitlines() if str(tmp_path) in line
         ]
         before = loop.read_bytes()
-        with pytest.raises(
-            DataPathError, match=f"^cannot open device {loop}: it is mounted or .*: nothing was written$"
-        ):
-            await _restore(for_restores, backup.snapshot_id, loop, in_place=existing)
+        number = loop.stat().st_rdev
+        place = tmp_path / "sys" / f"{os.major(number)}:{os.minor(number)}"
+        (place / "loop0p1" / "holders" / "dm-3" / "dm").mkdir(parents=True)
+        (place / "loop0p1" / "holders" / "dm-3" / "dm" / "name").write_text("vg-root\n")
+        (place / "holders" / "md127").mkdir(parents=True)
+        for snapshot_id in (backup.snapshot_id, as_file.snapshot_id):
+            with pytest.raises(
+                DataPathError,
+                match=rf"^cannot open device {loop}: it is mounted or .* \(md127, dm-3 vg-root\), and must not be ",
+            ):
+                await _restore(for_restores, snapshot_id, loop, in_place=existing)
         assert loop.read_bytes() == before
     with attached(image) as target:
         await _restore(for_restores, backup.snapshot_id, target, in_place=existing)
     assert image.read_bytes()[: backup.total_bytes] == device.read_bytes()
+
+
+async def test_the_only_file_of_a_volume_is_never_written_over_an_existing_device(
+    mover_repository: Repository, for_restores: Repository, tmp_path: Path
+) -> None:
+    """Its backup looks like one of a device, and the device may have a file system."""
+    volume, target = tmp_path / "volume", tmp_path / "target"
+    volume.mkdir()
+    (volume / "data.db").write_bytes(b"a" * _MIB)
+    target.write_bytes(b"\xff" * _MIB)
+    backup = await back_up_volume(mover_repository, volume)
+    with pytest.raises(DataPathError, match=r"was not backed up by block, .*: nothing was written$"):
+        await _restore(for_restores, backup.snapshot_id, target, in_place=InPlace(incremental=True), by_block=True)
+    assert target.read_bytes() == b"\xff" * _MIB
 
 
 async def test_what_does_not_fit_is_refused_before_a_byte_is_written(
