@@ -346,6 +346,7 @@ SECTIONS: Final = {
     "CreateContainerConfigError": "secret-not-in-environment",
     "FailedAttachVolume": "volume-not-attached",
     "FailedCreatePodSandBox": "pod-network",
+    "FailedMapVolume": "volume-not-attached",
     "FailedMount": "secret-not-mounted",
     "ProvisioningFailed": "provisioning-failed",
     "Unschedulable": "the-mover-pod-is-not-scheduled",

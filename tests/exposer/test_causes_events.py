@@ -38,6 +38,7 @@ UNSCHEDULED = event("FailedScheduling", "0/1 nodes are available", 0, by="defaul
 NO_SECRET = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
 MOUNT = event("FailedMount", NO_SECRET, 2)
 ATTACH = event("FailedAttachVolume", "Multi-Attach error for volume\n  is used by another node", 3, by="attachdetach")
+MAP = event("FailedMapVolume", "MapVolume.SetUpDevice failed: volume mode not supported", 3)
 SANDBOX = event("FailedCreatePodSandBox", "failed to setup network for sandbox", 4)
 CHANGED = event("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.", 5, warning=False)
 PULLING = event("Pulling", 'Pulling image "mover:1"', 6, warning=False)
@@ -55,6 +56,12 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
             [SCHEDULED, ATTACH],
             Pending("FailedAttachVolume", "Multi-Attach error for volume is used by another node", blocked=True),
             id="attach",
+            marks=pytest.mark.cause("volume-not-attached"),
+        ),
+        pytest.param(
+            [SCHEDULED, event("SuccessfulAttachVolume", "", 2, warning=False), MAP],
+            Pending("FailedMapVolume", "MapVolume.SetUpDevice failed: volume mode not supported", blocked=True),
+            id="no device",
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
