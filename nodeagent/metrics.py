@@ -262,7 +262,7 @@ VOLUME_GAUGES: Final = {
     ),
     "shrunk": Gauge(
         "nodeagent_volume_shrunk",
-        "1 if the newest completed backup of a PVC is Shrunk, until somebody acknowledges it; else absent",
+        "1 if the newest completed backup of a PVC is Shrunk, until that is acknowledged; else absent",
         _BY_CLAIM,
     ),
     "backup_interval": Gauge(

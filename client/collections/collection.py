@@ -332,7 +332,7 @@ class Backups(Collection[BackupTransfer, Backup]):
         return build_backup(origin, name, transfers)
 
     async def acknowledge(self, name: str, at: datetime) -> list[BackupVolume]:
-        """Record on the Shrunk volumes of a backup, ours or Velero's, that somebody has seen it; return those volumes.
+        """Record on the Shrunk volumes of a backup, ours or Velero's, that it was acknowledged; return those volumes.
 
         Raises:
             NotFoundError: there is no backup of that name.

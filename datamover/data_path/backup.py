@@ -89,7 +89,7 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int 
 async def find_shrinkage(size: SavedSize, inheritance: Inheritance, attempt: BackupAttempt | None) -> Shrinkage | None:
     """Return from what the backup of a file system has shrunk; None: it has not.
 
-    What somebody has acknowledged is only asked for if it matters: that lists transfers.
+    What was acknowledged is only read if it matters: that lists transfers.
     """
     found = find_full(inheritance.sizes, size)
     if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):

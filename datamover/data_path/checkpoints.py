@@ -40,7 +40,7 @@ class BackupAttempt:
     `uid` is the transfer's. `starts` are the times at which kopia began the snapshots of its earlier attempts, by the
     clocks of their movers. `is_alone` returns whether no other transfer backs up the same source at present.
     `check` raises a DataPathError if another attempt has begun; it raises none if that cannot be found out.
-    `acknowledged` returns the IDs of Shrunk snapshots of the source that somebody has acknowledged.
+    `acknowledged` returns the IDs of acknowledged Shrunk snapshots of the source.
     """
 
     uid: str

@@ -373,7 +373,7 @@ def _may_mix(other: Transfer, cr: Transfer, source: str) -> bool:
 
 
 async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, source: str) -> frozenset[str]:
-    """Return the IDs of the Shrunk snapshots of `source` that somebody has acknowledged, as far as known."""
+    """Return the IDs of the acknowledged Shrunk snapshots of `source`, as far as known."""
     found = set()
     try:
         async for page in client.pages(Selection(kind.resource, cr.metadata.namespace)):
