@@ -52,17 +52,18 @@ from exposer.manifests import (
     build_restore_claim,
     cache_claim_name,
     changed_name,
+    point_at_claim,
     volume_mode,
 )
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     DELETE,
-    attached_nodes,
     belongs,
     delete_claim,
     delete_owned,
     explain_deletion,
+    find_detaching,
     is_provisioned,
     original_policy,
     replace_volume,
@@ -224,16 +225,14 @@ class Rebinder:
         Deleting only the volume object is not enough: a provisioner acts once the volume is Released.
         Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
         """
-        reference = {"namespace": owner.namespace, "name": owner.name, "uid": owner.uid, "resourceVersion": None}
-        claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
-        await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": claim}})
+        patch: Manifest = {"spec": {"claimRef": point_at_claim(owner.namespace, owner.name, owner.uid)}}
+        await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
     async def _delete_pod_and_claim(self, owner: Owner, *, attached: str | None = None) -> Pending | None:
         """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
         pending = await delete_owned(self._client, owner, PODS, owner.name)
-        if pending is None and attached and (nodes := await attached_nodes(self._client, attached)):
-            text = f"PersistentVolume {attached} is being detached from node {', '.join(nodes)}"
-            return Pending(PendingReason.DETACHING, text)
+        if pending is None and attached:
+            pending = await find_detaching(self._client, attached)
         return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
     async def _read_bound_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
@@ -257,16 +256,7 @@ class Rebinder:
         labels = {key: value for key, value in selected.items() if key not in present}
         patch: Manifest = {
             "metadata": {"labels": labels, "annotations": {BOUND_BY_CONTROLLER: None}},
-            "spec": {
-                "claimRef": {
-                    "apiVersion": "v1",
-                    "kind": PERSISTENT_VOLUME_CLAIMS.kind,
-                    "namespace": meta["namespace"],
-                    "name": meta["name"],
-                    "uid": meta["uid"],
-                    "resourceVersion": None,
-                }
-            },
+            "spec": {"claimRef": point_at_claim(meta["namespace"], meta["name"], meta["uid"])},
         }
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 

@@ -33,13 +33,13 @@ from core.models.names import (
 )
 from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
-from exposer.manifests import volume_mode
+from exposer.manifests import build_claim_reference, point_at_claim, volume_mode
 from exposer.model import Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     RETAIN,
-    attached_nodes,
     delete_object,
+    find_detaching,
     patch_if_there,
     set_reclaim_policy,
     without_marks,
@@ -84,7 +84,7 @@ def build_device_volume(owner: Owner, volume: PersistentVolume) -> Manifest:
         | {
             "volumeMode": str(VolumeMode.BLOCK),
             "persistentVolumeReclaimPolicy": RETAIN,
-            "claimRef": _name_claim(owner.namespace, owner.name),
+            "claimRef": build_claim_reference(owner.namespace, owner.name),
         },
     }
 
@@ -128,10 +128,7 @@ async def check_existing(
         return _explain_name(device)
     if users := await find_users(reader, volume):
         return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
-    if nodes := await attached_nodes(reader, request.volume):
-        text = f"PersistentVolume {request.volume} is being detached from node {', '.join(nodes)}"
-        return Pending(PendingReason.DETACHING, text)
-    return volume
+    return await find_detaching(reader, request.volume) or volume
 
 
 async def check_unused(client: KubeClient, name: str) -> None:
@@ -250,7 +247,7 @@ async def ensure_taken(
         },
         "spec": {
             "persistentVolumeReclaimPolicy": RETAIN,
-            "claimRef": _reserve(owner.namespace, owner.name),
+            "claimRef": point_at_claim(owner.namespace, owner.name),
         },
     }
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
@@ -358,16 +355,8 @@ async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: 
     bound = here and claim is not None and reference.get("uid") == claim["metadata"]["uid"]
     patch = without_marks(volume)
     if not bound and (not here or reference.get("uid")):
-        patch["spec"]["claimRef"] = _reserve(namespace, name)
+        patch["spec"]["claimRef"] = point_at_claim(namespace, name)
         patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
     elif not patch["metadata"] and patch["spec"].items() <= volume["spec"].items():
         return
     await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
-
-
-def _reserve(namespace: str, name: str) -> Manifest:
-    return _name_claim(namespace, name) | {"uid": None, "resourceVersion": None}
-
-
-def _name_claim(namespace: str, name: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "namespace": namespace, "name": name}

@@ -46,9 +46,9 @@ from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
     DELETE,
     RETAIN,
-    attached_nodes,
     delete_object,
     delete_with_volume,
+    find_detaching,
     is_provisioned,
     patch_if_there,
     set_reclaim_policy,
@@ -271,11 +271,9 @@ async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> str | None
     """Delete the PersistentVolumes that showed the devices of existing volumes, once they are detached."""
     pending = []
     for name in [volume["metadata"]["name"] for volume in leaked.shown]:
-        if nodes := await attached_nodes(client, name):
-            pending.append(f"PersistentVolume {name} is being detached from node {', '.join(nodes)}")
-        elif deleting := await delete_shown(client, leaked.uid, existing_name(name)):
-            pending.append(deleting.message)
-    return "; ".join(pending) or None
+        detaching = await find_detaching(client, name)
+        pending.append(detaching or await delete_shown(client, leaked.uid, existing_name(name)))
+    return "; ".join(one.message for one in pending if one is not None) or None
 
 
 async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
@@ -286,8 +284,8 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str |
             continue
         name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
         lent = (reference.get("namespace"), reference.get("name")) != claim[1:]
-        if lent and (nodes := await attached_nodes(client, name)):
-            pending.append(f"PersistentVolume {name} is being detached from node {', '.join(nodes)}")
+        if lent and (detaching := await find_detaching(client, name)):
+            pending.append(detaching.message)
             continue
         with suppress(NotFoundError):
             await give_back(client, volume, namespace=claim[1], name=claim[2])

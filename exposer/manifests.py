@@ -11,7 +11,12 @@ from typing import Final, cast
 
 from core.contract import TrackedSnapshot, VolumeMode
 from core.errors import ContractError, ExposeError
-from core.kube.resources import PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from core.models.base import SparseModel
 from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
@@ -40,6 +45,16 @@ _COPIED_SPEC: Final = ("accessModes", "resources", "storageClassName", "volumeMo
 def volume_mode(volume: PersistentVolume | PersistentVolumeClaim) -> VolumeMode:
     """Return the volume mode of a PersistentVolume or a PVC; absent means Filesystem."""
     return VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+
+
+def build_claim_reference(namespace: str, name: str) -> Manifest:
+    """Return the `claimRef` of a PersistentVolume that is reserved for that PVC."""
+    return {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "namespace": namespace, "name": name}
+
+
+def point_at_claim(namespace: str, name: str, uid: str | None = None) -> Manifest:
+    """Return the patch of the `claimRef` of a PersistentVolume for that PVC; without a UID it is only reserved."""
+    return build_claim_reference(namespace, name) | {"uid": uid, "resourceVersion": None}
 
 
 def claim_for_one_pod(claim: PersistentVolumeClaim) -> bool:

@@ -254,6 +254,13 @@ async def attached_nodes(reader: Reader, volume: str) -> tuple[str, ...]:
     return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
 
+async def find_detaching(reader: Reader, volume: str) -> Pending | None:
+    """Return that the PersistentVolume of that name must be detached first; None: it is on no node."""
+    nodes = await attached_nodes(reader, volume)
+    text = f"PersistentVolume {volume} is being detached from node {', '.join(nodes)}"
+    return Pending(PendingReason.DETACHING, text) if nodes else None
+
+
 async def set_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
     """Return `volume` with that reclaim policy."""
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
