@@ -283,8 +283,8 @@ async def restore_device(
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(repository, snapshot)
-    flags = (os.O_RDWR if compare else os.O_WRONLY) | (os.O_EXCL if existing else 0)
-    async with _open_target(snapshot, target, flags, data_path, compare=compare) as (fd, _):
+    flags = os.O_RDWR if compare else os.O_WRONLY
+    async with _open_target(snapshot, target, flags, data_path, compare=compare, existing=existing) as (fd, _):
         ours, kopias = os.pipe()
         writer = HoleWriter(os.dup(fd), compare=compare)
         copy = partial(copy_stream, ours, writer)
@@ -332,8 +332,7 @@ async def restore_blocks(
         DataPathError: the target is smaller than the data, or in use: nothing was written.
         KopiaError: the snapshot is damaged, or the data path failed.
     """
-    flags = os.O_RDWR | (os.O_EXCL if existing else 0)
-    async with _open_target(snapshot, target, flags, data_path, compare=compare) as (fd, size):
+    async with _open_target(snapshot, target, os.O_RDWR, data_path, compare=compare, existing=existing) as (fd, size):
         arguments = [
             f"--root={snapshot.root_object}",
             f"--size={snapshot.size_bytes}",
@@ -358,14 +357,14 @@ async def restore_blocks(
 
 @asynccontextmanager
 async def _open_target(
-    snapshot: Snapshot, target: Path, flags: int, data_path: DataPath, *, compare: bool
+    snapshot: Snapshot, target: Path, flags: int, data_path: DataPath, *, compare: bool, existing: bool
 ) -> AsyncIterator[tuple[int, int]]:
     """Open the device to restore, and yield its descriptor and size; wait at the end until all is on the disk.
 
     Raises:
         DataPathError: it is smaller than the data, or cannot be opened: nothing was written.
     """
-    async with open_device(target, flags, data_path) as (fd, size):
+    async with open_device(target, flags | (os.O_EXCL if existing else 0), data_path) as (fd, size):
         if size < snapshot.size_bytes:
             raise DataPathError(
                 f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
