@@ -166,7 +166,9 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
     """Return the parts that both halves share."""
     settings, namespace = spec.settings, spec.namespace
     recorder = EventRecorder(client, clock, component="node-agent", host=settings.node_name)
-    pod = OwnPod(client, recorder, namespace=namespace, node=settings.node_name, hostname=socket.gethostname())
+    pod = OwnPod(
+        client, recorder, spec.pod, namespace=namespace, node=settings.node_name, hostname=socket.gethostname()
+    )
     live = LiveConfig(
         client,
         clock,

@@ -14,6 +14,7 @@ from core.clock import Clock, SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError, ServerError, ThrottledError
+from core.kube.types import Pod
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -41,8 +42,8 @@ _CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"
 class AgentSpec:
     """What an agent is built from, read and validated.
 
-    `namespace` has the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots;
-    None: it is not known.
+    `namespace` has the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots, and
+    `pod` is the agent's own; None: it is not known.
     """
 
     settings: Settings
@@ -50,6 +51,7 @@ class AgentSpec:
     config: ParsedConfig
     template: AgentTemplate
     cluster: str | None = None
+    pod: Pod | None = None
 
     @property
     def expose_defaults(self) -> ExposeSettings:
@@ -123,4 +125,4 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
         _log.warning("the agent's pod cannot be read, data movers get the image of the DaemonSet: %s", e)
         pod = None
     template = template if pod is None else template.with_image_of(pod)
-    return AgentSpec(settings, namespace, parsed, template, await read_cluster(client))
+    return AgentSpec(settings, namespace, parsed, template, await read_cluster(client), pod)

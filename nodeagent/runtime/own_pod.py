@@ -48,18 +48,25 @@ class AgentReport:
 
 
 class OwnPod:
-    """The agent's own pod, read when there is something to report."""
+    """The agent's own pod, read when there is something to report, unless it is known."""
 
     def __init__(
-        self, client: KubeClient, recorder: EventRecorder, *, namespace: str, node: str, hostname: str
+        self,
+        client: KubeClient,
+        recorder: EventRecorder,
+        pod: Pod | None = None,
+        *,
+        namespace: str,
+        node: str,
+        hostname: str,
     ) -> None:
-        """Report for the agent of `node`; in a pod, `hostname` is the pod's name."""
+        """Report for the agent of `node`; in a pod, `hostname` is the pod's name. `pod` is what is known of it."""
         self._client = client
         self._recorder = recorder
         self._namespace = namespace
         self._node = node
         self._hostname = hostname
-        self._pod: Pod | None = None
+        self._pod = pod
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message` and record it as an Event on the pod; an Event that cannot be recorded is only logged."""

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import ConflictError
 from core.kube.events import EventRecorder
 from core.kube.resources import EVENTS, PODS
 from core.kube.transport import Retry
+from core.kube.types import Pod
 from nodeagent.runtime.own_pod import OwnPod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -23,11 +24,11 @@ def _pod(name: str, *, node: str = "node-1", labels: dict[str, str] | None = Non
     }
 
 
-def _own(kube: FakeKube, hostname: str) -> OwnPod:
+def _own(kube: FakeKube, hostname: str, pod: Pod | None = None) -> OwnPod:
     clock = LoopClock()
     client = KubeClient(kube, Retry(clock))
     recorder = EventRecorder(client, clock, component="node-agent", host="node-1")
-    return OwnPod(client, recorder, namespace="velero", node="node-1", hostname=hostname)
+    return OwnPod(client, recorder, pod, namespace="velero", node="node-1", hostname=hostname)
 
 
 _LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/hold"]}
@@ -80,6 +81,16 @@ async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_nam
         ("PATCH", "agent-a"),
         ("PATCH", "agent-a"),
     ]
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_is_known_is_not_read() -> None:
+    kube = FakeKube()
+    kube.put(_pod("agent-a"))
+    (known,) = await KubeClient(kube, Retry(LoopClock())).list(Selection(PODS, "velero"))
+    kube.requests.clear()
+    await _own(kube, "node-1", known).annotate({"nodeagent.io/config": "abc"})
+    assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [("PATCH", "agent-a")]
 
 
 @pytest.mark.looptime
