@@ -92,7 +92,7 @@ async def test_a_slow_deletion_names_the_node_and_is_not_forced(resource: Resour
     assert ("(finalizers: test/held): is in use" in str(results[1])) is (resource == VOLUME_SNAPSHOT_CONTENTS)
     deletions = [request for request in kube.requests if request.method == "DELETE"]
     assert len(deletions) == 1
-    # The wait for another object of the name begins anew.
+    # The wait for another object of the name begins again.
     (left,) = kube.objects(resource)
     assert {each.operation for each in results if each} == {f"deletion of {left['metadata']['uid']}"}
     assert b"gracePeriodSeconds" not in (deletions[0].body or b"")

@@ -195,7 +195,7 @@ async def test_no_volume_is_given_back_while_a_node_has_its_device() -> None:
 
 
 async def test_the_only_volume_that_is_left_of_a_storage_stays() -> None:
-    """Somebody deletes the first one during the restore: it is retained, and the second one names its storage."""
+    """The first one is deleted during the restore: it is retained, and the second one names its storage."""
     scene = by_block()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
