@@ -28,7 +28,6 @@ from tests.support.tools import tool
 from tests.velero.server import apply_definitions
 
 _VELERO: Final = "1.18.3"
-_ROOT: Final = re.compile(r"snapshot with root (\w+)")
 _ID: Final = re.compile(r'"snapshotID":"(\w+)"')
 
 
@@ -119,7 +118,7 @@ class _Kopia(Peer):
 
     async def back_up(self, volume: Path) -> Measured:
         measured = await self.kopia.back_up(volume, self.settings)
-        (self.newest,) = _ROOT.findall(self.kopia.log.read_text())
+        self.newest = self.kopia.read_root()
         return measured
 
     async def restore(self, target: Path) -> Measured:

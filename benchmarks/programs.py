@@ -5,6 +5,7 @@ not know which runs there are.
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from tests.support.tools import tool
 BARE_BUCKET: Final = "bare"
 
 _ROOT: Final = Path(__file__).parents[1]
+
+_ROOT_ID: Final = re.compile(r"snapshot with root (\w+)")
 
 _AS_A_POD: Final = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
 """A mover pod cannot mount; with that permission kopia would be confined by other means."""
@@ -233,6 +236,11 @@ class BareKopia:
             return await self._call(["show", f"{snapshot_id}/device"], settings, bucket, way=way)
         arguments = ["restore", snapshot_id, str(volume), *settings.arguments]
         return await self._call(arguments, settings, bucket, synced=volume)
+
+    def read_root(self) -> str:
+        """Return the root of the snapshot that the last run made."""
+        (root,) = _ROOT_ID.findall(self.log.read_text())
+        return str(root)
 
     async def _call(
         self,

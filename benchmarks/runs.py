@@ -3,6 +3,7 @@
 Knows which of them are compared, and how each begins on equal terms. Does not know targets, nor how anything is shown.
 """
 
+import filecmp
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ _SECOND: Final = "second backup, nothing changed"
 _SMALL: Final = "restore of small files"
 _LARGE: Final = "restore of large files"
 _RESTORE: Final = "restore"
+_DEVICE: Final = "restore of a device"
 
 _MOVER: Final = ", mover"
 _BARE: Final = ", bare kopia"
@@ -70,6 +72,7 @@ class Plan:
     far_tree: TreeShape
     far_pairs: int
     device_mib: int
+    far_device_mib: int
     line_seconds: float = 0.02
 
 
@@ -83,6 +86,7 @@ FULL: Final = Plan(
     far_tree=TreeShape(0, 0, 20_000, 10_000),
     far_pairs=3,
     device_mib=4 << 10,
+    far_device_mib=1 << 10,
 )
 _TINY: Final = TreeShape(1, 3_000_000, 50, 2_000)
 QUICK: Final = Plan(
@@ -95,6 +99,7 @@ QUICK: Final = Plan(
     far_tree=TreeShape(0, 0, 100, 2_000),
     far_pairs=1,
     device_mib=64,
+    far_device_mib=16,
 )
 
 
@@ -201,7 +206,9 @@ class Benchmark:
                 ]
                 for number in range(plan.far_pairs):
                     await self._run_restores(alternate(restores, number))
-        return {f"far_{what}_ratio": runs.ratio(what + _MOVER, what + _BARE) for what in (_UPLOAD, _RESTORE)}
+                await self._restore_device(bare)
+        compared = {"upload": _UPLOAD, "restore": _RESTORE, "device_restore": _DEVICE}
+        return {f"far_{key}_ratio": runs.ratio(what + _MOVER, what + _BARE) for key, what in compared.items()}
 
     async def measure_many(self) -> Summary:
         """Measure very many files within a memory limit both ways, and a small tree in their repository.
@@ -258,6 +265,38 @@ class Benchmark:
         names = {"ls": _LIST, "cp_device": _COPY_DEVICE, "cp_files": _COPY}
         seconds: Summary = {f"{key}_s": round(self.runs.seconds(name), 1) for key, name in names.items()}
         return seconds | {f"{key}_most_mib": self.runs.most_mib(name) for key, name in names.items()}
+
+    async def _restore_device(self, bare: BareKopia) -> None:
+        """Let the mover and kopia back up a device full of random data, and restore it in turns.
+
+        Raises:
+            BenchmarkError: a restored device differs.
+        """
+        bed, plan = self._bed, self._plan
+        image, restored = bed.folder / "device.image", bed.folder / "restored.image"
+        say(f"a device of {plan.far_device_mib} MiB")
+        with image.open("wb") as file:
+            for _ in range(plan.far_device_mib):
+                file.write(os.urandom(1 << 20))
+        bed.fresh_bucket(BARE_BUCKET)
+        with attached(image) as device:
+            _, result = await bed.mover.back_up(device, mode=VolumeMode.BLOCK)
+            await bare.back_up(device)
+        restores: list[tuple[str, _Restore]] = [
+            (_DEVICE + _MOVER, partial(bed.mover.restore, result.snapshot_id, mode=VolumeMode.BLOCK)),
+            (_DEVICE + _BARE, partial(bare.restore, bare.read_root(), bucket=BARE_BUCKET)),
+        ]
+        for number in range(plan.far_pairs):
+            for name, run in alternate(restores, number):
+                with restored.open("wb") as file:
+                    file.truncate(plan.far_device_mib << 20)
+                with attached(restored) as device:
+                    bed.settle()
+                    self.runs.add(name, await run(device))
+                if not filecmp.cmp(image, restored, shallow=False):
+                    raise BenchmarkError(f"{name}: the device differs")
+                restored.unlink()
+        image.unlink()
 
     async def _uploads(self, tree: Path, number: int) -> None:
         """Run one upload of each kind, and second backups of both kinds."""
