@@ -5,7 +5,7 @@
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -17,7 +17,13 @@ from client.install.options import CONFIG_MAP, AgentOptions, InstallOptions, Loc
 from client.permissions import VERIFY_PERMISSIONS
 from core.kube.types import Manifest
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, MOVER_SERVICE_ACCOUNT, RESTORE_TEST_ACCOUNT, SERVICE_ACCOUNT
+from core.models.names import (
+    AGENT_LABELS,
+    MOVER_SERVICE_ACCOUNT,
+    PART_OF_LABELS,
+    RESTORE_TEST_ACCOUNT,
+    SERVICE_ACCOUNT,
+)
 from exposer.pod_manifest import MOVER_CAPABILITIES
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
@@ -81,24 +87,33 @@ def build_rule(permission: Permission) -> Manifest:
     return {**rule, "verbs": list(permission.verbs)}
 
 
-def _roles(options: InstallOptions, name: str, account: str, permissions: Iterable[Permission]) -> list[Manifest]:
+def build_role(
+    name: str,
+    namespace: str,
+    permissions: Iterable[Permission],
+    account: tuple[str, str],
+    labels: Mapping[str, str] = PART_OF_LABELS,
+) -> list[Manifest]:
+    """Return a role with these permissions, without `namespace` of the cluster, and its binding.
+
+    `account` is namespace and name of the ServiceAccount that gets it.
+    """
+    kind = "Role" if namespace else "ClusterRole"
+    role, binding = (build_object(_API, one, name, namespace, labels) for one in (kind, f"{kind}Binding"))
+    role["rules"] = [build_rule(permission) for permission in permissions]
+    binding["roleRef"] = {"apiGroup": _RBAC, "kind": kind, "name": name}
+    binding["subjects"] = [{"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}]
+    return [role, binding]
+
+
+def _roles(options: InstallOptions, name: str, account: str, permissions: Sequence[Permission]) -> list[Manifest]:
     objects = []
-    permissions = tuple(permissions)
-    for scope, kind, own_name, namespace in (
-        (Scope.OWN_NAMESPACE, "Role", name, options.namespace),
-        (Scope.CLUSTER, "ClusterRole", options.cluster_name(name), ""),
+    for scope, own_name, namespace in (
+        (Scope.OWN_NAMESPACE, name, options.namespace),
+        (Scope.CLUSTER, options.cluster_name(name), ""),
     ):
-        rules = [build_rule(permission) for permission in in_scope(permissions, scope)]
-        if not rules:
-            continue
-        objects.append({**build_object(_API, kind, own_name, namespace), "rules": rules})
-        objects.append(
-            {
-                **build_object(_API, f"{kind}Binding", own_name, namespace),
-                "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": own_name},
-                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": options.namespace}],
-            }
-        )
+        if found := in_scope(permissions, scope):
+            objects += build_role(own_name, namespace, found, (options.namespace, account))
     return objects
 
 

@@ -185,12 +185,12 @@ _RESOURCES: Final = {
 }
 
 
-def build_object(api_version: str, kind: str, name: str, namespace: str = "") -> Manifest:
+def build_object(
+    api_version: str, kind: str, name: str, namespace: str = "", labels: Mapping[str, str] = PART_OF_LABELS
+) -> Manifest:
     """Return an object without content; without `namespace` it is cluster-scoped."""
-    metadata: Manifest = {"name": name}
-    if namespace:
-        metadata["namespace"] = namespace
-    return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
+    metadata: Manifest = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(labels)}}
 
 
 def resource_of(manifest: Mapping[str, Any]) -> Resource:

@@ -1,13 +1,13 @@
 """The objects of a schedule: a CronJob, its account, and roles with exactly what its pods need. Pure builders."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from client.backups.deletion_jobs import build_lease, build_record
 from client.backups.manifests import Method
-from client.install.manifests import build_rule
+from client.install.manifests import build_role
+from client.install.options import build_object
 from client.permissions import BACKUP_PERMISSIONS, READ_BACK_PERMISSIONS
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from core.kube import resources as kube
@@ -19,89 +19,80 @@ from core.models.names import (
     DELETIONS_CONFIGMAP,
     DELETIONS_LEASE,
     RETENTION_IMAGE_ANNOTATION,
-    SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
 from core.models.units import format_duration
 from exposer.pods import AgentImage, build_client_pod
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.permissions import Permission, Scope, everywhere, own
 
-_OWN: Final = Scope.OWN_NAMESPACE
 _RULES: Final = "the rules: newest copies, running restores"
 _DELETED: Final = "the Job that deletes snapshots"
 _RECORD: Final = "the record of what is being deleted"
 _ONE: Final = "one deletion at a time"
 
-_RUN_DELETION: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("list", "delete"), "the transfers of the backup; the rules"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "delete"), "the transfers of the backup; the rules"),
-    Permission(_OWN, kube.DATA_DOWNLOADS, ("list",), _RULES),
-    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("list",), _RULES),
-    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
-    Permission(_OWN, kube.CONFIG_MAPS, ("patch",), _RECORD, names=(DELETIONS_CONFIGMAP,)),
-    Permission(_OWN, kube.LEASES, ("get", "patch"), _ONE, names=(DELETIONS_LEASE,)),
-    Permission(_OWN, kube.JOBS, ("list",), f"{_ONE}: the Job of a command that was killed is ended"),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _DELETED),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), _DELETED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), f"{_DELETED}; {_RECORD}"),
-    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _DELETED),
-    Permission(_OWN, kube.PODS, ("list",), _DELETED),
-    Permission(_OWN, kube.EVENTS, ("list",), _DELETED),
-    Permission(_OWN, kube.PODS, ("get",), _DELETED, subresource="log"),
-    Permission(
-        Scope.CLUSTER, kube.NAMESPACES, ("get",), "which snapshots are of this cluster", names=(CLUSTER_NAMESPACE,)
-    ),
+EXPIRY_PERMISSIONS: Final = (
+    own(kube.DATA_UPLOADS, "list delete", "the transfers of the backup; the rules"),
+    own(kube.POD_VOLUME_BACKUPS, "list delete", "the transfers of the backup; the rules"),
+    own(kube.DATA_DOWNLOADS, "list", _RULES),
+    own(kube.POD_VOLUME_RESTORES, "list", _RULES),
+    own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here"),
+    own(kube.CONFIG_MAPS, "patch", _RECORD, names=(DELETIONS_CONFIGMAP,)),
+    own(kube.LEASES, "get patch", _ONE, names=(DELETIONS_LEASE,)),
+    own(kube.JOBS, "list", f"{_ONE}: the Job of a command that was killed is ended"),
+    own(kube.BACKUP_STORAGE_LOCATIONS, "get list", _DELETED),
+    own(kube.DAEMON_SETS, "get", _DELETED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    own(kube.CONFIG_MAPS, "get", f"{_DELETED}; {_RECORD}"),
+    own(kube.JOBS, "get create delete", _DELETED),
+    own(kube.PODS, "list", _DELETED),
+    own(kube.EVENTS, "list", _DELETED),
+    own(kube.PODS, "get", _DELETED, subresource="log"),
+    everywhere(kube.NAMESPACES, "get", "which snapshots are of this cluster", names=(CLUSTER_NAMESPACE,)),
 )
+"""What the account of a schedule has besides if it deletes, by `--ttl` or `--keep-...`."""
 
 DELETION_PERMISSIONS: Final = (
-    *_RUN_DELETION,
-    Permission(_OWN, kube.CONFIG_MAPS, ("create",), _RECORD),
-    Permission(_OWN, kube.LEASES, ("create",), _ONE),
+    *EXPIRY_PERMISSIONS,
+    own(kube.CONFIG_MAPS, "create", _RECORD),
+    own(kube.LEASES, "create", _ONE),
 )
 """What `nodeagent backup delete` needs."""
 
 SCHEDULED_PERMISSIONS: Final = (
     *(one for one in BACKUP_PERMISSIONS if one.verbs != ("patch",)),
-    Permission(_OWN, kube.JOBS, ("get",), "the time of the run, which names the backup"),
+    own(kube.JOBS, "get", "the time of the run, which names the backup"),
 )
 """What the account of a schedule has: on PVCs, snapshots and pods, in the namespaces of the PVCs alone."""
-
-EXPIRY_PERMISSIONS: Final = _RUN_DELETION
-"""What it has besides if it deletes, by `--ttl` or `--keep-...`."""
 
 _SCHEDULE: Final = "schedule create: "
 _RENEWED: Final = "schedule create, renew: "
 
 SCHEDULE_PERMISSIONS: Final = (
-    Permission(_OWN, kube.CRON_JOBS, ("get", "list", "create", "patch", "delete"), "the schedules"),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), f"{_RENEWED}the image of the agents", names=(AGENT_DAEMONSET,)),
-    Permission(
-        _OWN,
+    own(kube.CRON_JOBS, "get list create patch delete", "the schedules"),
+    own(kube.DAEMON_SETS, "get", f"{_RENEWED}the image of the agents", names=(AGENT_DAEMONSET,)),
+    own(
         kube.DEPLOYMENTS,
-        ("list",),
+        "list",
         f"{_SCHEDULE}whether a Velero server runs here",
         without="--ignore-velero-server is needed",
     ),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("list",), f"{_SCHEDULE}the location"),
-    Permission(
-        Scope.CLUSTER,
+    own(kube.BACKUP_STORAGE_LOCATIONS, "list", f"{_SCHEDULE}the location"),
+    everywhere(
         kube.PERSISTENT_VOLUME_CLAIMS,
-        ("get", "list"),
+        "get list",
         f"{_SCHEDULE}whether the PVCs exist, and which are meant",
         without="a PVC that does not exist is not noticed",
     ),
-    Permission(_OWN, kube.SERVICE_ACCOUNTS, ("get", "create", "patch", "delete"), "the account of a schedule"),
-    Permission(_OWN, kube.CONFIG_MAPS, ("create", "patch"), f"{_RENEWED}{_RECORD}"),
-    Permission(_OWN, kube.LEASES, ("create",), f"{_RENEWED}{_ONE}"),
+    own(kube.SERVICE_ACCOUNTS, "get create patch delete", "the account of a schedule"),
+    own(kube.CONFIG_MAPS, "create patch", f"{_RENEWED}{_RECORD}"),
+    own(kube.LEASES, "create", f"{_RENEWED}{_ONE}"),
     *(
-        Permission(Scope.CLUSTER, resource, ("get", "list", "create", "patch", "delete"), "the roles of its account")
+        everywhere(resource, "get list create patch delete", "the roles of its account")
         for resource in (kube.ROLES, kube.ROLE_BINDINGS, kube.CLUSTER_ROLES, kube.CLUSTER_ROLE_BINDINGS)
     ),
     *(
-        Permission(
-            Scope.CLUSTER,
+        everywhere(
             resource,
-            ("escalate", "bind"),
+            "escalate bind",
             f"{_RENEWED}grant permissions that the user does not have",
             without="the user has all permissions of the account",
         )
@@ -110,8 +101,6 @@ SCHEDULE_PERMISSIONS: Final = (
 )
 """What `nodeagent schedule` needs."""
 
-
-_RBAC: Final = "rbac.authorization.k8s.io"
 _RETRIES: Final = 2
 """A pod that is lost with its node is replaced, and continues the backup; what failed once more fails again."""
 
@@ -170,18 +159,21 @@ def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
 
 def build_accounts(request: ScheduleRequest) -> list[Manifest]:
     """Return the account of a schedule, with its roles in the agents' and the PVCs' namespaces, and in the cluster."""
-    account = account_name(request.name)
+    account, shared, labels = account_name(request.name), _shared_role_name(request), request.own_labels
     permissions = schedule_permissions(request)
-    own = [one for one in permissions if one.scope is Scope.OWN_NAMESPACE]
-    of_claims = [one for one in permissions if one.scope is Scope.CLUSTER and one.resource in _OF_CLAIMS]
-    of_cluster = [one for one in permissions if one.scope is Scope.CLUSTER and one.resource not in _OF_CLAIMS]
-    builder = _Builder(request)
-    objects = [builder.build("v1", "ServiceAccount", account, request.namespace)]
-    objects += builder.build_role(account, request.namespace, own)
-    for namespace in request.claim_namespaces:
-        objects += builder.build_role(_shared_role_name(request), namespace, of_claims)
-    if of_cluster:
-        objects += builder.build_role(_shared_role_name(request), "", of_cluster)
+    in_cluster = [one for one in permissions if one.scope is Scope.CLUSTER]
+    places = [
+        (account, request.namespace, [one for one in permissions if one.scope is Scope.OWN_NAMESPACE]),
+        *(
+            (shared, name, [one for one in in_cluster if one.resource in _OF_CLAIMS])
+            for name in request.claim_namespaces
+        ),
+        (shared, "", [one for one in in_cluster if one.resource not in _OF_CLAIMS]),
+    ]
+    objects = [build_object("v1", "ServiceAccount", account, request.namespace, labels)]
+    for name, namespace, needed in places:
+        if needed or namespace:
+            objects += build_role(name, namespace, needed, (request.namespace, account), labels)
     return objects
 
 
@@ -194,35 +186,9 @@ def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentI
     return [*build_accounts(request), *shared, _build_cron_job(request, times, agent, now)]
 
 
-@dataclass(frozen=True)
-class _Builder:
-    """Builds objects with the label of a schedule, and roles for its account."""
-
-    request: ScheduleRequest
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {SCHEDULE_LABEL: self.request.label}
-
-    def build(self, version: str, kind: str, name: str, namespace: str) -> Manifest:
-        meta = {"name": name} | ({"namespace": namespace} if namespace else {})
-        return {"apiVersion": version, "kind": kind, "metadata": {**meta, "labels": self.labels}}
-
-    def build_role(self, name: str, namespace: str, permissions: Iterable[Permission]) -> list[Manifest]:
-        """Return a role and its binding; without `namespace`, of the cluster."""
-        kind, version = "Role" if namespace else "ClusterRole", f"{_RBAC}/v1"
-        account = account_name(self.request.name)
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.request.namespace}
-        return [
-            self.build(version, kind, name, namespace) | {"rules": [build_rule(one) for one in permissions]},
-            self.build(version, f"{kind}Binding", name, namespace)
-            | {"roleRef": {"apiGroup": _RBAC, "kind": kind, "name": name}, "subjects": [subject]},
-        ]
-
-
 def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> Manifest:
-    builder, account = _Builder(request), account_name(request.name)
-    cron_job = builder.build(kube.CRON_JOBS.api_version, kube.CRON_JOBS.kind, request.name, request.namespace)
+    kind, labels = kube.CRON_JOBS, request.own_labels
+    cron_job = build_object(kind.api_version, kind.kind, request.name, request.namespace, labels)
     annotations = {}
     if request.verify:
         annotations[VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
@@ -230,8 +196,8 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
         annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
     if annotations:
         cron_job["metadata"]["annotations"] = annotations
-    pod = build_client_pod(account, request.argv, agent, container="schedule")
-    template = {"metadata": {"labels": builder.labels}, "spec": pod}
+    pod = build_client_pod(account_name(request.name), request.argv, agent, container="schedule")
+    template = {"metadata": {"labels": labels}, "spec": pod}
     return cron_job | {
         "spec": {
             "schedule": times.schedule,
@@ -240,7 +206,7 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
             "startingDeadlineSeconds": _LATEST_START_SECONDS,
             "suspend": times.suspend,
             "jobTemplate": {
-                "metadata": {"labels": builder.labels},
+                "metadata": {"labels": labels},
                 "spec": {
                     "backoffLimit": _RETRIES,
                     "activeDeadlineSeconds": _DEADLINE_SECONDS,

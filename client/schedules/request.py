@@ -18,7 +18,7 @@ from client.backups.retention import DeletionError, KeepReason, RetentionDecisio
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
 from core.models.base import Int64, Time, WireModel
-from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
+from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, SCHEDULE_LABEL, label_value
 from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess
@@ -118,6 +118,11 @@ class ScheduleRequest:
     def label(self) -> str:
         """The value of SCHEDULE_LABEL on its objects."""
         return label_value(self.name)
+
+    @property
+    def own_labels(self) -> dict[str, str]:
+        """The labels of its objects."""
+        return {SCHEDULE_LABEL: self.label}
 
     @property
     def deletes(self) -> bool:

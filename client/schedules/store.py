@@ -18,7 +18,7 @@ from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule
 from client.text import missing
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.transport import Deletion
 from core.kube.types import Manifest, Object, UncheckedObject
@@ -117,9 +117,9 @@ class OwnedObjects:
         await self.remove([found[one] for one in order])
 
     async def _list(self, resource: kube.Resource) -> list[Object]:
-        label = f"{SCHEDULE_LABEL}={self.request.label}"
+        labels = select_labels(self.request.own_labels)
         try:
-            listed = await self.client.list(Selection(resource, label_selector=label))
+            listed = await self.client.list(Selection(resource, label_selector=labels))
         except ForbiddenError as e:
             self.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
             return []
@@ -431,7 +431,7 @@ async def delete_schedule(owned: OwnedObjects) -> None:
     """
     request = owned.request
     known = build_accounts(request)
-    meta = {"name": request.name, "namespace": request.namespace, "labels": {SCHEDULE_LABEL: request.label}}
+    meta = {"name": request.name, "namespace": request.namespace, "labels": request.own_labels}
     cron_job = {"kind": kube.CRON_JOBS.kind, "metadata": meta}
     account = [one for one in known if one["kind"] == kube.SERVICE_ACCOUNTS.kind]
     foreign = []

@@ -8,6 +8,7 @@ their own, the agent's needs both.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from core.kube import resources as kube
@@ -63,198 +64,184 @@ class Permission:
         return "in every namespace" if self.resource.namespaced else "in the cluster"
 
 
+def _permit(
+    scope: Scope,
+    resource: kube.Resource,
+    verbs: str,
+    reason: str,
+    *,
+    subresource: str | None = None,
+    names: tuple[str, ...] = (),
+    without: str | None = None,
+) -> Permission:
+    return Permission(scope, resource, tuple(verbs.split()), reason, subresource, names, without)
+
+
+own: Final = partial(_permit, Scope.OWN_NAMESPACE)
+"""Returns a permission in the agents' namespace; its verbs are words."""
+
+everywhere: Final = partial(_permit, Scope.CLUSTER)
+"""Returns a permission in the cluster, or in every namespace; its verbs are words."""
+
 _ALL_BLOCKS: Final = "backups by block read whole devices"
 
-_OWN = Scope.OWN_NAMESPACE
-_ALL = Scope.CLUSTER
-
 _AGENT_PERMISSIONS: Final = (
-    *(
-        Permission(_OWN, kind, ("get", "list", "watch", "patch"), "carry out transfers, report their status")
-        for kind in kube.TRANSFERS
-    ),
-    Permission(
-        _OWN,
+    *(own(kind, "get list watch patch", "carry out transfers, report their status") for kind in kube.TRANSFERS),
+    own(
         kube.BACKUP_REPOSITORIES,
-        ("get", "list", "watch", "patch"),
+        "get list watch patch",
         "the repository controller makes them ready; the cache limit of a restore",
     ),
-    Permission(
-        _OWN,
+    own(
         kube.BACKUP_REPOSITORIES,
-        ("create",),
+        "create",
         "the repository of the first backup of a namespace, while its volume is exposed",
         without="the first backup of a namespace waits for its repository once its data mover runs",
     ),
-    Permission(
-        _OWN,
+    own(
         kube.BACKUP_STORAGE_LOCATIONS,
-        ("get", "list", "watch", "patch"),
+        "get list watch patch",
         "whether a location is available, and has credentials; its status, without a Velero server",
     ),
-    Permission(
-        _OWN,
+    own(
         kube.BACKUPS,
-        ("get",),
+        "get",
         "whether the Backup of an interrupted transfer still waits for it",
         without="a PodVolumeBackup is retried although its Backup is gone or final",
     ),
-    Permission(
-        _OWN,
+    own(
         kube.PODS,
-        ("get", "list", "watch", "create", "patch", "delete"),
+        "get list watch create patch delete",
         "mover pods; live agents; an agent announces its active configuration on its own pod",
     ),
-    Permission(_OWN, kube.PODS, ("get",), "copy a mover's log before its pod is deleted", subresource="log"),
-    Permission(
-        _OWN,
+    own(kube.PODS, "get", "copy a mover's log before its pod is deleted", subresource="log"),
+    own(
         kube.PERSISTENT_VOLUME_CLAIMS,
-        ("list", "create", "delete"),
+        "list create delete",
         "PVCs that bring volumes to mover pods; garbage collection of leaked ones",
     ),
-    Permission(_OWN, kube.VOLUME_SNAPSHOTS, ("list", "create"), "snapshots from which the movers' volumes are created"),
-    Permission(
-        _OWN,
+    own(kube.VOLUME_SNAPSHOTS, "list create", "snapshots from which the movers' volumes are created"),
+    own(
         kube.EVENTS,
-        ("list", "watch", "create"),
+        "list watch create",
         "the progress that movers report; Events on transfers; why pods and PVCs are pending",
     ),
-    Permission(_OWN, kube.CONFIG_MAPS, ("create",), "the admission ledger; the history of backups"),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get", "patch"), "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
-    Permission(
-        _OWN,
+    own(kube.CONFIG_MAPS, "create", "the admission ledger; the history of backups"),
+    own(kube.CONFIG_MAPS, "get patch", "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
+    own(
         kube.SECRETS,
-        ("get", "create"),
+        "get create",
         "whether the credentials of a location exist; the repository password, created if absent",
     ),
-    Permission(_OWN, kube.LEASES, ("create",), "leader election"),
-    Permission(_OWN, kube.LEASES, ("get", "list", "watch", "patch"), "leader election", names=(DISPATCHER_LEASE,)),
-    Permission(
-        _OWN, kube.DAEMON_SETS, ("get",), "what mover pods inherit", names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
-    ),
-    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
-    Permission(
-        _OWN,
+    own(kube.LEASES, "create", "leader election"),
+    own(kube.LEASES, "get list watch patch", "leader election", names=(DISPATCHER_LEASE,)),
+    own(kube.DAEMON_SETS, "get", "what mover pods inherit", names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here"),
+    own(
         kube.JOBS,
-        ("get", "list", "watch", "create", "patch", "delete"),
+        "get list watch create patch delete",
         "maintenance Jobs of backup repositories, without a Velero server",
     ),
     *(
-        Permission(
-            _OWN,
+        own(
             kind,
-            ("list",),
+            "list",
             "how often volumes are to be backed up, for the metrics",
             without=f"the metrics do not show which volumes a {kind.kind} should have backed up",
         )
         for kind in (kube.CRON_JOBS, kube.SCHEDULES)
     ),
-    Permission(
-        _OWN,
+    own(
         kube.CONFIG_MAPS,
-        ("get",),
+        "get",
         "what retention keeps and why, for the metrics",
         names=(DELETIONS_CONFIGMAP,),
         without="the metrics do not show what retention keeps, and no Event reports a backlog",
     ),
-    Permission(
-        _OWN,
+    own(
         kube.CONFIG_MAPS,
-        ("get", "patch"),
+        "get patch",
         "the history of backups",
         names=HISTORY_CONFIGMAPS,
         without="no history of backups is kept",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.PODS,
-        ("get", "list", "watch"),
+        "get list watch",
         "workload pods: whether they exist, what they wait for, their node; "
         "the Running ones of a node, whose directories host-pods has",
     ),
-    Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target PVCs"),
-    Permission(
-        _ALL,
+    everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "get patch", "source and target PVCs"),
+    everywhere(
         kube.PERSISTENT_VOLUME_CLAIMS,
-        ("list",),
+        "list",
         "which PVCs exist, and how often they are to be backed up, for the metrics",
         without="the metrics do not show which volumes lack a backup, and keep the metrics of deleted PVCs",
     ),
-    Permission(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "source snapshots, which are handed over"),
-    Permission(
-        _ALL,
+    everywhere(kube.VOLUME_SNAPSHOTS, "get delete", "source snapshots, which are handed over"),
+    everywhere(
         kube.VOLUME_SNAPSHOT_CONTENTS,
-        ("get", "list", "create", "patch", "delete"),
+        "get list create patch delete",
         "handover of a snapshot from the workload's namespace to the agent's",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.VOLUME_SNAPSHOT_CONTENTS,
-        ("patch",),
+        "patch",
         "snapshots of a group whose driver deletes them only together, once the group's objects are gone",
         subresource="status",
         without="DataUploads of such snapshots are pending until they time out",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.SNAPSHOT_METADATA_SERVICES,
-        ("get",),
+        "get",
         "which blocks of a snapshot have changed: where its driver says so",
         without=_ALL_BLOCKS,
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.PERSISTENT_VOLUMES,
-        ("get", "list", "patch"),
+        "get list patch",
         "bind restored volumes to target PVCs; set the policy by which temporary and leaked volumes are deleted",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.PERSISTENT_VOLUMES,
-        ("create", "delete"),
+        "create delete",
         "a second PersistentVolume of a device that is restored: the mode of one never changes",
         without="restores by block into volumes with a file system fail, or are pending until they time out",
     ),
-    Permission(_ALL, kube.STORAGE_CLASSES, ("get",), "the binding mode of a class"),
-    Permission(
-        _ALL,
+    everywhere(kube.STORAGE_CLASSES, "get", "the binding mode of a class"),
+    everywhere(
         kube.NODES,
-        ("get", "list", "watch"),
+        "get list watch",
         "the operating system of a volume's nodes; the labels that perNodeConfig selects by; lost nodes",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.VOLUME_ATTACHMENTS,
-        ("list",),
+        "list",
         "where a volume is attached: snapshots of some drivers must not be mounted there; "
         "when a restored one is detached",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.PRIORITY_CLASSES,
-        ("list", "watch"),
+        "list watch",
         "whether the configured priority class exists",
         without="cannot check whether the configured priority class exists",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.CUSTOM_RESOURCE_DEFINITIONS,
-        ("get",),
+        "get",
         "which fields the definitions drop; the hash of new repositories",
         names=tuple(kind.full_name for kind in kube.TRANSFERS),
         without="fields that the definitions drop are not reported, and new repositories have kopia's default hash",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.NAMESPACES,
-        ("list",),
+        "list",
         "which namespaces are left out of backups, for the metrics",
         without="the metrics do not show which namespaces are left out",
     ),
-    Permission(
-        _ALL,
+    everywhere(
         kube.NAMESPACES,
-        ("get",),
+        "get",
         "the identity of the cluster, for the tags of its snapshots",
         names=(CLUSTER_NAMESPACE,),
         without="snapshots do not say which cluster made them",
@@ -262,37 +249,22 @@ _AGENT_PERMISSIONS: Final = (
 )
 
 MOVER_PERMISSIONS: Final = (
-    *(
-        Permission(_OWN, kind, ("list", "watch"), "the start of a transfer, and cancel requests")
-        for kind in kube.TRANSFERS
-    ),
-    Permission(
-        _OWN,
-        kube.BACKUP_REPOSITORIES,
-        ("get", "list", "watch", "create"),
-        "the repository of a volume's namespace, created if absent",
-    ),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "the bucket of a location"),
-    Permission(_OWN, kube.SECRETS, ("get",), "credentials and CA of a location; the repository password"),
-    Permission(_OWN, kube.EVENTS, ("create",), "progress, waits and results"),
-    Permission(
-        _OWN,
-        kube.JOBS,
-        ("list", "watch"),
-        "the start of a maintenance; which runs were Jobs of this cluster",
-    ),
-    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "no maintenance beside a Velero server"),
-    Permission(
-        _OWN,
+    *(own(kind, "list watch", "the start of a transfer, and cancel requests") for kind in kube.TRANSFERS),
+    own(kube.BACKUP_REPOSITORIES, "get list watch create", "the repository of a volume's namespace, created if absent"),
+    own(kube.BACKUP_STORAGE_LOCATIONS, "get", "the bucket of a location"),
+    own(kube.SECRETS, "get", "credentials and CA of a location; the repository password"),
+    own(kube.EVENTS, "create", "progress, waits and results"),
+    own(kube.JOBS, "list watch", "the start of a maintenance; which runs were Jobs of this cluster"),
+    own(kube.DEPLOYMENTS, "list", "no maintenance beside a Velero server"),
+    own(
         kube.VOLUME_SNAPSHOTS,
-        ("get",),
+        "get",
         "which blocks of a snapshot have changed: drivers tell who may read it",
         without=_ALL_BLOCKS,
     ),
-    Permission(
-        _OWN,
+    own(
         kube.BACKUPS,
-        ("list",),
+        "list",
         "which snapshots belong to no backup",
         without="the snapshot report cannot tell which snapshots belong to no backup",
     ),
@@ -305,10 +277,10 @@ _COPIES: Final = "find and delete the copies of transfers"
 _COPIED: Final = "copy what a driver needs in the namespace of a PVC"
 
 COPY_PERMISSIONS: Final = (
-    Permission(_OWN, kube.SECRETS, ("list", "delete"), _COPIES, without=_NO_COPIES),
-    Permission(_OWN, kube.CONFIG_MAPS, ("list", "delete"), _COPIES, without=_NO_COPIES),
-    Permission(_ALL, kube.SECRETS, ("get",), _COPIED, without=_NO_COPIES),
-    Permission(_ALL, kube.CONFIG_MAPS, ("get",), _COPIED, without=_NO_COPIES),
+    own(kube.SECRETS, "list delete", _COPIES, without=_NO_COPIES),
+    own(kube.CONFIG_MAPS, "list delete", _COPIES, without=_NO_COPIES),
+    everywhere(kube.SECRETS, "get", _COPIED, without=_NO_COPIES),
+    everywhere(kube.CONFIG_MAPS, "get", _COPIED, without=_NO_COPIES),
 )
 """The agent's permissions of `deploy/volume-secrets`, which only `secretNames` and `configMapNames` need."""
 
@@ -326,13 +298,13 @@ def agent_permissions(
         maintenance_config_map: the one with the configuration of maintenance Jobs.
     """
     named = (
-        (config_map, ("get", "list", "watch"), "the configuration"),
-        (repository_config_map, ("get",), "the configuration of new backup repositories"),
-        (maintenance_config_map, ("get",), "the configuration of maintenance Jobs"),
+        (config_map, "get list watch", "the configuration"),
+        (repository_config_map, "get", "the configuration of new backup repositories"),
+        (maintenance_config_map, "get", "the configuration of maintenance Jobs"),
     )
     return (
         *_AGENT_PERMISSIONS,
-        *(Permission(_OWN, kube.CONFIG_MAPS, verbs, reason, names=(name,)) for name, verbs, reason in named if name),
+        *(own(kube.CONFIG_MAPS, verbs, reason, names=(name,)) for name, verbs, reason in named if name),
     )
 
 
@@ -340,7 +312,7 @@ def copy_permissions(secrets: tuple[str, ...], config_maps: tuple[str, ...]) -> 
     """Return what copying the objects of these names needs: `get` on them alone, so that a role may name them."""
     named: Mapping[kube.Resource, tuple[str, ...]] = {kube.SECRETS: secrets, kube.CONFIG_MAPS: config_maps}
     return tuple(
-        replace(permission, names=() if permission.scope is _OWN else named[permission.resource])
+        replace(permission, names=() if permission.scope is Scope.OWN_NAMESPACE else named[permission.resource])
         for permission in COPY_PERMISSIONS
         if named[permission.resource]
     )
