@@ -13,7 +13,7 @@ from client.install.options import place_of, resource_of
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.kube.errors import ApplyConflictError, FieldConflict, InvalidError, NotFoundError, NotServedError
+from core.kube.errors import ApplyConflictError, InvalidError, NotFoundError, NotServedError
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Resource
 from core.kube.transport import is_unserved
 from core.kube.types import Manifest, Object
@@ -29,21 +29,10 @@ class DefinitionError(AgentError):
     """A definition is not served: its names clash, or the API server is too slow."""
 
 
-@dataclass(frozen=True)
-class Definitions:
-    """Which of our definitions are applied; of those that stay as they are, by their names, why."""
-
-    applied: tuple[Manifest, ...]
-    kept: dict[str, str]
-
-
-async def sort_definitions(client: KubeClient, definitions: Sequence[Manifest]) -> Definitions:
-    """Return which definitions do not exist yet or are ours and older, and why the others stay.
-
-    Raises:
-        DefinitionError: one is being deleted.
-        KubeError: they cannot be read.
-    """
+async def _sort_definitions(
+    client: KubeClient, definitions: Sequence[Manifest]
+) -> tuple[list[Manifest], dict[str, str]]:
+    """Return which definitions do not exist yet or are ours and older, and why the others stay, by their names."""
     applied, kept = [], {}
     for definition in definitions:
         name = definition["metadata"]["name"]
@@ -54,7 +43,7 @@ async def sort_definitions(client: KubeClient, definitions: Sequence[Manifest]) 
             kept[name] = why
         else:
             applied.append(definition)
-    return Definitions(tuple(applied), kept)
+    return applied, kept
 
 
 def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str | None:
@@ -104,13 +93,8 @@ def _missing_fields(ours: Manifest, theirs: Manifest, path: str) -> Iterator[str
         yield from _missing_fields(ours["items"], theirs["items"], f"{path}[]")
 
 
-async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[Manifest]) -> None:
-    """Return once the API server serves all definitions, ours and others.
-
-    Raises:
-        DefinitionError: one is not served within a minute; the message has the cause.
-        KubeError: the API server rejected a request.
-    """
+async def _wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[Manifest]) -> None:
+    """Return once the API server serves all definitions, ours and others."""
     deadline = Deadline.after(clock, _TIMEOUT)
     for definition in definitions:
         name = definition["metadata"]["name"]
@@ -170,17 +154,6 @@ class Applied(NamedTuple):
     result: ApplyResult
 
 
-class TakenField(NamedTuple):
-    """A field that another manager has set to another value; `place` is the object as text."""
-
-    place: str
-    conflict: FieldConflict
-
-    def __str__(self) -> str:
-        """Return it as text."""
-        return f"{self.conflict.field} of {self.place}, which {self.conflict.manager} has set"
-
-
 @dataclass(frozen=True)
 class ApplyTools:
     """What an installation is applied with.
@@ -207,35 +180,32 @@ async def apply_installation(
         DefinitionError: a definition is not served.
         KubeError: the API server rejected an object, or does not answer.
     """
-    sorted_ = await sort_definitions(tools.client, definitions)
-    for name, why in sorted_.kept.items():
+    newer, kept = await _sort_definitions(tools.client, definitions)
+    for name, why in kept.items():
         tools.on_note(f"CustomResourceDefinition {name} {why}")
     groups = frozenset(definition["spec"]["group"] for definition in definitions)
-    taken = await _find_conflicts(tools, [*sorted_.applied, *objects], groups)
+    taken = await _find_conflicts(tools, [*newer, *objects], groups)
     if taken and not force:
         raise ConflictsError(
             f"nothing was applied: {len(taken)} fields have other values (--force-conflicts takes them over): "
-            + "; ".join(map(str, taken))
+            + "; ".join(taken)
         )
-    for definition in sorted_.applied:
+    for definition in newer:
         await _apply(tools, definition, force=force)
-    await wait_definitions(tools.client, tools.clock, definitions)
+    await _wait_definitions(tools.client, tools.clock, definitions)
     applied = [await _apply(tools, manifest, force=force) for manifest in objects]
     for field in taken:
         tools.on_note(f"took over {field}")
     return applied
 
 
-async def _find_conflicts(
-    tools: ApplyTools, manifests: Sequence[Manifest], defined: frozenset[str]
-) -> list[TakenField]:
-    """Return the fields that others have set, of all objects; nothing is stored.
+async def _find_conflicts(tools: ApplyTools, manifests: Sequence[Manifest], defined: frozenset[str]) -> list[str]:
+    """Return the fields that others have set to other values, as text, of all objects; nothing is stored.
 
     Raises:
         NotServedError: the API server does not serve a kind of an API group that is not `defined` by the installation.
-        KubeError: an object is rejected.
     """
-    taken: list[TakenField] = []
+    taken: list[str] = []
     namespaces = [one for one in manifests if one["kind"] == NAMESPACES.kind]
     absent = [one["metadata"]["name"] for one in namespaces if await _read(tools, one) is None]
     for manifest in manifests:
@@ -244,7 +214,8 @@ async def _find_conflicts(
         try:
             await tools.client.apply(resource_of(manifest), manifest, manager=MANAGER, dry_run=True)
         except ApplyConflictError as e:
-            taken += [TakenField(place_of(manifest), conflict) for conflict in e.conflicts]
+            place = place_of(manifest)
+            taken += [f"{one.field} of {place}, which {one.manager} has set" for one in e.conflicts]
         except NotFoundError as e:
             if isinstance(e, NotServedError) and resource_of(manifest).group not in defined:
                 raise

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from client.install.apply import Applied, ApplyResult, ApplyTools, apply_installation
 from client.install.manifests import build_installation
@@ -17,15 +17,14 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
 from core.kube.resources import Resource
 from core.kube.types import ConfigObject, DaemonSet, Manifest, Metadata, Object, Pod
-from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_release, is_ours
+from core.models.names import PART_OF_LABELS, helm_release, is_ours
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from core.text import some_of
 from exposer.causes import CauseFinder
 from exposer.pod_status import is_ready
-from nodeagent.config.parse import parse_config_map
-from nodeagent.config.repositories import parse_maintenance, parse_settings_of
-from nodeagent.config.schema import ConfigFinding
+from nodeagent.config.parse import ParsedConfig, parse_config_map
+from nodeagent.config.repositories import ParsedMaintenance, ParsedSettings, parse_maintenance, parse_settings_of
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 from nodeagent.runtime.preflight import missing_permissions
 
@@ -36,38 +35,37 @@ class WaitError(AgentError):
     """The agents did not come up, or the location is not reachable."""
 
 
-@dataclass(frozen=True)
-class WaitTools:
-    """What is waited with; `on_progress` is called with what is missing whenever that changes."""
-
-    client: KubeClient
-    clock: Clock
-    on_progress: Callable[[str], None]
-
-
-async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeout: timedelta) -> None:  # noqa: ASYNC109 - shown
+async def wait_installation(
+    client: KubeClient,
+    clock: Clock,
+    applied: Sequence[Applied],
+    timeout: timedelta,  # noqa: ASYNC109 - shown
+    on_progress: Callable[[str], None],
+) -> None:
     """Return once all agents of these objects are ready, and the location is reachable.
+
+    `on_progress` is called with what is missing whenever that changes.
 
     Raises:
         WaitError: that was not so before the timeout, or cannot become so; the message has the cause.
         KubeError: the API server rejected a request.
     """
-    deadline = Deadline.after(tools.clock, timeout)
-    causes, shown = CauseFinder(tools.client, tools.clock), ""
-    while missing := await _find_missing(tools, causes, applied):
+    deadline = Deadline.after(clock, timeout)
+    causes, shown = CauseFinder(client, clock), ""
+    while missing := await _find_missing(client, causes, applied):
         if missing != shown:
-            tools.on_progress(missing)
+            on_progress(missing)
             shown = missing
         if deadline.expired:
             raise WaitError(f"the agents did not come up within {format_duration(timeout)}: {missing}")
-        await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
+        await clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
 
 
-async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str | None:
+async def _find_missing(client: KubeClient, causes: CauseFinder, applied: Sequence[Applied]) -> str | None:
     """Return what is not as it should be, with its cause; None: nothing."""
     for one in applied:
         if one.stored["kind"] == kube.DAEMON_SETS.kind and (
-            missing := await _explain_rollout(tools, causes, one.stored)
+            missing := await _explain_rollout(client, causes, one.stored)
         ):
             return missing
     # The agents validate a location, so that they must be ready.
@@ -75,19 +73,19 @@ async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence
     for one in applied:
         if one.stored["kind"] == kube.BACKUP_STORAGE_LOCATIONS.kind:
             changed = renewed or one.result is not ApplyResult.UNCHANGED
-            if missing := await _explain_location(tools, one.stored, changed=changed):
+            if missing := await _explain_location(client, one.stored, changed=changed):
                 return missing
     return None
 
 
-async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object) -> str | None:
+async def _explain_rollout(client: KubeClient, causes: CauseFinder, stored: Object) -> str | None:
     """Return why the agents of a DaemonSet are not all ready; None: they are.
 
     Raises:
         WaitError: it was deleted, or no node is eligible.
     """
     meta = stored["metadata"]
-    current = await tools.client.read(kube.DAEMON_SETS, meta["namespace"], meta["name"])
+    current = await client.read(kube.DAEMON_SETS, meta["namespace"], meta["name"])
     if current is None:
         raise WaitError(f"{place_of(stored)} was deleted")
     status, desired = current.get("status") or {}, _desired(current)
@@ -99,7 +97,7 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object
     updated = status.get("updatedNumberScheduled", 0)
     if min(ready, updated) >= desired:
         return None
-    cause = await _find_cause(tools, causes, current)
+    cause = await _find_cause(client, causes, current)
     text = f"{place_of(stored)}: {min(ready, updated)} of {desired} agents are ready"
     return f"{text}: {cause}" if cause else text
 
@@ -109,21 +107,21 @@ def _desired(daemonset: DaemonSet) -> int:
     return (daemonset.get("status") or {}).get("desiredNumberScheduled", 0)
 
 
-async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSet) -> str | None:
+async def _find_cause(client: KubeClient, causes: CauseFinder, daemonset: DaemonSet) -> str | None:
     """Return why a pod of the DaemonSet does not exist, start or become ready; None: no cause yet."""
     meta = daemonset["metadata"]
-    pods = await tools.client.list(
+    pods = await client.list(
         Selection(kube.PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
     )
     for pod in pods:
-        if cause := await _explain_pod(tools, causes, pod):
+        if cause := await _explain_pod(client, causes, pod):
             return cause
     if len(pods) < _desired(daemonset):
-        return await _last_warning(tools, meta)
+        return await _last_warning(client, meta)
     return None
 
 
-async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str | None:
+async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str | None:
     """Return why an agent is not ready; None: it is, or is starting.
 
     Raises:
@@ -143,13 +141,13 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str |
         pending = await causes.explain(pod)
     except ExposeError as e:
         raise WaitError(str(e)) from e
-    return pending.message if pending is not None else await _last_warning(tools, meta)
+    return pending.message if pending is not None else await _last_warning(client, meta)
 
 
-async def _last_warning(tools: WaitTools, meta: Metadata) -> str | None:
+async def _last_warning(client: KubeClient, meta: Metadata) -> str | None:
     """Return the last Warning about an object; None: there is none."""
     selector = f"involvedObject.uid={meta['uid']}"
-    events = await tools.client.list(Selection(kube.EVENTS, meta["namespace"], field_selector=selector))
+    events = await client.list(Selection(kube.EVENTS, meta["namespace"], field_selector=selector))
     warnings = [event for event in events if event.get("type") == "Warning"]
     if not warnings:
         return None
@@ -157,13 +155,13 @@ async def _last_warning(tools: WaitTools, meta: Metadata) -> str | None:
     return f"{last.get('reason') or 'Unknown'}: {' '.join(str(last.get('message') or '').split())}"
 
 
-async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) -> str | None:
+async def _explain_location(client: KubeClient, stored: Object, *, changed: bool) -> str | None:
     """Return why the location is not reachable; None: it is, or it is not validated.
 
     After a change, only a validation counts that came after it.
     """
     meta = stored["metadata"]
-    raw = await tools.client.read(kube.BACKUP_STORAGE_LOCATIONS, meta["namespace"], meta["name"])
+    raw = await client.read(kube.BACKUP_STORAGE_LOCATIONS, meta["namespace"], meta["name"])
     if raw is None:
         raise WaitError(f"{place_of(stored)} was deleted")
     before, current = BackupStorageLocation.parse(stored), BackupStorageLocation.parse(raw)
@@ -213,13 +211,12 @@ async def _lacks_what_it_grants(client: KubeClient, namespace: str) -> bool:
     return bool(await missing_permissions(client, namespace, granted))
 
 
-@dataclass(frozen=True)
-class _ConfigMapFlag:
-    """A flag that names a ConfigMap; `parse` returns its errors and notes, or raises ConfigError."""
+class _ConfigMapFlag(NamedTuple):
+    """A flag that names a ConfigMap, what parses that or raises ConfigError, and an example of its content."""
 
     flag: str
     name: str
-    parse: Callable[[ConfigObject], tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]]
+    parse: Callable[[ConfigObject], ParsedConfig | ParsedSettings | ParsedMaintenance]
     example: str
 
 
@@ -237,12 +234,13 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
             example = await _create_command(client, options.namespace, f"{flag.name} --from-literal={flag.example}")
             raise ConfigError(f"nothing was applied: {place} does not exist; to create it: {example}")
         try:
-            errors, notes = flag.parse(found)
+            parsed = flag.parse(found)
         except ConfigError as e:
             raise ConfigError(f"nothing was applied: {place} is invalid: {e}") from e
+        errors = parsed.invalid if isinstance(parsed, ParsedMaintenance) else parsed.errors
         if text := "; ".join(map(str, errors)):
             raise ConfigError(f"nothing was applied: {place} is invalid: {text} (see nodeagent check-config)")
-        for note in notes:
+        for note in parsed.notes:
             on_note(f"{place}: {note}")
 
 
@@ -256,42 +254,28 @@ async def _create_command(client: KubeClient, namespace: str, words: str) -> str
 def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
     """Return the flags that name a ConfigMap which the installation does not create itself."""
     agent = options.agent
+    named = agent.config_map if options.configuration is None else None
     flags = [
         _ConfigMapFlag(
             "--node-agent-configmap",
-            (options.configuration is None and agent.config_map) or "",
-            _parse_agent,
+            named or "",
+            parse_config_map,
             "config.json=" + shlex.quote('{"loadConcurrency": {"globalConfig": 1}}'),
         ),
         _ConfigMapFlag(
             "--backup-repository-configmap",
             agent.repository_config_map or "",
-            _parse_repository,
+            parse_settings_of,
             "kopia=" + shlex.quote('{"cacheLimitMB": 2048}'),
         ),
         _ConfigMapFlag(
             "--repo-maintenance-job-configmap",
             agent.maintenance_config_map or "",
-            _parse_maintenance,
+            parse_maintenance,
             "global=" + shlex.quote('{"podResources": {"memoryLimit": "2Gi"}}'),
         ),
     ]
     return [flag for flag in flags if flag.name]
-
-
-def _parse_agent(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
-    parsed = parse_config_map(config_map)
-    return parsed.errors, parsed.notes
-
-
-def _parse_repository(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
-    parsed = parse_settings_of(config_map)
-    return parsed.errors, parsed.notes
-
-
-def _parse_maintenance(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
-    parsed = parse_maintenance(config_map)
-    return parsed.invalid, parsed.notes
 
 
 async def check_named(client: KubeClient, options: InstallOptions, on_note: Callable[[str], None]) -> None:
@@ -357,22 +341,6 @@ async def fit_to_existing(
     if others:
         on_note(f"what others have created stays theirs, and nodeagent uninstall keeps it: {', '.join(others)}")
     return fitted
-
-
-async def note_former_agents(client: KubeClient, namespace: str, on_note: Callable[[str], None]) -> None:
-    """Note the DaemonSet for Windows nodes that an earlier version has installed; its agents never worked.
-
-    Raises:
-        KubeError: the API server does not answer.
-    """
-    try:
-        found = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET_WINDOWS)
-    except ForbiddenError:
-        # Roles for the person who installs need not have it.
-        return
-    if found is not None and is_ours(found):
-        command = f"kubectl -n {namespace} delete daemonset {AGENT_DAEMONSET_WINDOWS}"
-        on_note(f"DaemonSet {namespace}/{AGENT_DAEMONSET_WINDOWS} of an earlier version moves no data: {command}")
 
 
 def _refuse(manifest: Manifest, release: str | None) -> str:
@@ -448,7 +416,6 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     if options is not None:
         await check_config_maps(client, options, tools.on_note)
         await check_named(client, options, tools.on_note)
-        await note_former_agents(client, request.namespace, tools.on_note)
     applied = await apply_installation(tools, request.definitions, objects, force=request.force_conflicts)
     if timeout is not None:
-        await wait_installation(WaitTools(client, tools.clock, on_progress), applied, timeout)
+        await wait_installation(client, tools.clock, applied, timeout, on_progress)

@@ -1,4 +1,4 @@
-"""The wait for an installation: when it ends, and the cause that it shows; and what an earlier version left."""
+"""The wait for an installation: when it ends, and the cause that it shows."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from client.install.apply import Applied, ApplyResult
-from client.install.run import WaitError, WaitTools, note_former_agents, wait_installation
+from client.install.run import WaitError, wait_installation
 from core.kube.client import KubeClient
-from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
@@ -68,8 +66,8 @@ class _Scene:
 
     async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
         client = KubeClient(self.kube, Retry(HandClock(), attempts=1))
-        tools = WaitTools(client, _Clock(), self.shown.append)
-        await wait_installation(tools, [Applied(one, result) for one in stored], timedelta(seconds=seconds))
+        applied, timeout = [Applied(one, result) for one in stored], timedelta(seconds=seconds)
+        await wait_installation(client, _Clock(), applied, timeout, self.shown.append)
 
 
 @pytest.fixture
@@ -162,29 +160,3 @@ async def test_what_was_deleted_ends_the_wait(scene: _Scene) -> None:
     daemonset = _Scene().put_daemonset()
     with pytest.raises(WaitError, match="DaemonSet velero/node-agent was deleted"):
         await scene.wait(daemonset, seconds=1e6)
-
-
-_OURS = {"app.kubernetes.io/part-of": "node-agent"}
-_NOTE = (
-    "DaemonSet velero/node-agent-windows of an earlier version moves no data: "
-    "kubectl -n velero delete daemonset node-agent-windows"
-)
-
-
-@pytest.mark.parametrize(
-    ("labels", "status", "expected"),
-    [(_OURS, 200, [_NOTE]), ({"component": "velero"}, 200, []), (_OURS, 403, [])],
-    ids=["ours", "Velero's", "no permission"],
-)
-async def test_a_former_daemonset_for_windows_is_named(
-    labels: dict[str, str], status: int, expected: list[str]
-) -> None:
-    kube, notes = FakeKube(), list[str]()
-    meta = {"namespace": "velero", "name": "node-agent-windows", "labels": labels}
-    kube.put({"apiVersion": DAEMON_SETS.api_version, "kind": DAEMON_SETS.kind, "metadata": meta, "spec": {}})
-    if status != 200:
-        kube.fail_next("GET", "/daemonsets/node-agent-windows", status)
-
-    await note_former_agents(KubeClient(kube, Retry(LoopClock())), "velero", notes.append)
-
-    assert notes == expected
