@@ -22,7 +22,6 @@ async def read_named(client: KubeClient, resource: Resource[ObjectT], namespace:
 
     Raises:
         NotFoundError: it does not exist; the message has the name that may be meant.
-        KubeError: it cannot be read.
     """
     found = await client.read(resource, namespace, name)
     if found is None:
@@ -79,7 +78,6 @@ async def read_ready_image(client: KubeClient, namespace: str, flag: str = "--ag
 
     Raises:
         ConfigError: there are none, or none is ready; the message names the `flag` of the namespace.
-        KubeError: the API server rejected the read.
     """
     daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
@@ -142,11 +140,7 @@ class VersionList(WireModel):
 
 
 async def read_versions(client: KubeClient, namespace: str) -> VersionList:
-    """Return the agents of the namespace; an agent whose page cannot be read has no version, and a note.
-
-    Raises:
-        KubeError: the agents cannot be listed.
-    """
+    """Return the agents of the namespace; an agent whose page cannot be read has no version, and a note."""
     pods = await client.list(Selection(PODS, namespace, AGENT_SELECTOR))
     if not pods:
         return VersionList(agents=[], notes=[f"there are no agents in namespace {namespace}"])

@@ -75,7 +75,6 @@ async def read_leader_decisions(client: KubeClient, namespace: str, settings: Se
 
     Raises:
         LeaderUnavailableError: there is no leader, or its page cannot be reached; the message says why.
-        KubeError: the API server, or the leader behind it, rejected a request.
     """
     check_reachable(settings)
     pod = await _find_pod(client, namespace)
@@ -87,7 +86,6 @@ async def read_leader_page(client: KubeClient, namespace: str, settings: Setting
 
     Raises:
         LeaderUnavailableError: its page cannot be reached, or it is not the leader; the message says why.
-        KubeError: the API server, or the leader behind it, rejected the request.
     """
     check_reachable(settings)
     raw = await client.pod_page(namespace, pod, port=status_address(settings).port, path=_PATH)

@@ -134,7 +134,6 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
     Raises:
         NotFoundError: it does not exist; the message has the name that may be meant.
         ContractError: it is invalid.
-        KubeError: it cannot be read.
     """
     return BackupStorageLocation.parse(await read_named(client, BACKUP_STORAGE_LOCATIONS, namespace, name))
 
@@ -153,7 +152,6 @@ async def plan_job(
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
-        KubeError: the API server rejected a request.
     """
     client, namespace = tools.client, tools.namespace
     settings = await read_settings(client, namespace)
@@ -186,7 +184,6 @@ async def run_job(
 
     Raises:
         JobError: the Job failed, cannot start, or did not end in time.
-        KubeError: the API server rejected a request.
     """
     async with open_job(tools, manifest) as job:
         try:
@@ -215,11 +212,7 @@ async def _keep_log_of(tools: JobTools, job: Job, on_log: Callable[[str], Awaita
 
 @asynccontextmanager
 async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
-    """Create the Job, yield it, and delete it in any case, as `run_job` does.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Create the Job, yield it, and delete it in any case, as `run_job` does."""
     if tools.owners:
         manifest = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": list(tools.owners)}}
     try:
@@ -236,7 +229,6 @@ async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> 
 
     Raises:
         JobTimeoutError: the pod of one does not end.
-        KubeError: the API server rejected a request.
     """
     left = [one["metadata"] for one in jobs]
     for meta in left:
@@ -255,7 +247,6 @@ async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelt
 
     Raises:
         JobError: it failed, cannot start, or did not start in time.
-        KubeError: the API server rejected a request.
     """
     pod, end = await _wait(tools, job, timeout, _look_for_start)
     if isinstance(end, PodEnd):
@@ -269,7 +260,6 @@ async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) ->
 
     Raises:
         JobError: it failed, or did not end in time.
-        KubeError: the API server rejected a request.
     """
     _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
 
@@ -311,11 +301,7 @@ async def _wait(
     timeout: timedelta,  # noqa: ASYNC109 - shown
     look: Callable[[Pod], _T | None],
 ) -> tuple[Pod, _T]:
-    """Return the pod of the Job once `look` returns something about it, and what that is.
-
-    Raises:
-        JobError: it cannot run, or nothing was returned in time.
-    """
+    """Return the pod of the Job once `look` returns something about it, and what that is."""
     deadline = Deadline.after(tools.clock, timeout)
     client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
     causes, shown = CauseFinder(client, tools.clock), ""
@@ -339,11 +325,6 @@ async def _wait(
 
 
 async def _describe(tools: JobTools, causes: CauseFinder, job: Job, pod: Pod | None) -> str:
-    """Return what the Job is doing.
-
-    Raises:
-        JobError: its pod can never run.
-    """
     meta = job["metadata"]
     if pod is not None:
         try:

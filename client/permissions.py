@@ -373,7 +373,6 @@ def grant_permissions(manifests: Iterable[Manifest]) -> tuple[Permission, ...]:
 
 
 def _names_of(manifests: Iterable[Mapping[str, Any]]) -> dict[Resource, tuple[str, ...]]:
-    """Return the names of objects by their resource."""
     found: dict[Resource, tuple[str, ...]] = {}
     for manifest in manifests:
         resource = resource_of(manifest)

@@ -67,16 +67,13 @@ class _Surroundings:
     configured: ParsedMaintenance
 
     def location_of(self, repository: BackupRepository) -> BackupStorageLocation | None:
-        """Return the location of the repository; None: it does not exist, or could not be read."""
         return (self.locations or {}).get(repository.spec.backup_storage_location)
 
     def settings_of(self, repository: BackupRepository) -> MaintenanceSettings:
-        """Return the settings of the repository's maintenance."""
         spec = repository.spec
         return self.configured.settings_for(RepositoryKey(spec.volume_namespace, spec.backup_storage_location))
 
     def decide(self, repository: BackupRepository, view: MaintenanceView) -> NextMaintenance:
-        """Return the next maintenance, as far as it can be computed without the leader."""
         known = self.locations is not None
         settings = self.settings_of(repository)
         whole = dataclasses.replace(
@@ -96,7 +93,6 @@ class RepositoryReader:
     """Reads the repositories of one namespace for one command."""
 
     def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime]) -> None:
-        """Read through `client`."""
         self._client = client
         self._namespace = namespace
         self._now = now
@@ -108,7 +104,6 @@ class RepositoryReader:
 
         Raises:
             NotFoundError: there is none of such a name.
-            KubeError: they cannot be listed.
         """
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace))
         by_name = {raw["metadata"]["name"]: raw for raw in found}
@@ -133,7 +128,6 @@ class RepositoryReader:
         Raises:
             NotFoundError: there is none of that name.
             ContractError: it is invalid.
-            KubeError: it cannot be read.
         """
         repository = await read_repository(self._client, self._namespace, name)
         settings = await self._read_settings()
@@ -168,7 +162,6 @@ class RepositoryReader:
         )
 
     async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
-        """Return what `read` returns; `otherwise` and a note, if that fails."""
         try:
             return await read
         except AgentError as e:
@@ -183,7 +176,6 @@ class RepositoryReader:
             return None
 
     async def _read_settings(self) -> Settings:
-        """Return the settings of the agents; the defaults, if they cannot be read."""
         try:
             return await read_settings(self._client, self._namespace)
         except ConfigError as e:
@@ -191,7 +183,6 @@ class RepositoryReader:
             return Settings(node_name="")
 
     async def _ask_leader(self, settings: Settings) -> dict[str, LeaderDecision]:
-        """Return what the leader says; nothing, and a note, if it does not answer."""
         try:
             return await read_leader_decisions(self._client, self._namespace, settings)
         except AgentError as e:
@@ -201,13 +192,11 @@ class RepositoryReader:
     async def _decide(
         self, repository: BackupRepository, view: MaintenanceView, said: LeaderDecision | None, settings: Settings
     ) -> NextMaintenance:
-        """Return the next maintenance as the leader said, else as it is computed here."""
         if said is not None:
             return NextMaintenance.of_leader(said, view.record, view.now)
         return (await self._look_around(settings)).decide(repository, view)
 
     async def _look_around(self, settings: Settings) -> _Surroundings:
-        """Return what decisions depend on; read once."""
         if self._around is None:
             self._around = await self._read_around(settings)
         return self._around
@@ -235,7 +224,6 @@ class RepositoryReader:
         return found
 
     async def _read_result(self, jobs: Sequence[MaintenanceJob]) -> MaintenanceResult | None:
-        """Return the result of the newest Job of ours that has ended; None: there is none, or it failed."""
         ended = [job for job in jobs if job.ours and job.ended]
         if not ended:
             return None
@@ -262,7 +250,6 @@ async def read_repository(client: KubeClient, namespace: str, name: str) -> Back
     Raises:
         NotFoundError: it does not exist; the message has the name that may be meant.
         ContractError: it is invalid.
-        KubeError: it cannot be read.
     """
     return BackupRepository.parse(await read_named(client, BACKUP_REPOSITORIES, namespace, name))
 
@@ -281,7 +268,6 @@ def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings
 
 
 def _pending(pod: Pod) -> str | None:
-    """Return why the pod has not started; None: it has."""
     try:
         pending = diagnose_pod(pod)
     except AgentError as e:
@@ -308,7 +294,6 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
         NotFoundError: the repository or its location does not exist.
         ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, or did not end in time.
-        KubeError: the API server rejected a request.
     """
     repository = await read_repository(tools.client, tools.namespace, name)
     location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)

@@ -133,11 +133,7 @@ class EventLine(WireModel):
 
 
 async def read_events(client: KubeClient, namespace: str, uid: str) -> list[EventLine]:
-    """Return the Events about the object with that UID, newest first.
-
-    Raises:
-        KubeError: they cannot be listed.
-    """
+    """Return the Events about the object with that UID, newest first."""
     found = await client.list(Selection(EVENTS, namespace, field_selector=f"involvedObject.uid={uid}"))
     return sorted(map(event_line, found), key=lambda line: line.last_seen, reverse=True)
 
@@ -305,7 +301,6 @@ class _Secrets:
     flags: Sequence[str]
 
     def read(self, wanted: SecretKey) -> str:
-        """Return the command that prints the value of a key of a Secret."""
         return f"{self.read_encoded(wanted)} | base64 -d"
 
     def read_encoded(self, wanted: SecretKey) -> str:

@@ -182,7 +182,6 @@ class _Missing:
         self._what = what
 
     async def __aenter__(self) -> None:
-        """Begin the block."""
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> bool:
         """Record an error that is no reason to stop."""

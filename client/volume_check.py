@@ -78,8 +78,6 @@ async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -
 
 @dataclass
 class _Run:
-    """One run of the check."""
-
     tools: CheckTools
     plan: CheckPlan
     deadline: Deadline
@@ -91,11 +89,9 @@ class _Run:
 
     @property
     def report(self) -> CheckReport:
-        """The steps so far."""
         return CheckReport(steps=self.steps, snapshot_id=self.snapshot_id)
 
     async def carry_out(self, cleanup: CheckCleanup) -> None:
-        """Take one step after the other, until one fails."""
         steps: dict[str, Callable[[], Awaitable[None]]] = {
             "prepare": partial(self._prepare, cleanup),
             "volume": self._fill,
@@ -111,7 +107,6 @@ class _Run:
                 return
 
     async def clean(self, cleanup: CheckCleanup) -> None:
-        """Delete everything, as the last step."""
         async with self._timed("clean up"):
             await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
             if self.plan.retaining and (left := await cleanup.find_retained()):
@@ -185,11 +180,7 @@ class _Run:
             raise VolumeCheckError(f"the restored file differs: {sums}")
 
     async def _wait_transfer(self, resource: Resource[UncheckedObject]) -> JsonDict:
-        """Return the status of the transfer once it is Completed.
-
-        Raises:
-            VolumeCheckError: it ended in another phase, or not in time.
-        """
+        """Return the status of the transfer once it is Completed."""
         status: JsonDict = {}
 
         async def find() -> str | None:
@@ -208,11 +199,7 @@ class _Run:
         return status
 
     async def _wait_pod(self, name: str) -> str:
-        """Return the termination message of the pod once it has succeeded.
-
-        Raises:
-            VolumeCheckError: it failed, cannot start, or did not end in time.
-        """
+        """Return the termination message of the pod once it has succeeded."""
         message, causes = "", CauseFinder(self.tools.client, self.tools.clock)
 
         async def find() -> str | None:
@@ -235,11 +222,7 @@ class _Run:
         return message
 
     async def _until(self, find: Callable[[], Awaitable[str | None]]) -> None:
-        """Return once `find` returns nothing; show what it returns.
-
-        Raises:
-            VolumeCheckError: the time of the check is over.
-        """
+        """Return once `find` returns nothing; show what it returns."""
         while missing := await find():
             if missing != self.shown:
                 self.tools.on_progress(missing)

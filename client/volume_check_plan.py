@@ -201,7 +201,6 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
 
     Raises:
         ConfigError: a permission, the agents, the location or a class is missing; the message says which flag names it.
-        KubeError: the API server rejected a request.
     """
     await _check_user(client, namespace, choice.space)
     image = await read_ready_image(client, namespace, "--namespace")
@@ -341,11 +340,7 @@ class CheckCleanup:
     bound: set[str] = field(default_factory=set)
 
     async def find_retained(self) -> list[str]:
-        """Return what stays of `bound` by the policy Retain, or may, if that may not be read.
-
-        Raises:
-            KubeError: the API server rejected a request.
-        """
+        """Return what stays of `bound` by the policy Retain, or may, if that may not be read."""
         found = []
         for kind, name in sorted(one.split("/") for one in self.bound):
             resource, policy = _BOUND[kind]
@@ -363,7 +358,6 @@ class CheckCleanup:
 
         Raises:
             LeftoverError: something still exists at the deadline; the message names it.
-            KubeError: the API server rejected a request.
         """
         found = await self._delete_all(_TRANSFERS, self.plan.namespace, deadline)
         space = await self.client.read(kube.NAMESPACES, "", self.plan.space)

@@ -430,7 +430,6 @@ def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, 
 
 
 def _apply_rule(ordered: Sequence[Copy], rule: KeepRule, count: int, zone: ZoneInfo) -> dict[str, Keep]:
-    """Return what one rule keeps of these copies, the newest first."""
     name_period = _PERIODS.get(rule)
     kept: dict[str, Keep] = {}
     before = None

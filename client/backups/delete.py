@@ -165,7 +165,6 @@ async def plan_expired(
 
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
-        KubeError: the API server rejected a request.
     """
     return await _judge(tools, DeletionWish(most=most, begun=begun, policies=policies or {}))
 
@@ -176,7 +175,6 @@ async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
     Raises:
         NotFoundError: there is no such backup; the message has the name that may be meant.
         DeletionError: it may not be deleted; the message names the rule.
-        KubeError: the API server rejected a request.
     """
     plan = await _judge(tools, DeletionWish(name))
     if not plan.deleted:
@@ -192,7 +190,6 @@ async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
 async def _judge(
     tools: DeletionTools, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
 ) -> DeletionPlan:
-    """Read everything, and return the plan by it."""
     client, namespace = tools.jobs.client, tools.jobs.namespace
     if await has_velero_server(client, namespace):
         raise DeletionError(f"a Velero server is in namespace {namespace}: nothing is deleted beside it")
@@ -268,7 +265,6 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deletion
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
         DeletionError: the clocks do not agree, so that no age is known.
-        KubeError: the API server rejected a request.
     """
     run = _CheckRun(tools, _find_needed(plan))
     for location in plan.locations:
@@ -305,7 +301,6 @@ class _CheckRun:
     at_seconds: float = 0.0
 
     async def look(self, plan: DeletionPlan, location: str) -> None:
-        """Run the Jobs of one location."""
         run = LocationJobs(replace(self.tools.jobs, on_created=self._note_times), location, plan.cluster)
         checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id or "") for uid, one in self.needed.items()}
         before = self.said, self.at_seconds
@@ -333,11 +328,7 @@ class _CheckRun:
         self.said |= {_POD: self.tools.jobs.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
 
     def decide_time(self, begun: datetime | None) -> RunTime | None:
-        """Return the time of the run; None: there was no Job.
-
-        Raises:
-            DeletionError: the clocks do not agree.
-        """
+        """Return the time of the run; None: there was no Job."""
         return RunTime(decide_now(self.said, begun), self.at_seconds) if self.said else None
 
 
@@ -348,7 +339,6 @@ async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: Deletion
 
     Raises:
         DeletionError: not all is deleted; the next deletion continues.
-        KubeError: the API server rejected a request.
     """
     found: list[DeletedSnapshot] = []
     changed: list[str] = []

@@ -117,7 +117,6 @@ class DeletionRecord:
 
         Raises:
             ContractError: an entry is invalid: only these commands should write it.
-            KubeError: it cannot be read.
         """
         stored = await self.client.read(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP)
         data = dict(stored.get("data") or {}) if stored else {}
@@ -151,11 +150,7 @@ class DeletionRecord:
         return [*self.history, *pending]
 
     async def add(self, copies: Iterable[Copy]) -> None:
-        """Note, in one request, that the snapshots of these transfers are to be deleted.
-
-        Raises:
-            KubeError: it cannot be written.
-        """
+        """Note, in one request, that the snapshots of these transfers are to be deleted."""
         changed: dict[str, dict[Located, _Detail]] = {}
         for one in copies:
             entry = changed.setdefault(one.backup, dict(self.entries.get(one.backup, {})))
@@ -169,9 +164,6 @@ class DeletionRecord:
         """Note that nothing is to be deleted any more of these transfers.
 
         `gone_at`: since they went then, with their snapshots; `proved`: by witnesses, not by one clock alone.
-
-        Raises:
-            KubeError: it cannot be written.
         """
         left, history = {}, self.history.copy()
         for backup, entry in self.entries.items():
@@ -195,19 +187,11 @@ class DeletionRecord:
         self.history = history
 
     async def write_report(self, report: RetentionReport) -> None:
-        """Keep the report of a run, for `nodeagent status` and the leader.
-
-        Raises:
-            KubeError: it cannot be written.
-        """
+        """Keep the report of a run, for `nodeagent status` and the leader."""
         await self._write({REPORT_KEY: report.to_json()})
 
     async def forget(self, backup: str) -> None:
-        """Take a backup that a person has deleted out of the last report.
-
-        Raises:
-            KubeError: it cannot be written.
-        """
+        """Take a backup that a person has deleted out of the last report."""
         if self.report is not None:
             held = [one for one in self.report.held if one.backup != backup]
             if gone := len(self.report.held) - len(held):
@@ -334,7 +318,6 @@ async def read_copies(client: KubeClient, namespace: str) -> AsyncIterator[Copy]
 
     Raises:
         DeletionError: a transfer is no object at all: it may be of any backup.
-        KubeError: the API server rejected a request.
     """
     for resource, model in Backups.models.items():
         async for raw in _read_all(client, resource, namespace):
@@ -352,7 +335,6 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
     Raises:
         DeletionError: a restore is no object at all.
         ContractError: one is invalid: it may name any snapshot.
-        KubeError: the API server rejected a request.
     """
     for resource, model in Restores.models.items():
         async for raw in _read_all(client, resource, namespace):
@@ -362,11 +344,7 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
 
 
 async def read_locations(client: KubeClient, namespace: str) -> dict[str, str | None]:
-    """Return why nothing may be deleted in each location that exists, by its name; None: something may.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Return why nothing may be deleted in each location that exists, by its name; None: something may."""
     found: dict[str, str | None] = {}
     for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
         name = raw["metadata"]["name"]
@@ -449,7 +427,6 @@ async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
 
     Raises:
         DeletionError: the user may not hold it, or another command did not end in time.
-        KubeError: the API server rejected a request.
     """
     identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     lease = Lease(jobs.client, jobs.clock, (jobs.namespace, DELETIONS_LEASE), identity=identity, duration=_DURATION)

@@ -136,13 +136,7 @@ def _missing(backup: Backup, claim: str, name: str) -> FilesError:
 async def _build_job(
     tools: JobTools, place: FilePlace, *, limit: int | None = None, after: str | None = None
 ) -> Manifest:
-    """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it.
-
-    Raises:
-        NotFoundError: the location of the backup does not exist.
-        ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
-        KubeError: the API server rejected a request.
-    """
+    """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it."""
     _check_text(after or "")
     volume = place.volume
     location = await read_location(tools.client, tools.namespace, volume.location)
@@ -172,7 +166,6 @@ async def list_files(
         NotFoundError: the location of the backup does not exist.
         ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
         JobError: the Job failed, such as for a path that does not exist, or did not end in time.
-        KubeError: the API server rejected a request.
     """
     answer = await run_job(tools, await _build_job(tools, place, limit=limit, after=after), "list", timeout)
     found = parse_result(FileListing, answer.message)
@@ -222,7 +215,6 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:  # no
         JobError: the Job failed, such as for a path that does not exist, or did not start in time.
         UnpackError: the destination cannot be written.
         FilesError: not everything arrived. What was complete stays.
-        KubeError: the API server rejected a request.
     """
     tools = copy.tools
     needed = [one for one in FILES_PERMISSIONS if one.subresource == "exec"]
@@ -302,7 +294,6 @@ class _Stream:
         raise _UnexplainedError("what the pod sent does not say what it is")
 
     def _check_result(self) -> str | None:
-        """Check that everything arrived, and return the note about it."""
         lines = self._result.decode(errors="replace").splitlines()
         try:
             result = SentFiles.from_json(lines[-1] if lines else "")
@@ -316,11 +307,7 @@ class _Stream:
 
 
 async def _feed(unpacker: Unpacker, begin: bytes, pieces: AsyncIterator[bytes]) -> None:
-    """Unpack the pieces in a thread, as fast as it can.
-
-    Raises:
-        UnpackError: the destination cannot be written, or the tar is broken.
-    """
+    """Unpack the pieces in a thread, as fast as it can."""
     ours, theirs = socket.socketpair()
     working = asyncio.create_task(asyncio.to_thread(_unpack, unpacker, theirs), name="unpack")
     try:

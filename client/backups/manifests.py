@@ -138,7 +138,6 @@ def choose_method(
 
 
 def _unusable(claim: PersistentVolumeClaim) -> str | None:
-    """Return why no method can back it up; None: one may."""
     if claim["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
     phase = (claim.get("status") or {}).get("phase", "")
@@ -146,7 +145,6 @@ def _unusable(claim: PersistentVolumeClaim) -> str | None:
 
 
 def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) -> SnapshotWay | str:
-    """Return the snapshot class, or why there is none."""
     # The data mover's PVC is of that class.
     if not (claim.get("spec") or {}).get("storageClassName"):
         return "no CSI snapshot: it names no storage class"

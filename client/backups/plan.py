@@ -52,7 +52,6 @@ class ClaimName:
     name: str
 
     def __str__(self) -> str:
-        """Return them as the command line has them."""
         return f"{self.namespace}/{self.name}"
 
     @classmethod
@@ -143,7 +142,6 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     Raises:
         ConfigError: the request is invalid.
         BackupError: a volume cannot be backed up, or a backup of the name has others; the message names it.
-        KubeError: the API server rejected a request.
     """
     _check_request(request)
     client = tools.client
@@ -192,7 +190,6 @@ async def find_destination(tools: BackupTools, namespace: str, location: str, *,
 
     Raises:
         BackupError: it does not exist or is read-only, or a Velero server is there, or may be.
-        KubeError: the API server rejected a request.
     """
     client = tools.client
     if not ignore_velero_server:
@@ -222,7 +219,6 @@ async def find_destination(tools: BackupTools, namespace: str, location: str, *,
 
 
 async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
-    """Return the PVCs in the order of their names."""
     client = tools.client
     if not choice.claims:
         selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
@@ -246,11 +242,7 @@ async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, Pe
 
 
 async def note_absent_claims(tools: BackupTools, claims: Iterable[ClaimName]) -> None:
-    """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out."""
     for name in sorted(set(claims)):
         try:
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)

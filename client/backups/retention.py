@@ -256,7 +256,6 @@ class _Proofs:
         )
 
     def find_closed(self, one: Copy) -> KeepReason | None:
-        """Return why nothing may be deleted in the location of the copy; None: it may."""
         if one.foreign:
             return None
         if closed := self._closed.get(one.location):
@@ -267,7 +266,6 @@ class _Proofs:
         return None
 
     def find_missing(self, one: Copy) -> KeepReason | None:
-        """Return what is missing of the proof; None: nothing, or the copy was not looked at."""
         if not one.has_data or (self._check is not None and one.uid not in self._check.wanted):
             return None
         place = f"{one.shown_volume} in {one.location}"
@@ -383,7 +381,6 @@ def _over(series: Series, allowed: int) -> str:
 
 
 def _count_allowed(judgments: Iterable[RetentionDecision], gone: Iterable[GoneCopy], now: datetime) -> Counter[Series]:
-    """Return how many copies of each volume and location may go now."""
     since = now - WINDOW
     allowed: Counter[Series] = Counter()
     for copy in (copy for one in judgments for copy in one.copies if copy.has_data):

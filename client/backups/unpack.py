@@ -160,7 +160,6 @@ class Unpacker:
         self.on_refused(name, why)
 
     def _find_fault(self, member: tarfile.TarInfo, name: str, place: Path) -> str | None:
-        """Return why the entry is refused; None: it is not."""
         # kopia writes Go's modes, whose bits of types are not in the filter's range.
         member.mode &= 0o777
         parts = name.split("/")

@@ -69,7 +69,6 @@ def print_groups(printer: Printer, groups: Sequence[Backup | Restore], now: date
 
 
 def _cells(one: Backup | Restore, now: datetime) -> dict[str, Cell]:
-    """Return the cells of a row by their headers."""
     cells: dict[str, Cell] = {
         "NAME": one.name,
         "PHASE": Styled(str(one.phase), _PHASE_STYLES.get(one.phase, "")),

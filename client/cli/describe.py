@@ -104,7 +104,6 @@ def _bars(stages: Sequence[TransferStage]) -> list[list[Cell]]:
 
 
 def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
-    """Print each step with its time, the interruptions, and the Events as they are."""
     history: list[list[Cell]] = [
         [format_time(moment.at), f"{format_age(now - moment.at)} ago", moment.what, moment.message]
         for moment in one.history

@@ -246,7 +246,6 @@ def _build_proxy(given: _Given) -> ProxyOptions:
 
 
 def _build_location(given: _Given) -> LocationOptions | None:
-    """Return the default location; None: there is to be none."""
     if given["no_default_backup_location"]:
         for flag in ("bucket", "prefix", "backup_location_config"):
             if given[flag] not in {None, ()}:

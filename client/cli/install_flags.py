@@ -52,7 +52,6 @@ _RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
 
 
 def _read_configuration(path: str) -> JsonDict | None:
-    """Return the agents' configuration in a file."""
     file = read_file(path)
     if file is None:
         return None
@@ -314,7 +313,6 @@ class _Option(click.Option):
     """A flag that is not checked beside `--crds-only`, as in Velero."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
-        """Return the value as its type has it."""
         return None if ctx.params.get("crds_only") else super().type_cast_value(ctx, value)
 
 

@@ -47,7 +47,6 @@ class _Help:
     epilog: str | None
 
     def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they are."""
         if self.epilog:
             formatter.write(f"\n{self.epilog}")
 
@@ -229,7 +228,6 @@ class FlagType(click.ParamType[_T]):
     name = "value"
 
     def __init__(self, parse: Callable[[str], _T]) -> None:
-        """Convert by `parse`."""
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, _: click.Context | None) -> _T:  # noqa: ANN401 - click's

@@ -75,7 +75,6 @@ class Printer:
     """Prints the answer of a command to `out`, and notes about it to `err`."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        """Print to standard output and standard error by default."""
         self._out = _console(out or sys.stdout)
         self._err = _console(err or sys.stderr)
         self._status: Status | None = None
@@ -123,7 +122,6 @@ class Printer:
             self.table(headers, rows, indent=_INDENT)
 
     def _print_lines(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int) -> None:
-        """Print a line for each row, without colors."""
         lines = [[printable(_plain(cell)) for cell in row] for row in (headers, *rows)]
         # A row may have fewer cells than there are headers, or more.
         widths = [max(map(cell_len, column)) for column in zip_longest(*lines, fillvalue="")]

@@ -105,7 +105,6 @@ async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, t
 
 
 async def _describe_dropped(client: KubeClient) -> str | None:
-    """Return which fields the definitions drop; None: none."""
     try:
         return judge_definitions(await read_definitions(client)).message
     except AgentError as e:

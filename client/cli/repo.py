@@ -106,7 +106,6 @@ def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
 
 
 def _why(following: NextMaintenance) -> str:
-    """Return why nothing runs now, in few words."""
     return _WORDS.get(following.hold) or following.hold.replace("-", " ")
 
 
@@ -289,7 +288,6 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
 
 
 def _moment(moment: datetime | None, now: datetime) -> str:
-    """Return a cell with the time and how far away it is."""
     if moment is None:
         return ""
     distance = f"in {format_age(moment - now)}" if moment > now else f"{format_age(now - moment)} ago"

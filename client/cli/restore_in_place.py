@@ -125,7 +125,6 @@ async def confirm_and_start(
 
 
 def _confirm(creation: Creation[RestoreTransfer, Restore], wish: InPlaceWish, reports: Sequence[VolumeReport]) -> bool:
-    """Show what is done with the volumes, and return whether the user wants that."""
     printer, form = creation.printer, creation.form
     if form.for_programs and wish.dry_run:
         printer.document(InPlaceReport(restore=creation.name, volumes=list(reports)).to_wire(), form)

@@ -100,7 +100,6 @@ async def prove_restore(tools: VerificationTools, request: RestoreTestRequest, o
 
     Raises:
         VerificationError: there is no such copy any more.
-        KubeError: it cannot be read.
     """
     volume = await _find(tools.jobs, request)
     how = VerificationRequest(WHOLE_PERCENT, restore=True, timeout=request.timeout, storage_class=request.storage_class)

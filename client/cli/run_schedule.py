@@ -57,8 +57,6 @@ def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
 
 
 class _Changes:
-    """Says when the phase of a volume changes."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._phases: dict[str, str] = {}

@@ -52,7 +52,6 @@ class _Section:
         self.wide = wide
 
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a section; nothing, if it has no rows."""
         if not rows:
             return
         self._printer.line()
@@ -63,7 +62,6 @@ class _Section:
             self._printer.line(f"  ... {len(rows) - len(kept)} more (-o wide lists all)")
 
     def message(self, text: str) -> str:
-        """Return a message as far as it is shown."""
         return text if self.wide or len(text) <= _MESSAGE else f"{text[: _MESSAGE - 3]}..."
 
 
@@ -289,7 +287,6 @@ class _Options:
         return self.form is OutputFormat.WIDE
 
     def check(self) -> None:
-        """Raise ConfigError if the options contradict each other."""
         if self.watch and self.form.for_programs:
             raise ConfigError("--watch shows a page for people, so -o is table or wide (see nodeagent status --help)")
         if self.timeout is not None and not self.wait_idle:
@@ -329,11 +326,7 @@ async def status(
 async def _follow(
     cluster: Connection, reader: StatusReader, printer: Printer, options: _Options, clock: Clock
 ) -> StatusView:
-    """Show each change; return the last view once no transfer is left, if that is waited for.
-
-    Raises:
-        NotIdleError: the timeout passed, or transfers cannot be read.
-    """
+    """Show each change; return the last view once no transfer is left, if that is waited for."""
     deadline = Deadline.after(clock, options.timeout) if options.timeout is not None else None
     # A cluster that does not answer is an error now; later ones are shown.
     first = await reader.read()
@@ -364,7 +357,6 @@ def _left(deadline: Deadline | None) -> float:
 
 
 def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | None) -> bool:
-    """Return whether there is nothing left to wait for."""
     if not options.wait_idle:
         return False
     expired = deadline is not None and deadline.expired

@@ -120,7 +120,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
     """Each of them has the name of a group; the first one is ours."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
-        """Read with the user's permissions."""
         self._client = client
         self._namespace = namespace
 
@@ -150,19 +149,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         return Found(_sort(self.build(*key, some) for key, some in transfers.items()), notes)
 
     async def list_all(self) -> Found[_Group]:
-        """Return all groups.
-
-        Raises:
-            KubeError: the transfers cannot be listed.
-        """
+        """Return all groups."""
         return self.gather(await self._list(self.labels[0] if len(self.labels) == 1 else ""))
 
     async def list_named(self, name: str, *, only_own: bool = False) -> Found[_Group]:
-        """Return the groups of that name, ours and Velero's; other transfers are not listed.
-
-        Raises:
-            KubeError: the transfers cannot be listed.
-        """
+        """Return the groups of that name, ours and Velero's; other transfers are not listed."""
         listed: dict[tuple[str, str], _Listed] = {}
         for label in self.labels[:1] if only_own else self.labels:
             some = await self._list(select_labels({label: label_value(name)}))
@@ -177,7 +168,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
 
         Raises:
             NotFoundError: one does not exist; the message suggests the closest name.
-            KubeError: the transfers cannot be listed.
         """
         if not names:
             return await self.list_all()
@@ -198,7 +188,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
 
         Raises:
             NotFoundError: there is none; the message suggests the closest name.
-            KubeError: the transfers cannot be listed.
         """
         found: Found[_Group] = await self._find_named(name)
         group, *others = sorted(found.groups, key=_is_own, reverse=True)
@@ -210,7 +199,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         Raises:
             NotFoundError: there is none; the message suggests the closest name.
             BackupError: it is Velero's.
-            KubeError: the transfers cannot be listed.
         """
         group, _ = await self.find_one(name)
         if not _is_own(group):
@@ -222,7 +210,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
 
         Raises:
             NotFoundError: it has no transfer any more.
-            KubeError: the transfers cannot be listed.
         """
         found = (await self.list_named(name, only_own=True)).groups
         if not found:
@@ -235,7 +222,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
 
         Raises:
             NotFoundError: it has no transfer any more.
-            KubeError: the transfers cannot be listed.
         """
         patient = type(self)(self._client.patiently(), self._namespace)
         meter, began = ProgressMeter(), clock.monotonic()
@@ -253,7 +239,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         Raises:
             NotFoundError: there is no group of that name.
             BackupError: it is Velero's.
-            KubeError: the API server rejected a request.
         """
         group, canceled = await self.find_own(name), list[Volume]()
         resources = {resource.kind: resource for resource in self.models}
@@ -280,7 +265,6 @@ async def cancel_transfer(client: KubeClient, resource: Resource[UncheckedObject
 
     Raises:
         NotFoundError: it does not exist.
-        KubeError: the API server rejected a request.
     """
     try:
         await client.patch(resource, namespace, name, {"spec": {"cancel": True}})
@@ -293,7 +277,6 @@ async def cancel_transfer(client: KubeClient, resource: Resource[UncheckedObject
 
 
 def _is_own(group: Backup | Restore) -> bool:
-    """Return whether `nodeagent` made the group, and not Velero."""
     return isinstance(group, Restore) or group.origin is BackupOrigin.NODEAGENT
 
 
@@ -336,7 +319,6 @@ class Backups(Collection[BackupTransfer, Backup]):
 
         Raises:
             NotFoundError: there is no backup of that name.
-            KubeError: the API server rejected a request.
         """
         backup, _ = await self.find_one(name)
         resources = {resource.kind: resource for resource in self.models}
@@ -403,7 +385,6 @@ async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list
 
     Raises:
         NotFoundError: there is no restore of that name.
-        KubeError: the API server rejected a request.
     """
     restore, canceled = await Restores(tools.client, namespace).cancel(name)
     pods = [WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == POD_VOLUME_RESTORES.kind]
@@ -454,7 +435,6 @@ async def _is_over(tools: RestoreTools, namespace: str, pod: WaitingPod, deadlin
 
 
 async def _read_own(tools: RestoreTools, pod: WaitingPod) -> Pod | None:
-    """Return the pod, if a restore of ours made it."""
     found = await tools.client.read(PODS, pod.namespace, pod.name)
     if found is None or RESTORE_ANNOTATION not in (found["metadata"].get("annotations") or {}):
         return None

@@ -47,7 +47,6 @@ async def _sort_definitions(
 
 
 def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str | None:
-    """Return why the definition that exists stays as it is; None: ours is applied."""
     lacking = find_lacking(ours, found)
     what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
     if release := helm_release(found):
@@ -94,7 +93,6 @@ def _missing_fields(ours: Manifest, theirs: Manifest, path: str) -> Iterator[str
 
 
 async def _wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[Manifest]) -> None:
-    """Return once the API server serves all definitions, ours and others."""
     deadline = Deadline.after(clock, _TIMEOUT)
     for definition in definitions:
         name = definition["metadata"]["name"]
@@ -105,7 +103,6 @@ async def _wait_definitions(client: KubeClient, clock: Clock, definitions: Seque
 
 
 async def _explain_unserved(client: KubeClient, definition: Manifest) -> str | None:
-    """Return why the API server does not serve the definition yet; None: it does."""
     found = await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
     if found is None:
         return "it does not exist"
@@ -200,11 +197,7 @@ async def apply_installation(
 
 
 async def _find_conflicts(tools: ApplyTools, manifests: Sequence[Manifest], defined: frozenset[str]) -> list[str]:
-    """Return the fields that others have set to other values, as text, of all objects; nothing is stored.
-
-    Raises:
-        NotServedError: the API server does not serve a kind of an API group that is not `defined` by the installation.
-    """
+    """Return the fields that others have set to other values, as text, of all objects; nothing is stored."""
     taken: list[str] = []
     namespaces = [one for one in manifests if one["kind"] == NAMESPACES.kind]
     absent = [one["metadata"]["name"] for one in namespaces if await _read(tools, one) is None]

@@ -48,7 +48,6 @@ async def wait_installation(
 
     Raises:
         WaitError: that was not so before the timeout, or cannot become so; the message has the cause.
-        KubeError: the API server rejected a request.
     """
     deadline = Deadline.after(clock, timeout)
     causes, shown = CauseFinder(client, clock), ""
@@ -62,7 +61,6 @@ async def wait_installation(
 
 
 async def _find_missing(client: KubeClient, causes: CauseFinder, applied: Sequence[Applied]) -> str | None:
-    """Return what is not as it should be, with its cause; None: nothing."""
     for one in applied:
         if one.stored["kind"] == kube.DAEMON_SETS.kind and (
             missing := await _explain_rollout(client, causes, one.stored)
@@ -79,11 +77,6 @@ async def _find_missing(client: KubeClient, causes: CauseFinder, applied: Sequen
 
 
 async def _explain_rollout(client: KubeClient, causes: CauseFinder, stored: Object) -> str | None:
-    """Return why the agents of a DaemonSet are not all ready; None: they are.
-
-    Raises:
-        WaitError: it was deleted, or no node is eligible.
-    """
     meta = stored["metadata"]
     current = await client.read(kube.DAEMON_SETS, meta["namespace"], meta["name"])
     if current is None:
@@ -108,7 +101,6 @@ def _desired(daemonset: DaemonSet) -> int:
 
 
 async def _find_cause(client: KubeClient, causes: CauseFinder, daemonset: DaemonSet) -> str | None:
-    """Return why a pod of the DaemonSet does not exist, start or become ready; None: no cause yet."""
     meta = daemonset["metadata"]
     pods = await client.list(
         Selection(kube.PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
@@ -122,11 +114,7 @@ async def _find_cause(client: KubeClient, causes: CauseFinder, daemonset: Daemon
 
 
 async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str | None:
-    """Return why an agent is not ready; None: it is, or is starting.
-
-    Raises:
-        WaitError: it can never start.
-    """
+    """Return why an agent is not ready; None: it is, or is starting."""
     status, meta = pod.get("status") or {}, pod["metadata"]
     if is_ready(pod):
         return None
@@ -145,7 +133,6 @@ async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str
 
 
 async def _last_warning(client: KubeClient, meta: Metadata) -> str | None:
-    """Return the last Warning about an object; None: there is none."""
     selector = f"involvedObject.uid={meta['uid']}"
     events = await client.list(Selection(kube.EVENTS, meta["namespace"], field_selector=selector))
     warnings = [event for event in events if event.get("type") == "Warning"]
@@ -188,7 +175,6 @@ async def check_user(
 
     Raises:
         ConfigError: a permission is missing; the message names all that is missing.
-        KubeError: the API server does not answer.
     """
     needed = [*install_permissions(manifests), *(WAIT_PERMISSIONS if wait else ())]
     if names := tuple(config_maps):
@@ -225,7 +211,6 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
 
     Raises:
         ConfigError: one does not exist, or is invalid; the message has the command that creates it.
-        KubeError: one cannot be read.
     """
     for flag in _config_map_flags(options):
         place = f"{flag.flag}: ConfigMap {options.namespace}/{flag.name}"
@@ -279,11 +264,7 @@ def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
 
 
 async def check_named(client: KubeClient, options: InstallOptions, on_note: Callable[[str], None]) -> None:
-    """Note each object that the installation names and that does not exist: its pods are not created until it does.
-
-    Raises:
-        KubeError: the API server does not answer.
-    """
+    """Note each object that the installation names and that does not exist: its pods are not created until it does."""
     namespace, agent = options.namespace, options.agent
     named: list[tuple[str, Resource, str | None, str]] = [
         ("--node-agent-priority-class-name", kube.PRIORITY_CLASSES, agent.priority_class, "--value=50"),
@@ -320,7 +301,6 @@ async def fit_to_existing(
 
     Raises:
         ConfigError: an object of another installer, or of a release of Helm, cannot be merged with ours.
-        KubeError: an object cannot be read.
     """
     fitted, others = [], []
     for manifest in objects:
@@ -358,11 +338,7 @@ def _refuse(manifest: Manifest, release: str | None) -> str:
 
 
 def _fit(manifest: Manifest, found: Mapping[str, Any], *, own: bool) -> Manifest:
-    """Return the object as it is applied over the one that exists; `own`: that one is ours.
-
-    Raises:
-        ConfigError: it is a ConfigMap with several keys.
-    """
+    """Return the object as it is applied over the one that exists; `own`: that one is ours."""
     if resource_of(manifest) is kube.CONFIG_MAPS:
         manifest = {**manifest, "data": _fit_data(manifest, found)}
     if own:

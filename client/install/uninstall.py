@@ -61,9 +61,6 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
     """Return the DaemonSets and pods of agents that no installation of ours created, as text.
 
     A DaemonSet of Velero may run our image: its agents need Lease, ledger and Jobs as ours do.
-
-    Raises:
-        KubeError: the API server rejected a request.
     """
     daemon_sets = await client.list(Selection(kube.DAEMON_SETS, namespace))
     pods = await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))
@@ -75,11 +72,7 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
 
 
 async def find_class_user(client: KubeClient, namespace: str, name: str) -> str | None:
-    """Return a Deployment or pod of the namespace that names this PriorityClass, as text; None: none does.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Return a Deployment or pod of the namespace that names this PriorityClass, as text; None: none does."""
     for one in await client.list(Selection(kube.DEPLOYMENTS, namespace)):
         if one["spec"]["template"].get("spec", {}).get("priorityClassName") == name:
             return _place(kube.DEPLOYMENTS, one)
@@ -175,7 +168,6 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
 
     Raises:
         ConfigError: Helm manages the installation, or a permission is missing; the message names all that is missing.
-        KubeError: the API server rejected a request.
     """
     await _require(client, namespace, UNINSTALL_PERMISSIONS)
     removed = await _find_removed(client, namespace)
@@ -213,7 +205,6 @@ async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, 
 
 
 def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:
-    """Return the transfers that have not ended, as text with their phases."""
     phases = [
         (resource.kind, one["metadata"]["name"], (one.get("status") or {}).get("phase") or Phase.NEW)
         for resource, found in transfers.items()
@@ -272,7 +263,6 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
 
 
 async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
-    """Return what stays, as text."""
     names: list[tuple[Resource, str, str]] = [
         *((kube.CUSTOM_RESOURCE_DEFINITIONS, "", one["metadata"]["name"]) for one in read_definitions()),
         (kube.NAMESPACES, "", namespace),
@@ -303,7 +293,6 @@ async def remove(
     Raises:
         UninstallError: nothing was removed, because agents of others have started since the plan was made, or transfers
             without `force`; or agents do not end in time, and what they need stays.
-        KubeError: the API server rejected a request.
     """
     # A question may wait for its answer for long.
     if not force:

@@ -35,7 +35,6 @@ async def plan_restore(
 
     Raises:
         RestoreError: one is not possible: its PVC exists, its class does not, or its size is not known.
-        KubeError: the API server rejected a request.
     """
     planned = [PlannedRestore(request, volume, len(volumes)) for volume in volumes]
     _check_mappings(planned)

@@ -229,7 +229,6 @@ async def plan_in_place(
 
     Raises:
         RestoreError: one cannot be restored into: it does not exist, is in use, or does not fit.
-        KubeError: the API server rejected a request.
     """
     await _check_agents(tools, request.namespace)
     planned = []
@@ -289,7 +288,6 @@ def _is_bound(claim: PersistentVolumeClaim, volume: PersistentVolume) -> bool:
 
 
 def _recorded(one: PlannedRestore, volume: PersistentVolume) -> Manifest | None:
-    """Return the PVC that this restore has recorded on the volume; None: it has not."""
     restore, claim = _read_record(one, volume) or ("", None)
     return claim if restore == one.request.name else None
 
@@ -302,11 +300,7 @@ def _read_record(one: PlannedRestore, volume: PersistentVolume) -> tuple[str, Ma
 
 
 def _refuse_released(one: PlannedRestore, volume: PersistentVolume) -> None:
-    """Check that no other restore has released the volume of this PVC.
-
-    Raises:
-        RestoreError: one has, and was killed before its transfer was created, or has not given the volume back yet.
-    """
+    """Check that no other restore has released the volume of this PVC."""
     if recorded := _read_record(one, volume):
         raise RestoreError(
             f"PersistentVolume {volume['metadata']['name']} of PVC {one.target} was released for restore {recorded[0]}:"
@@ -329,7 +323,6 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
 
 
 async def _check_unused(tools: RestoreTools, target: ClaimName, volume: PersistentVolume) -> None:
-    """Check that no pod uses the volume."""
     name = volume["metadata"]["name"]
     if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
@@ -361,7 +354,6 @@ async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore])
 
 
 async def _describe_state(tools: RestoreTools, one: PlannedRestore) -> str:
-    """Return how far the start has come, as text."""
     try:
         async with asyncio.timeout(_READ_SECONDS):
             claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
@@ -408,11 +400,7 @@ async def _note_pruned(tools: RestoreTools, one: PlannedRestore) -> None:
 async def _release(
     tools: RestoreTools, one: PlannedRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
 ) -> PersistentVolume:
-    """Record the PVC, retain the volume, and delete the PVC; return the volume.
-
-    Raises:
-        RestoreError: a pod uses it.
-    """
+    """Record the PVC, retain the volume, and delete the PVC; return the volume."""
     client, target = tools.client, one.target
     record = json.dumps({"restore": one.request.name, "claim": _build_claim(claim)}, separators=(",", ":"))
     annotations = {RELEASED_CLAIM_ANNOTATION: record, RECLAIM_POLICY_ANNOTATION: original_policy(volume)}

@@ -81,7 +81,6 @@ async def prepare_in_place(
     Raises:
         RestoreError: a snapshot failed, or a restore would be refused.
         JobError: a plan could not be computed.
-        KubeError: the API server rejected a request.
     """
     tools, made, agreed = RestoreTools(jobs.client, jobs.clock, jobs.on_note), list[Manifest](), False
     wanted = [plan.snapshot for plan in plans if plan.snapshot is not None]
@@ -146,13 +145,7 @@ class _Scratch:
         self._labels = {RESTORE_PLAN_LABEL: label_value(one.name), EXCLUDE_LABEL: "true"}
 
     async def compare(self, snapshot: VolumeSnapshot) -> InPlacePlan:
-        """Return what the restore does with the data in the snapshot, which is ready, and remove all scratch objects.
-
-        Raises:
-            RestoreError: an object of another kind has the name, or the snapshot cannot be used.
-            JobError: the Job failed, cannot start, or did not end in time.
-            KubeError: the API server rejected a request.
-        """
+        """Return what the restore does with the data in a snapshot that is ready, and remove all scratch objects."""
         one, jobs = self._one, self._jobs
         how = one.request.in_place
         source: VolumeSource = {"persistentVolumeClaim": {"claimName": self._name}}

@@ -53,7 +53,6 @@ async def list_location(
         NotFoundError: the location does not exist.
         ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, did not end in time, or has not the whole list in its log.
-        KubeError: the API server rejected a request.
     """
     location = await read_location(tools.client, tools.namespace, location_name)
     subject = JobSubject(Owner.of(location), "list", RepositoryKey("", location_name), location)
@@ -118,7 +117,6 @@ class Source:
         return self.namespace in {"", claim.namespace}
 
     def __str__(self) -> str:
-        """Return it as messages name it."""
         return f"snapshot {self.snapshot}" if self.snapshot else f"backup {self.backup}"
 
 
@@ -231,11 +229,7 @@ def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
 
 
 def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:
-    """Check that these snapshots, one of each PVC, can be of one backup, by how many volumes they say it has.
-
-    Raises:
-        RestoreError: the name was used for several backups, and it is not known to which one a snapshot belongs.
-    """
+    """Check that these snapshots, one of each PVC, can be of one backup, by how many volumes they say it has."""
     by_count = {one.backup_volumes: one for one in found if one.backup_volumes}
     if len(by_count) > 1:
         text = " and ".join(f"{_at(one)} of {count} volumes" for count, one in sorted(by_count.items()))
@@ -265,7 +259,6 @@ def _matches(one: StoredSnapshot, source: Source) -> bool:
 
 
 def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
-    """Return the PVCs that the source is about, in the order of their names."""
     for name in source.claims:
         if name not in known:
             raise RestoreError(hinted(f"{source} has no PVC {name}", str(name), map(str, known)))

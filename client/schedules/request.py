@@ -298,7 +298,6 @@ async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> R
 
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
-        KubeError: the API server rejected a request.
     """
     plan = await plan_expired(tools, policies=request.policies)
     if plan.now is None:

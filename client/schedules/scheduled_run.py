@@ -130,11 +130,7 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
 
 
 async def _begin(tools: ScheduleTools, request: ScheduleRequest) -> ScheduleRun:
-    """Return a run, whose backup has the time of its Job by the API server, so that a second pod has the same.
-
-    Raises:
-        ScheduleError: the time is not known.
-    """
+    """Return a run, whose backup has the time of its Job by the API server, so that a second pod has the same."""
     jobs = tools.deletion.jobs
     if tools.job:
         job = await jobs.client.get(JOBS, jobs.namespace, tools.job)
@@ -149,7 +145,6 @@ async def _begin(tools: ScheduleTools, request: ScheduleRequest) -> ScheduleRun:
 
 
 async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> list[PlannedVolume]:
-    """Return the volumes that can be backed up; the others are failures of the run."""
     choice = replace(request.choice, on_left_out=run.failures.append)
     wanted = BackupRequest(
         name=run.backup,
@@ -173,7 +168,6 @@ async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun
 
 
 async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
-    """Create the backup of every PVC that can be backed up, and wait for its end."""
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.backup, volumes)
     run.failures += missing
@@ -204,11 +198,7 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
 
 
 async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleRequest) -> None:
-    """Delete what is expired, and keep the report of it; what fails is a failure of the run.
-
-    Raises:
-        AgentError: the Lease of deletions cannot be held, or the report cannot be written.
-    """
+    """Delete what is expired, and keep the report of it; what fails is a failure of the run."""
     deletion, jobs = tools.deletion, tools.deletion.jobs
     async with hold_deletions(jobs) as guard:
         report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=request.name)

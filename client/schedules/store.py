@@ -106,7 +106,6 @@ class OwnedObjects:
 
         Raises:
             ConfigError: an object of such a name is not of the schedule; it and the account are left.
-            KubeError: the API server rejected a request.
         """
         kept = {_key_of(one) for one in keep}
         found: dict[_Key, Manifest | Object] = {_key_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
@@ -131,7 +130,6 @@ class OwnedObjects:
 
         Raises:
             ConfigError: some are not, and are left alone; the message names them.
-            KubeError: the API server rejected a request.
         """
         foreign = []
         for manifest in manifests:
@@ -230,7 +228,6 @@ async def read_image(client: KubeClient, namespace: str) -> AgentImage:
 
     Raises:
         ConfigError: no agents are installed.
-        KubeError: that cannot be found out.
     """
     daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
@@ -243,7 +240,6 @@ async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
 
     Raises:
         BackupError: the location does not exist or is read-only, or a Velero server is there, or may be.
-        KubeError: the API server rejected a request.
     """
     await find_destination(
         tools, request.namespace, request.location, ignore_velero_server=request.choice.ignore_velero_server
@@ -286,7 +282,6 @@ async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str
 
     Raises:
         NotFoundError: there is none of such a name; the message has the one that may be meant.
-        KubeError: they cannot be listed.
     """
     found, notes = [], []
     for raw in await _list_cron_jobs(client, namespace, names):
@@ -301,10 +296,6 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
     """Return the CronJobs of the schedules of these names, all if there are none, in the order of their names.
 
     They have `metadata.managedFields`, which other lists do not.
-
-    Raises:
-        NotFoundError: there is none of such a name; the message has the one that may be meant.
-        KubeError: they cannot be listed.
     """
     pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
     listed = [msgspec.json.decode(text) async for page in pages for text in page]
@@ -348,7 +339,6 @@ async def read_request(client: KubeClient, namespace: str, name: str) -> Schedul
     Raises:
         NotFoundError: there is none; the message has the name that may be meant.
         ConfigError: the command line of its pods cannot be read.
-        KubeError: the API server rejected a request.
     """
     (raw,) = await _list_cron_jobs(client, namespace, (name,))
     return read_cron_job(raw)
@@ -367,7 +357,6 @@ async def renew_schedules(
     Raises:
         NotFoundError: there is none of such a name; the message has the one that may be meant.
         ConfigError: no agents are installed.
-        KubeError: the schedules or the image cannot be read.
     """
     cron_jobs, failures = await _list_cron_jobs(tools.client, namespace, names), list[str]()
     if not cron_jobs:
@@ -405,12 +394,7 @@ def find_applier(obj: Mapping[str, Any]) -> str | None:
 async def _renew(
     tools: BackupTools, cron_job: UncheckedObject, image: AgentImage, on_line: Callable[[str], None]
 ) -> ApplyResult:
-    """Apply the objects of a schedule as its pods' command line describes it.
-
-    Raises:
-        ConfigError: the CronJob cannot be read, is a copy of another one, or an object is not of the schedule.
-        KubeError: the API server rejected a request.
-    """
+    """Apply the objects of a schedule as its pods' command line describes it."""
     request, times = read_cron_job(cron_job), _times_of(_CronJob.from_wire(cron_job))
     meta = cron_job["metadata"]
     if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
@@ -427,7 +411,6 @@ async def delete_schedule(owned: OwnedObjects) -> None:
 
     Raises:
         ConfigError: an object of such a name is not of the schedule, and is left alone; the message names it.
-        KubeError: the API server rejected a request.
     """
     request = owned.request
     known = build_accounts(request)

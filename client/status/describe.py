@@ -103,7 +103,6 @@ class TransferReader:
     """Reads one transfer for one command."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
-        """Read through `client` with the permissions of the user."""
         self._client = client
         self._namespace = namespace
         self._notes: list[str] = []
@@ -113,7 +112,6 @@ class TransferReader:
 
         Raises:
             NotFoundError: it does not exist; the message has the name that may be meant.
-            KubeError: it cannot be read.
         """
         kind, name = target
         raw = await read_named(self._client, kind.resource, self._namespace, name)
@@ -145,7 +143,6 @@ class TransferReader:
         )
 
     async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
-        """Return what `read` returns; `otherwise` and a note, if that fails."""
         try:
             return await read
         except (UnreachableError, UnauthorizedError):
@@ -163,7 +160,6 @@ class TransferReader:
         return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL) if owner else None
 
     async def _read_base(self, raw: Object) -> str | None:
-        """Return the handle of the snapshot that is kept of a backup; None: there is none."""
         meta = raw["metadata"]
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", meta["name"])
         if content is None or (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL) != meta["uid"]:
@@ -171,7 +167,6 @@ class TransferReader:
         return (content["spec"].get("source") or {}).get("snapshotHandle")
 
     async def _read_pods(self, raw: Object) -> list[Pod]:
-        """Return the pods of the transfer, the newest first."""
         selection = Selection(PODS, self._namespace, f"{OWNER_UID_LABEL}={raw['metadata']['uid']}")
         pods = await self._client.list(selection)
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
@@ -244,7 +239,6 @@ def _annotation(raw: UncheckedObject, name: str) -> str:
 
 
 def _plain_spec(raw: UncheckedObject) -> JsonDict:
-    """Return the fields of the spec whose values are no objects."""
     spec = raw.get("spec")
     return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}
 

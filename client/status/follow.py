@@ -223,13 +223,11 @@ class StatusFollower:
 
 
 def _first_of(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first error in the group, at any depth."""
     first = group.exceptions[0]
     return _first_of(first) if isinstance(first, ExceptionGroup) else first
 
 
 def _or_fault(parse: Callable[[Any], object], raw: Object) -> object:
-    """Return the record of an object, or the error that it has."""
     try:
         return parse(raw)
     except ContractError as e:
@@ -237,7 +235,6 @@ def _or_fault(parse: Callable[[Any], object], raw: Object) -> object:
 
 
 def _good(one: _Watched) -> tuple[Any, ...]:
-    """Return the records of objects that are valid."""
     return tuple(record for record in one.informer.items() if not isinstance(record, ContractError))
 
 
@@ -245,7 +242,6 @@ class ProgressRates:
     """The rates of transfers by what was observed of them in the last half minute."""
 
     def __init__(self) -> None:
-        """Begin without observations."""
         self._seen: dict[str, deque[tuple[datetime, int]]] = {}
 
     def observe(self, transfers: Iterable[TransferRecord], now: datetime) -> None:

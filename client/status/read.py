@@ -177,7 +177,6 @@ class StatusReader:
         )
 
     async def _try(self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
-        """Return what `read` returns; `otherwise`, and record why, if that fails."""
         try:
             return await read()
         except (UnreachableError, UnauthorizedError):
@@ -189,7 +188,6 @@ class StatusReader:
         return otherwise
 
     async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
-        """Return the records of all objects; one that is invalid counts as not read."""
         records = []
         async for page in self._client.pages(selection):
             # Each was logged, which is a note about the answer.
@@ -217,12 +215,7 @@ class StatusReader:
         return replace(record, seen=self.now())
 
     async def _read_installed(self) -> InstalledAgents:
-        """Return the agents' settings, and how many agents there are to be.
-
-        Raises:
-            KubeError: their DaemonSet cannot be read.
-            ConfigError: there is none, or this version does not know its arguments.
-        """
+        """Return the agents' settings, and how many agents there are to be."""
         try:
             return await read_agents(self._client, self._namespace)
         except ConfigError as e:
@@ -240,11 +233,6 @@ class StatusReader:
     async def _read_page(
         self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]
     ) -> LeaderPage | None:
-        """Return the leader's status page.
-
-        Raises:
-            AgentError: it cannot be read; the message says why.
-        """
         node = node_of_holder(lease.holder)
         pods = [agent.pod for agent in await agents if node and agent.node == node]
         if settings is None or not pods:

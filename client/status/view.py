@@ -247,7 +247,6 @@ def _pending_rows(waiting: Iterable[TransferRecord], positions: Mapping[tuple[st
 
 
 def _by_progress(transfer: TransferRecord) -> tuple[bool, str, str]:
-    """Order transfers that move data first, then by node and name."""
     return (not transfer.moving, transfer.node, transfer.name)
 
 
@@ -308,7 +307,6 @@ def _node_rows(snapshot: ClusterSnapshot, busy: Iterable[TransferRecord]) -> lis
 
 
 def _notes(snapshot: ClusterSnapshot, others: int) -> list[str]:
-    """Return what limits the answer."""
     said = "the leader did not answer, so positions in the queue are computed here"
     notes = [f"{said}: {one.why}" for one in snapshot.unread if one.part is UnreadPart.PAGE]
     if others:

@@ -79,7 +79,6 @@ class Live:
     """Follows the cluster while `run` is running; `state` is None until it was read once."""
 
     def __init__(self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock) -> None:
-        """Read through `client` with the permissions of the person."""
         self._client = client
         self._namespace = namespace
         self._reader = reader
@@ -179,7 +178,6 @@ class Details:
     """
 
     def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime], clock: Clock) -> None:
-        """Read through `client`."""
         self._client = client
         self._namespace = namespace
         self._now = now

@@ -69,7 +69,6 @@ class BrowserGuard:
     """Refuses every request that the one browser did not make; `port` is where the server listens."""
 
     def __init__(self, port: int) -> None:
-        """Make a token, and the cookie that it is exchanged for."""
         self._hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
         # Ports share their cookies: each server needs a name of its own.
         self._cookie = f"nodeagent-ui-{port}"
@@ -215,7 +214,6 @@ class Pages:
     """The handlers of all pages."""
 
     def __init__(self, live: Live, details: Details) -> None:
-        """Show what `live` has; `details` reads single objects."""
         self._live = live
         self._details = details
         self._templates = _environment()

@@ -190,7 +190,6 @@ def _build_row(key: tuple[str, str], found: list[TransferRecord], state: VolumeC
 
 
 def _urgency(row: VolumeRow) -> tuple[bool, bool, float]:
-    """Return what volumes are ordered by: the least is the most urgent."""
     good = all(one.passed for one in (row.verified, row.earlier) if one is not None)
     return row.last is not None, good, row.completed.timestamp() if row.completed is not None else 0.0
 

@@ -43,7 +43,6 @@ async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupReposito
 
     Raises:
         NotFoundError: there is none.
-        KubeError: they cannot be listed.
     """
     listed = await tools.client.list(Selection(BACKUP_REPOSITORIES, tools.namespace))
     found = [BackupRepository.parse(raw) for raw in listed if RepositoryKey.of(raw) == key]
@@ -57,7 +56,6 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> Manifest
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
-        KubeError: the API server rejected a request.
     """
     location = await read_location(tools.client, tools.namespace, work.repository.spec.backup_storage_location)
     subject = JobSubject.of(work.repository, "verify", location)
@@ -72,7 +70,6 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
         ConfigError: no agent is installed, or its configuration cannot be read.
         ResultError: the termination message is not a verification's.
         JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
-        KubeError: the API server rejected a request.
     """
     await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
 
@@ -83,7 +80,6 @@ async def run_verification(tools: JobTools, manifest: Manifest, what: str, work:
     Raises:
         ResultError: the termination message is not a verification's.
         JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
-        KubeError: the API server rejected a request.
     """
 
     async def read(log: str) -> None:

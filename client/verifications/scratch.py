@@ -65,7 +65,6 @@ async def compare_restored(
         RestoreError: its PVC or its transfer cannot be created.
         ResultError: the termination message of the Job is not a verification's.
         JobError: the Job that compares failed, cannot start, or did not end in time.
-        KubeError: the API server rejected a request.
     """
     claim = volume.saved if volume.saved is not None and volume.saved.size else await _read_source(tools, volume)
     request, saved = _plan_scratch(tools, volume, claim, storage_class)
@@ -123,11 +122,7 @@ def _is_in_use(job: Job, now: datetime) -> bool:
 
 
 async def _read_source(tools: JobTools, volume: BackupVolume) -> SavedClaim:
-    """Return the PVC of the volume as it is now: backups of Velero do not say how it was.
-
-    Raises:
-        VerificationError: it is not there, or may not be read.
-    """
+    """Return the PVC of the volume as it is now: backups of Velero do not say how it was."""
     cause = "there is no such PVC any more"
     try:
         found = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, volume.namespace, volume.claim)
@@ -175,12 +170,7 @@ class _Scratch:
         return replace(self.tools, on_progress=show)
 
     async def wait_beside(self, job: Coroutine[Any, Any, None]) -> None:
-        """Return once the Job has ended, and the restore has completed too.
-
-        Raises:
-            NotRestoredError: the restore failed.
-            JobError: the Job did.
-        """
+        """Return once the Job has ended, and the restore has completed too."""
         comparing = asyncio.create_task(job, name="compare")
         restoring = asyncio.create_task(self._wait_restored(), name="restore")
         both: set[asyncio.Task[Any]] = {comparing, restoring}
