@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from client.installation import read_named, read_settings
 from core.aio import run_shielded
@@ -95,13 +95,6 @@ class JobSubject:
     location: BackupStorageLocation
     record: MaintenanceRecord = dataclasses.field(default_factory=MaintenanceRecord)
 
-    @classmethod
-    def of(cls, repository: BackupRepository, what: str, location: BackupStorageLocation) -> Self:
-        """Return the repository as the subject of a Job."""
-        spec = repository.spec
-        key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
-        return cls(Owner.of(repository), what, key, location, record_of(repository))
-
 
 class IncompleteLogError(JobError):
     """The log of the Job lacks results."""
@@ -136,6 +129,25 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
         ContractError: it is invalid.
     """
     return BackupStorageLocation.parse(await read_named(client, BACKUP_STORAGE_LOCATIONS, namespace, name))
+
+
+async def find_subject(tools: JobTools, what: str, location_name: str, volume_namespace: str = "") -> JobSubject:
+    """Return a location as the subject of a Job, which may be about the repository of one namespace in it.
+
+    Raises:
+        NotFoundError: it does not exist; the message has the name that may be meant.
+        ContractError: it is invalid.
+    """
+    location = await read_location(tools.client, tools.namespace, location_name)
+    return JobSubject(Owner.of(location), what, RepositoryKey(volume_namespace, location_name), location)
+
+
+async def find_subject_of(tools: JobTools, what: str, repository: BackupRepository) -> JobSubject:
+    """Return a repository as the subject of a Job; raises the same."""
+    spec = repository.spec
+    location = await read_location(tools.client, tools.namespace, spec.backup_storage_location)
+    key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
+    return JobSubject(Owner.of(repository), what, key, location, record_of(repository))
 
 
 async def plan_job(

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from client.installation import read_named, read_settings
 from client.leader_page import LeaderDecision, read_leader_decisions
-from client.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
+from client.mover_jobs import JobAnswer, JobTools, find_subject_of, plan_job, run_job
 from client.repository_view import (
     NextMaintenance,
     RepositoryDetails,
@@ -296,11 +296,8 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
         JobError: the Job failed, cannot start, or did not end in time.
     """
     repository = await read_repository(tools.client, tools.namespace, name)
-    location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)
-    subject = JobSubject.of(repository, "report", location)
-    manifest = await plan_job(tools, subject, ReportSnapshots())
-    answer = await run_job(tools, manifest, "report", timeout)
-    return _read(name, answer)
+    manifest = await plan_job(tools, await find_subject_of(tools, "report", repository), ReportSnapshots())
+    return _read(name, await run_job(tools, manifest, "report", timeout))
 
 
 def _read(name: str, answer: JobAnswer) -> SnapshotList:

@@ -7,7 +7,8 @@ Lists are read page by page, logs and pages of agents are limited in size and nu
 import io
 import json
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -83,13 +84,13 @@ class BundleReader:
         self._bundle = bundle = Bundle()
         for one in COLLECTED:
             self._on_progress(f"reading {one.resource.plural}")
-            async with _Missing(bundle, f"{one.file}: {one.resource.plural}"):
+            async with _noted(bundle, f"{one.file}: {one.resource.plural}"):
                 await self._add_objects(one)
         settings: Settings | None = None
-        async with _Missing(bundle, "configuration and pages: the flags of the agents"):
+        async with _noted(bundle, "configuration and pages: the flags of the agents"):
             settings = await read_settings(self._client, self._namespace)
         await self._add_named(settings)
-        async with _Missing(bundle, "logs and pages: the pods"):
+        async with _noted(bundle, "logs and pages: the pods"):
             await self._add_pods(settings)
         about = {
             "namespace": self._namespace,
@@ -118,7 +119,7 @@ class BundleReader:
         wanted = [(CONFIG_MAPS, name, CONFIG_MAP_FIELDS) for name in names]
         lease = {"spec": {"holderIdentity": True, "renewTime": True, "leaseDurationSeconds": True}}
         for resource, name, fields in [*wanted, (LEASES, DISPATCHER_LEASE, lease)]:
-            async with _Missing(self._bundle, f"{resource.kind} {name}"):
+            async with _noted(self._bundle, f"{resource.kind} {name}"):
                 raw = await self._client.read(resource, self._namespace, name)
                 if raw is None:
                     self._bundle.missing.append(f"{resource.kind} {name} does not exist")
@@ -139,7 +140,7 @@ class BundleReader:
                 await self._add_log(pod, limit, what)
         if settings is None:
             return
-        async with _Missing(self._bundle, "pages of agents"):
+        async with _noted(self._bundle, "pages of agents"):
             check_reachable(settings)
             for pod in _first(agents):
                 await self._add_pages(pod["metadata"]["name"], settings)
@@ -151,17 +152,17 @@ class BundleReader:
         if others:
             shown = redact(", ".join(others))
             self._bundle.missing.append(f"log of Pod {pod}: the other containers' logs are left out: {shown}")
-        async with _Missing(self._bundle, f"log of Pod {pod}"):
+        async with _noted(self._bundle, f"log of Pod {pod}"):
             text = await self._client.pod_log(self._namespace, pod, container=container, limit_bytes=limit)
             self._add_text(f"logs/{pod}.log", f"end of the log of a pod of kind {what}", text)
 
     async def _add_pages(self, pod: str, settings: Settings) -> None:
         self._on_progress(f"reading the pages of {pod}")
-        async with _Missing(self._bundle, f"/status of Pod {pod}"):
+        async with _noted(self._bundle, f"/status of Pod {pod}"):
             port = status_address(settings).port
             page = await self._client.pod_page(self._namespace, pod, port=port, path="/status")
             self._add_json(f"pages/{pod}-status.json", "status page of an agent", redact_values(page))
-        async with _Missing(self._bundle, f"/metrics of Pod {pod}"):
+        async with _noted(self._bundle, f"/metrics of Pod {pod}"):
             port = settings.metrics_address.port
             text = await self._client.pod_text(self._namespace, pod, port=port, path="/metrics")
             self._add_text(f"pages/{pod}-metrics.txt", "metrics of an agent", text[:_PAGE_BYTES])
@@ -174,24 +175,15 @@ class BundleReader:
         self._bundle.files.append(BundleFile(name, about, text.encode()))
 
 
-class _Missing:
-    """Records what a block could not read; a cluster that does not answer at all is an error."""
-
-    def __init__(self, bundle: Bundle, what: str) -> None:
-        self._bundle = bundle
-        self._what = what
-
-    async def __aenter__(self) -> None:
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Record an error that is no reason to stop."""
-        proxied = "of Pod" in self._what
-        if not isinstance(error, AgentError) or (
-            isinstance(error, UnreachableError | UnauthorizedError) and not proxied
-        ):
-            return False
-        self._bundle.missing.append(redact(f"{self._what}: {error}"))
-        return True
+@asynccontextmanager
+async def _noted(bundle: Bundle, what: str) -> AsyncIterator[None]:
+    """Record what the block could not read; a cluster that does not answer at all is an error."""
+    try:
+        yield
+    except AgentError as e:
+        if isinstance(e, UnreachableError | UnauthorizedError) and "of Pod" not in what:
+            raise
+        bundle.missing.append(redact(f"{what}: {e}"))
 
 
 def _containers(pod: Pod) -> list[str]:

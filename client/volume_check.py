@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from client.volume_check_plan import CheckCleanup, CheckPlan
@@ -65,21 +64,21 @@ async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -
     """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation."""
     for one in plan.retaining:
         tools.on_note(f"{one}: what the test creates with it stays in the storage")
-    run = _Run(tools, plan, Deadline.after(tools.clock, timeout), timeout)
-    cleanup = CheckCleanup(tools.client, tools.clock, plan, tools.on_note)
+    cleanup = CheckCleanup(tools.client, tools.clock, plan)
+    run = _Run(tools, plan, cleanup, Deadline.after(tools.clock, timeout), timeout)
     try:
-        await run.carry_out(cleanup)
+        await run.carry_out()
     finally:
-        await run_shielded(
-            lambda: run.clean(cleanup), name="clean up", deadline=Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
-        )
-    return run.report
+        deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
+        await run_shielded(run.clean, name="clean up", deadline=deadline)
+    return CheckReport(steps=run.steps, snapshot_id=run.snapshot_id)
 
 
 @dataclass
 class _Run:
     tools: CheckTools
     plan: CheckPlan
+    cleanup: CheckCleanup
     deadline: Deadline
     timeout: timedelta
     steps: list[CheckStep] = field(default_factory=list)
@@ -87,13 +86,9 @@ class _Run:
     written: str = ""
     shown: str = ""
 
-    @property
-    def report(self) -> CheckReport:
-        return CheckReport(steps=self.steps, snapshot_id=self.snapshot_id)
-
-    async def carry_out(self, cleanup: CheckCleanup) -> None:
+    async def carry_out(self) -> None:
         steps: dict[str, Callable[[], Awaitable[None]]] = {
-            "prepare": partial(self._prepare, cleanup),
+            "prepare": self._prepare,
             "volume": self._fill,
             "snapshot": self._take_snapshot,
             "backup": self._back_up,
@@ -103,13 +98,13 @@ class _Run:
         for name, step in steps.items():
             async with self._timed(name):
                 await step()
-            if self.report.error:
+            if self.steps[-1].error:
                 return
 
-    async def clean(self, cleanup: CheckCleanup) -> None:
+    async def clean(self) -> None:
         async with self._timed("clean up"):
-            await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
-            if self.plan.retaining and (left := await cleanup.find_retained()):
+            await self.cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
+            if self.plan.retaining and (left := await self.cleanup.find_retained()):
                 self.tools.on_note(f"kept by the policy Retain, to delete by: kubectl delete {' '.join(left)}")
 
     @asynccontextmanager
@@ -124,8 +119,8 @@ class _Run:
         self.steps.append(step)
         self.tools.on_step(step)
 
-    async def _prepare(self, cleanup: CheckCleanup) -> None:
-        if await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
+    async def _prepare(self) -> None:
+        if await self.cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
             self.tools.on_note("deleted what an earlier preflight had left")
         if await self.tools.client.read(kube.NAMESPACES, "", self.plan.space) is None:
             await self._create(kube.NAMESPACES, self.plan.build_namespace())

@@ -1,7 +1,7 @@
 """What a check of a volume needs: its plan, its objects, and the cleanup of what it leaves behind."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -336,7 +336,6 @@ class CheckCleanup:
     client: KubeClient
     clock: Clock
     plan: CheckPlan
-    on_note: Callable[[str], None]
     bound: set[str] = field(default_factory=set)
 
     async def find_retained(self) -> list[str]:

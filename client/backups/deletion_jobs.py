@@ -23,16 +23,7 @@ from client.backups.copies import Copy, build_copy, build_unreadable_copy
 from client.backups.retention import WINDOW, DeletionError, GoneCopy
 from client.collections.collection import Backups, Restores
 from client.install.options import build_object
-from client.mover_jobs import (
-    JobAnswer,
-    JobSubject,
-    JobTimeoutError,
-    JobTools,
-    end_jobs,
-    plan_job,
-    read_location,
-    run_job,
-)
+from client.mover_jobs import JobAnswer, JobTimeoutError, JobTools, end_jobs, find_subject, plan_job, run_job
 from core.clock import Clock, Deadline
 from core.contract import parse_result
 from core.errors import AgentError, ContractError
@@ -42,7 +33,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, CONFIG_MAPS, JOBS, LEA
 from core.kube.types import Job, LeaseSpec, Manifest, Object
 from core.models.backups import REPORT_KEY, RetentionReport, read_report
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE, SNAPSHOT_DELETION_LABEL
-from core.models.storage import BackupStorageLocation, RepositoryKey
+from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
@@ -53,7 +44,6 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     TransferToDelete,
 )
-from exposer.model import Owner
 from nodeagent.runtime.lease import Lease
 
 HISTORY_KEY: Final = "_history"
@@ -287,8 +277,7 @@ class LocationJobs:
             AgentError: a Job cannot run, failed, or has not all results in its log.
         """
         jobs = self.jobs
-        location = await read_location(jobs.client, jobs.namespace, self.location)
-        subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location), location)
+        subject = await find_subject(jobs, "delete", self.location)
         here = sorted(one for where, one in transfers if where == self.location)
         for first in range(0, len(here), _AT_ONCE):
             some = here[first : first + _AT_ONCE]

@@ -19,13 +19,12 @@ from msgspec import field
 from client.backups.unpack import Unpacker, UnpackError, choose_target
 from client.collections.models import Backup, BackupVolume
 from client.mover_jobs import (
-    JobSubject,
     JobTimeoutError,
     JobTools,
     check_end,
+    find_subject,
     open_job,
     plan_job,
-    read_location,
     run_job,
     wait_for_start,
 )
@@ -37,11 +36,9 @@ from core.kube.types import Manifest
 from core.models.base import WireModel
 from core.models.names import MAINTENANCE_CONTAINER
 from core.models.phases import Phase
-from core.models.storage import RepositoryKey
 from core.mover_specs import ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
 from core.text import guess
-from exposer.model import Owner
 from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
 from nodeagent.runtime.preflight import missing_permissions
 
@@ -139,8 +136,7 @@ async def _build_job(
     """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it."""
     _check_text(after or "")
     volume = place.volume
-    location = await read_location(tools.client, tools.namespace, volume.location)
-    subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location), location)
+    subject = await find_subject(tools, "files", volume.location, volume.namespace)
     namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
     spec: ListFiles | SendFiles
     if limit is not None:

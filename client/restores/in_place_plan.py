@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, cast
 
 from client.collections.collection import RestoreTools
-from client.mover_jobs import JobSubject, JobTools, end_jobs, list_mounting, plan_job, read_location, run_job
+from client.mover_jobs import JobTools, end_jobs, find_subject, list_mounting, plan_job, run_job
 from client.restores.in_place import REQUEST_TIMEOUT, InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError
@@ -29,7 +29,6 @@ from core.kube.resources import (
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSource
 from core.models.base import Int64, SparseModel, WireModel
 from core.models.names import EXCLUDE_LABEL, RESTORE_PLAN_LABEL, label_value
-from core.models.storage import RepositoryKey
 from core.models.transfer_settings import PLAN_LINE, InPlacePlan
 from core.mover_specs import PlanRestore
 from exposer.manifests import (
@@ -39,7 +38,6 @@ from exposer.manifests import (
     diagnose_binding,
     parse_snapshot_source,
 )
-from exposer.model import Owner
 from exposer.ownership import RETAIN, delete_object, delete_with_volume
 from exposer.pod_manifest import MoverVolume
 
@@ -149,15 +147,13 @@ class _Scratch:
         one, jobs = self._one, self._jobs
         how = one.request.in_place
         source: VolumeSource = {"persistentVolumeClaim": {"claimName": self._name}}
-        location = await read_location(jobs.client, jobs.namespace, one.volume.location)
-        key = RepositoryKey(one.volume.repository, one.volume.location)
         spec = PlanRestore(
             volume_namespace=one.volume.repository,
             snapshot=one.volume.snapshot_id,
             incremental=how is not None and how.incremental,
             delete_extra_files=how is not None and how.delete_extra_files,
         )
-        subject = JobSubject(Owner.of(location), "plan", key, location)
+        subject = await find_subject(jobs, "plan", one.volume.location, one.volume.repository)
         job = await plan_job(jobs, subject, spec, volume=MoverVolume(source, read_only=True))
         await self._remove()
         try:

@@ -8,26 +8,15 @@ from msgspec import field
 
 from client.backups.plan import ClaimName
 from client.collections.models import Backup, BackupVolume
-from client.mover_jobs import (
-    IncompleteLogError,
-    JobAnswer,
-    JobError,
-    JobSubject,
-    JobTools,
-    plan_job,
-    read_location,
-    run_job,
-)
+from client.mover_jobs import IncompleteLogError, JobAnswer, JobError, JobTools, find_subject, plan_job, run_job
 from core.contract import parse_result
 from core.errors import AgentError
 from core.models.backups import SavedClaim
 from core.models.base import WireModel
 from core.models.phases import Phase
-from core.models.storage import RepositoryKey
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from core.text import guess, hinted
-from exposer.model import Owner
 
 
 class StoredList(WireModel):
@@ -54,12 +43,9 @@ async def list_location(
         ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, did not end in time, or has not the whole list in its log.
     """
-    location = await read_location(tools.client, tools.namespace, location_name)
-    subject = JobSubject(Owner.of(location), "list", RepositoryKey("", location_name), location)
     spec = ListSnapshots(volume_namespaces=tuple(volume_namespaces))
-    manifest = await plan_job(tools, subject, spec)
-    answer = await run_job(tools, manifest, "list", timeout)
-    return _read(location_name, answer)
+    manifest = await plan_job(tools, await find_subject(tools, "list", location_name), spec)
+    return _read(location_name, await run_job(tools, manifest, "list", timeout))
 
 
 def _read(location: str, answer: JobAnswer) -> StoredList:

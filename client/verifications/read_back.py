@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Final, TypeAlias
 
-from client.mover_jobs import JobSubject, JobTools, plan_job, read_location, run_job
+from client.mover_jobs import JobTools, find_subject_of, plan_job, run_job
 from core.contract import parse_result
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
@@ -57,8 +57,7 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> Manifest
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
     """
-    location = await read_location(tools.client, tools.namespace, work.repository.spec.backup_storage_location)
-    subject = JobSubject.of(work.repository, "verify", location)
+    subject = await find_subject_of(tools, "verify", work.repository)
     spec = VerifySnapshots(snapshots=work.snapshots, percent=work.percent)
     return await plan_job(tools, subject, spec, longest=work.timeout + _JOB_EXTRA, volume=work.volume)
 
