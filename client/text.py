@@ -9,6 +9,7 @@ from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
 from core.kube.errors import NotFoundError
 from core.models.backups import Shrinkage
+from core.models.base import format_time
 from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age, hinted, one_line
@@ -21,7 +22,7 @@ def format_verification(found: Verification | None, now: datetime) -> str:
     if found is None:
         return ""
     share = "" if found.percent == WHOLE_PERCENT else f", {found.percent:g} % of the files"
-    return f"{found.outcome} {format_age(now - found.at)} ago{share}"
+    return f"{found.outcome} {format_ago(found.at, now)}{share}"
 
 
 def format_shrinkage(found: Shrinkage | None, now: datetime) -> str:
@@ -30,7 +31,7 @@ def format_shrinkage(found: Shrinkage | None, now: datetime) -> str:
         return ""
     known = found.acknowledged
     return f"from {_sizes(found.full_files, found.full_bytes)} to {_sizes(found.files, found.bytes)}" + (
-        f", acknowledged {format_age(now - known)} ago" if known is not None else ""
+        f", acknowledged {format_ago(known, now)}" if known is not None else ""
     )
 
 
@@ -46,6 +47,19 @@ def format_bytes(size: int) -> str:
             break
         number, unit = number / _KIB, larger
     return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def format_ago(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago it was, such as `3h ago`; `-`: it was not, or it is not known when."""
+    return f"{format_age(now - moment)} ago" if moment is not None else "-"
+
+
+def format_moment(moment: datetime | None, now: datetime) -> str:
+    """Return the time, and how far away it is; empty: it is not known."""
+    if moment is None:
+        return ""
+    distance = f"in {format_age(moment - now)}" if moment > now else f"{format_age(now - moment)} ago"
+    return f"{format_time(moment)} ({distance})"
 
 
 def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:

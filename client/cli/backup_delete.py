@@ -118,8 +118,7 @@ async def _run(wish: _Wish, form: OutputFormat, access: ClusterAccess, *, ask: b
     if form.for_programs:
         printer.document(done.to_wire(), form)
         return
-    for note in done.notes:
-        printer.note(note)
+    printer.notes(done.notes)
     snapshots = sum(not one.kept for one in deleted)
     shown = wish.shown if wish.name is not None else f"{len(done.backups)} expired backups"
     verb = "was" if wish.name is not None or len(done.backups) == 1 else "were"
@@ -163,8 +162,7 @@ def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
     if deletion.waiting:
         why = f": {deletion.waiting_why}" if deletion.waiting_why else ""
         printer.note(f"{deletion.waiting} expired copies wait for later runs{why}")
-    for note in deletion.notes:
-        printer.note(note)
+    printer.notes(deletion.notes)
 
 
 def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:

@@ -108,8 +108,7 @@ async def ls(
 
 async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
     backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
-    for note in notes:
-        printer.note(note)
+    printer.notes(notes)
     return backup
 
 

@@ -26,7 +26,7 @@ from client.collections.models import (
 )
 from client.mover_jobs import build_job_tools
 from client.restores.sources import StoredList, list_location
-from client.text import format_bytes, missing
+from client.text import format_ago, format_bytes, format_moment, missing
 from core.clock import SystemClock
 from core.models.base import format_time, parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
@@ -91,7 +91,7 @@ def _cells(one: Backup | Restore, now: datetime) -> dict[str, Cell]:
 def _expiry(one: Backup, now: datetime) -> str:
     if one.expires is None:
         return ""
-    return f"in {format_age(one.expires - now)}" if one.expires > now else f"{format_age(now - one.expires)} ago"
+    return f"in {format_age(one.expires - now)}" if one.expires > now else format_ago(one.expires, now)
 
 
 def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
@@ -102,7 +102,7 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
         location = ", ".join(one.locations)
         expires = f"by its schedule: {one.keep}" if one.keep else ""
         if one.expires is not None:
-            expires = f"{format_time(one.expires)} ({_expiry(one, now)})"
+            expires = format_moment(one.expires, now)
     facts: list[tuple[str, Cell]] = [
         ("Name", one.name),
         ("Made by", made_by),
@@ -115,13 +115,13 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
         ("Completed", _moment(one.completed, now)),
         ("Expires", expires),
     ]
-    printer.facts([(label, value) for label, value in facts if value])
+    printer.facts(facts)
     printer.line(Styled("Volumes:", HEADING))
     print_volumes(printer, one.volumes, indent=2)
 
 
 def _moment(moment: datetime | None, now: datetime) -> str:
-    return f"{format_time(moment)} ({format_age(now - moment)} ago)" if moment else ""
+    return f"{format_time(moment)} ({format_ago(moment, now)})" if moment else ""
 
 
 def print_volumes(printer: Printer, volumes: Sequence[Volume], *, indent: int = 0) -> None:

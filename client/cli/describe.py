@@ -10,7 +10,7 @@ from client.cli.options import UserCommand, cluster_options, complete_names, lis
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader, TransferStage, find_stages, tell_story
 from client.status.records import TRANSFER_KINDS, kind_named, parse_target
-from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
+from client.text import format_ago, format_bytes, format_limits, format_shrinkage, format_verification
 from core.models.base import format_time
 from core.models.phases import AttemptStage, Phase
 from core.text import format_age
@@ -72,7 +72,7 @@ async def describe(words: Sequence[str], form: OutputFormat, access: ClusterAcce
 
 
 def _print(printer: Printer, one: TransferDetails, now: datetime, *, wide: bool) -> None:
-    printer.facts([(label, value) for label, value in _facts(one, now) if value])
+    printer.facts(_facts(one, now))
     if story := tell_story(one, now):
         printer.line(Styled("What happened:", HEADING))
         for sentence in story:
@@ -105,8 +105,7 @@ def _bars(stages: Sequence[TransferStage]) -> list[list[Cell]]:
 
 def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
     history: list[list[Cell]] = [
-        [format_time(moment.at), f"{format_age(now - moment.at)} ago", moment.what, moment.message]
-        for moment in one.history
+        [format_time(moment.at), format_ago(moment.at, now), moment.what, moment.message] for moment in one.history
     ]
     printer.section("History:", ("TIME", "AGE", "WHAT", "MESSAGE"), history)
     ends: list[list[Cell]] = [
@@ -114,17 +113,7 @@ def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
         for end in one.interruptions
     ]
     printer.section("Interruptions:", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)
-    events: list[list[Cell]] = [
-        [
-            f"{format_age(now - event.last_seen)} ago",
-            Styled(event.type, WARN) if event.type == "Warning" else event.type,
-            event.reason,
-            str(event.count),
-            format_event(event.reason, event.message),
-        ]
-        for event in one.events
-    ]
-    printer.section("Events:", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
+    printer.events(one.events, now)
 
 
 def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:

@@ -328,8 +328,7 @@ def install(access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - clic
     if not given["crds_only"]:
         namespace = NAMESPACE.read("--namespace", access.namespace)
         options = build_options(given, namespace)
-        for note in describe_defaults(given, options):
-            printer.note(note)
+        printer.notes(describe_defaults(given, options))
     if ignored := find_ignored(given):
         printer.note(f"flags of Velero's server have no effect here: {', '.join(ignored)}")
     if given["dry_run"] or given["output"]:
@@ -372,5 +371,4 @@ async def _renew_schedules(printer: Printer, access: ClusterAccess, cluster: Con
         failures = await renew(cluster, (), printer)
     except AgentError as e:
         failures = [f"schedules were not renewed: {e}"]
-    for failure in failures:
-        printer.note(f"{failure}: run {command_for(access, 'nodeagent schedule renew')}")
+    printer.notes(f"{failure}: run {command_for(access, 'nodeagent schedule renew')}" for failure in failures)

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final, NamedTuple, TextIO
@@ -23,6 +24,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from client.repository_view import EventLine
+from client.text import format_ago, format_event
 from core.models.base import JsonDict, WireModel
 from core.text import one_line, printable
 
@@ -87,8 +90,7 @@ class Printer:
             self.document(answer.to_wire(), form)
             return
         print_page()
-        for note in notes:
-            self.note(note)
+        self.notes(notes)
 
     def document(self, document: JsonDict, form: OutputFormat) -> None:
         """Print one document, in ASCII: everything else in it is escaped."""
@@ -132,13 +134,28 @@ class Printer:
                 )
                 self._out.file.write(f"{' ' * indent}{''.join(cells)}".rstrip(" ") + "\n")
 
-    def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:
-        """Print one line for each label and its value."""
+    def events(self, events: Sequence[EventLine], now: datetime) -> None:
+        """Print a section with the Events about an object."""
+        rows: list[list[Cell]] = [
+            [
+                format_ago(one.last_seen, now),
+                Styled(one.type, WARN) if one.type == "Warning" else one.type,
+                one.reason,
+                str(one.count),
+                format_event(one.reason, one.message),
+            ]
+            for one in events
+        ]
+        self.section("Events:", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), rows)
+
+    def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
+        """Print one line for each label that has a value."""
         table = _grid(show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for label, value in facts:
-            table.add_row(_text(f"{label}:"), _text(value))
+            if value:
+                table.add_row(_text(f"{label}:"), _text(value))
         self._write(table)
 
     def line(self, cell: Cell = "") -> None:
@@ -149,6 +166,11 @@ class Printer:
     def note(self, text: str) -> None:
         """Print a note about the answer."""
         self._err.print(_note(text), soft_wrap=True)
+
+    def notes(self, texts: Iterable[str]) -> None:
+        """Print notes."""
+        for text in texts:
+            self.note(text)
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:

@@ -19,10 +19,9 @@ from client.repository_view import (
     RunningJobState,
     build_connect_lines,
 )
-from client.text import format_bytes
+from client.text import format_ago, format_bytes, format_moment
 from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
-from core.models.base import format_time
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome, RepositoryPhase
 from core.models.units import format_duration
 from core.models.verification import SHARES, VerificationOutcome
@@ -77,7 +76,7 @@ def _row(one: RepositorySummary, now: datetime, *, wide: bool) -> list[Cell]:
         one.volume_namespace,
         one.location,
         _phase(one),
-        f"{format_age(now - one.last_maintenance)} ago" if one.last_maintenance else "never",
+        format_ago(one.last_maintenance, now) if one.last_maintenance else "never",
         _next_cell(one.next, now),
         _NONE if one.contents is None else str(one.contents),
         _NONE if one.index_blobs is None else str(one.index_blobs),
@@ -111,20 +110,10 @@ def _why(following: NextMaintenance) -> str:
 
 def print_details(printer: Printer, one: RepositoryDetails, now: datetime) -> None:
     """Print everything about one repository."""
-    printer.facts([(label, value) for label, value in _facts(one, now) if value])
+    printer.facts(_facts(one, now))
     history = [_history_row(entry, now) for entry in one.history]
     printer.section("Maintenance history:", ("RESULT", "STARTED", "TOOK", "MESSAGE"), history)
-    events: list[list[Cell]] = [
-        [
-            f"{format_age(now - event.last_seen)} ago",
-            Styled(event.type, WARN) if event.type == "Warning" else event.type,
-            event.reason,
-            str(event.count),
-            event.message,
-        ]
-        for event in one.events
-    ]
-    printer.section("Events:", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
+    printer.events(one.events, now)
 
 
 def _facts(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
@@ -138,12 +127,12 @@ def _facts(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Location message", Styled(one.location_message, WARN) if one.location_message else ""),
         ("Phase", _phase(one)),
         ("Message", one.message),
-        ("Created", _moment(one.created, now)),
+        ("Created", format_moment(one.created, now)),
         ("Repository ID", f"{one.repository_id} ({origin})" if one.repository_id else ""),
         ("Size", _size(one)),
         ("Unreferenced", _unreferenced(one, now)),
         *_verification(one, now),
-        ("Last maintenance", _moment(one.last_maintenance, now) or "never"),
+        ("Last maintenance", format_moment(one.last_maintenance, now) or "never"),
         ("Last result", _result(one)),
         ("Last full run", Styled("it did not finish", WARN) if one.incomplete_full else ""),
         ("Next maintenance", _next_sentence(one.next, now)),
@@ -193,7 +182,7 @@ def _size(one: RepositoryDetails) -> str:
 def _unreferenced(one: RepositoryDetails, now: datetime) -> Cell:
     if one.unreferenced is None:
         return ""
-    text = f"{one.unreferenced.count} snapshots, as of {_moment(one.reported_at, now)}"
+    text = f"{one.unreferenced.count} snapshots, as of {format_moment(one.reported_at, now)}"
     if not one.unreferenced.count:
         return text
     return Styled(f"{text}, {format_bytes(one.unreferenced.bytes)}: nodeagent repo report {one.name} lists them", WARN)
@@ -206,8 +195,8 @@ def _verification(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, 
         return ()
     read = f"{found.shares} of {SHARES} shares read"
     if found.proven is not None:
-        read = f"all was read since {_moment(found.proven, now)}"
-    text = f"{found.outcome}, {_moment(found.at, now)}; {read}" if found.outcome else read
+        read = f"all was read since {format_moment(found.proven, now)}"
+    text = f"{found.outcome}, {format_moment(found.at, now)}; {read}" if found.outcome else read
     bad = found.outcome == VerificationOutcome.FAILED
     return (
         ("Verified", Styled(text, BAD) if bad else text),
@@ -224,7 +213,7 @@ def _verification(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, 
 def _restored(found: RepositoryProof, now: datetime) -> Cell:
     if not found.restored:
         return ""
-    text = f"PVC {found.restored}: {found.restore_outcome}, {_moment(found.restored_at, now)}"
+    text = f"PVC {found.restored}: {found.restore_outcome}, {format_moment(found.restored_at, now)}"
     return Styled(text, BAD) if found.restore_outcome == VerificationOutcome.FAILED else text
 
 
@@ -246,19 +235,21 @@ def _next_sentence(following: NextMaintenance, now: datetime) -> str:
     if not following.hold:
         return f"{run} is due{earliest}: the leader is about to start its Job"
     if following.due is not None and following.due > now:
-        return f"{run} due {_moment(following.due, now)}{earliest}: {following.reason}"
+        return f"{run} due {format_moment(following.due, now)}{earliest}: {following.reason}"
     parts = [f"none now: {following.reason}"]
     if following.due is not None:
-        parts.append(f"due since {_moment(following.due, now)}")
+        parts.append(f"due since {format_moment(following.due, now)}")
     if following.until is not None:
-        parts.append(f"not before {_moment(following.until, now)}")
+        parts.append(f"not before {format_moment(following.until, now)}")
     if following.overdue:
         parts.append("this is overdue")
     return "; ".join(parts)
 
 
 def _schedule(one: RepositoryDetails, now: datetime) -> str:
-    parts = [f"{mode} {_moment(at, now)}" for mode, at in (("quick", one.next_quick), ("full", one.next_full)) if at]
+    parts = [
+        f"{mode} {format_moment(at, now)}" for mode, at in (("quick", one.next_quick), ("full", one.next_full)) if at
+    ]
     if one.full_interval_seconds:
         parts.append(f"full every {format_duration(timedelta(seconds=one.full_interval_seconds))}")
     return ", ".join(parts)
@@ -275,7 +266,7 @@ def _memory(one: RepositoryDetails) -> str:
 def _running(job: RunningJobState, now: datetime) -> str:
     where = f" on node {job.node}" if job.node else ""
     state = f"Pod {job.pod} is {job.phase}{where}" if job.pod else "it has no pod"
-    return f"{job.job}, since {_moment(job.created, now)}; {job.pending or state}"
+    return f"{job.job}, since {format_moment(job.created, now)}; {job.pending or state}"
 
 
 def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
@@ -284,14 +275,12 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
     if entry.start_timestamp is not None and entry.complete_timestamp is not None:
         took = format_age(entry.complete_timestamp - entry.start_timestamp)
     result = str(entry.result or _NONE)
-    return [Styled(result, BAD) if failed else result, _moment(entry.start_timestamp, now), took, entry.message or ""]
-
-
-def _moment(moment: datetime | None, now: datetime) -> str:
-    if moment is None:
-        return ""
-    distance = f"in {format_age(moment - now)}" if moment > now else f"{format_age(now - moment)} ago"
-    return f"{format_time(moment)} ({distance})"
+    return [
+        Styled(result, BAD) if failed else result,
+        format_moment(entry.start_timestamp, now),
+        took,
+        entry.message or "",
+    ]
 
 
 _REPORT_TIMEOUT: Final = timedelta(minutes=15)

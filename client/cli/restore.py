@@ -287,8 +287,7 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
         return choose_from_backups(named or (await backups.list_all()).groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
     stored = await read_stored(cluster, printer, wish.location, sorted(namespaces))
-    for note in stored.notes:
-        printer.note(note)
+    printer.notes(stored.notes)
     return choose_stored(stored, source)
 
 

@@ -38,6 +38,7 @@ from client.schedules.store import (
     read_request,
     renew_schedules,
 )
+from client.text import format_ago
 from core.clock import SystemClock
 from core.models.base import format_time
 from core.text import format_age
@@ -238,9 +239,6 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
 
 
 def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
-    def ago(moment: datetime | None) -> str:
-        return f"{format_age(now - moment)} ago" if moment else _NONE
-
     last = one.last_run
     late = last is not None and not one.running and (one.last_success is None or one.last_success < last)
     cells: list[Cell] = [
@@ -248,8 +246,8 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
         " ".join(filter(None, (one.schedule, one.time_zone))),
         one.ttl or _NONE,
         ", ".join(f"{rule} {count}" for rule, count in one.keep.items()) or _NONE,
-        ago(one.last_run),
-        Styled(ago(one.last_success), WARN if late else GOOD if one.last_success else ""),
+        format_ago(one.last_run, now),
+        Styled(format_ago(one.last_success, now), WARN if late else GOOD if one.last_success else ""),
         f"in {format_age(one.next_run - now)}"
         if one.next_run
         else Styled("suspended", WARN)
@@ -257,7 +255,7 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
         else _NONE,
         str(one.running),
     ]
-    return [*cells, one.claims, one.method, one.location or _NONE, ago(one.created)] if wide else cells
+    return [*cells, one.claims, one.method, one.location or _NONE, format_ago(one.created, now)] if wide else cells
 
 
 @schedule.command("run", epilog=_RUN_EXAMPLES)

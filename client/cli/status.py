@@ -15,7 +15,7 @@ from client.status.health import Health, is_managed
 from client.status.read import StatusReader
 from client.status.records import TRANSFER_KINDS, ClusterSnapshot, UnreadPart
 from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView, build_view
-from client.text import format_bytes
+from client.text import format_ago, format_bytes
 from core.aio import wait_for_event
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
@@ -88,15 +88,15 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
     pending = [_pending_row(section, row, view.at) for row in view.pending]
     section.table(f"Pending ({len(pending)})", _PENDING_HEADERS, pending)
     failed = [
-        [_shown(row.kind, row.name), _ago(row.completed, view.at), section.message(row.message)] for row in view.failed
+        [_shown(row.kind, row.name), format_ago(row.completed, view.at), section.message(row.message)]
+        for row in view.failed
     ]
     section.table("Failed within a day", ("TRANSFER", "ENDED", "MESSAGE"), failed)
     section.table(f"Nodes ({len(view.nodes)})", _NODE_HEADERS, [_node_row(row, view) for row in view.nodes])
     _print_storage(section, view)
     if view.retention is not None:
         _print_retention(section, view.retention, view.at)
-    for note in (*(view.volumes.notes if view.volumes is not None else ()), *view.notes):
-        printer.note(note)
+    printer.notes((*(view.volumes.notes if view.volumes is not None else ()), *view.notes))
 
 
 def _by_phase(item: tuple[str, int]) -> int:
@@ -162,7 +162,7 @@ def _pending_row(section: _Section, row: PendingRow, now: datetime) -> list[Cell
         str(row.position or _NONE),
         _shown(row.kind, row.name),
         f"{row.volume_namespace}/{row.volume}",
-        _ago(datetime.fromisoformat(row.created), now).removesuffix(" ago") if row.created else _NONE,
+        format_ago(datetime.fromisoformat(row.created), now).removesuffix(" ago") if row.created else _NONE,
         Styled(f"{reason}, canceling", WARN) if row.canceling else reason,
         section.message(row.message),
     ]
@@ -190,7 +190,7 @@ def _print_storage(section: _Section, view: StatusView) -> None:
             one.volume_namespace,
             one.location,
             Styled(one.phase, GOOD if one.phase == RepositoryPhase.READY else WARN),
-            _ago(one.maintained, view.at) if one.maintained else "never",
+            format_ago(one.maintained, view.at) if one.maintained else "never",
             section.message(one.message or one.failed),
         ]
         for one in view.repositories
@@ -202,7 +202,7 @@ def _print_storage(section: _Section, view: StatusView) -> None:
             one.name,
             Styled(one.phase or "not validated", GOOD if one.phase == "Available" else WARN),
             "read-only" if one.read_only else "read-write",
-            _ago(one.validated, view.at),
+            format_ago(one.validated, view.at),
             section.message(one.message),
         ]
         for one in view.locations
@@ -216,7 +216,7 @@ def _print_retention(section: _Section, report: RetentionReport, now: datetime) 
             one.backup,
             f"{one.namespace}/{one.claim}",
             one.location,
-            _ago(one.created, now).removesuffix(" ago"),
+            format_ago(one.created, now).removesuffix(" ago"),
             format_bytes(one.bytes),
             section.message(one.reason),
             one.command or "",
@@ -229,10 +229,6 @@ def _print_retention(section: _Section, report: RetentionReport, now: datetime) 
 
 def _shown(kind: str, name: str) -> str:
     return f"{_SHORT.get(kind, kind)}/{name}"
-
-
-def _ago(moment: datetime | None, now: datetime) -> str:
-    return f"{format_age(now - moment)} ago" if moment is not None else _NONE
 
 
 _REDRAW_SECONDS: Final = 1.0

@@ -85,8 +85,7 @@ async def support_bundle(access: ClusterAccess, form: str, path: Path | None, *,
         printer.table(("FILE", "SIZE", "CONTENT"), rows)
     else:
         printer.line(f"{target}: {len(bundle.files)} files, {format_bytes(target.stat().st_size)}")
-    for missing in bundle.missing:
-        printer.note(f"not in the bundle: {missing}")
+    printer.notes(f"not in the bundle: {missing}" for missing in bundle.missing)
 
 
 def _write(target: Path, bundle: Bundle, at: datetime) -> None:

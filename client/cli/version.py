@@ -47,8 +47,7 @@ async def version(access: ClusterAccess, form: OutputFormat, *, client_only: boo
         return
     if found.agents:
         printer.table(_HEADERS, [_row(one) for one in found.agents])
-    for note in found.notes:
-        printer.note(note)
+    printer.notes(found.notes)
 
 
 def _row(one: AgentVersion) -> list[Cell]:

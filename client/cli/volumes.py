@@ -10,7 +10,7 @@ import msgspec
 from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.read import StatusReader
-from client.text import format_bytes
+from client.text import format_ago, format_bytes
 from core.text import format_age
 from nodeagent.coverage.states import Coverage, CoverageState, VolumeCoverage
 from nodeagent.runtime.connection import ClusterAccess, connect
@@ -112,7 +112,7 @@ def _row(one: VolumeCoverage, now: datetime, *, wide: bool) -> list[Cell]:
     row: list[Cell] = [
         one.shown,
         Styled(one.state, _style_of(one)),
-        f"{format_age(now - one.last_backup)} ago" if one.last_backup is not None else _NONE,
+        format_ago(one.last_backup, now),
         format_age(timedelta(seconds=interval)) if interval is not None else _NONE,
         reason,
     ]

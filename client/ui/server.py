@@ -26,7 +26,7 @@ from aiohttp import web
 
 from client.status.describe import tell_story
 from client.status.records import TRANSFER_KINDS, Target
-from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
+from client.text import format_ago, format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from client.ui.live import Details, Live, Observed, State
 from client.ui.tables import (
     TransferFilter,
@@ -174,9 +174,6 @@ _MOST_SECONDS: Final = 1e9
 
 
 def _environment() -> jinja2.Environment:
-    def ago(moment: datetime | None, now: datetime) -> str:
-        return f"{format_age(now - moment)} ago" if moment is not None else "-"
-
     def moment(at: datetime | str | None) -> str:
         at = parse_time(at) if isinstance(at, str) and at else at
         return f"{at:%Y-%m-%d %H:%M:%S} UTC" if isinstance(at, datetime) else "-"
@@ -196,7 +193,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "bytes": format_bytes,
         "limits": format_limits,
-        "ago": ago,
+        "ago": format_ago,
         "moment": moment,
         "short": lambda kind: _SHORT[kind].short,
         "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, _MOST_SECONDS))),
