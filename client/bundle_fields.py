@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from core.kube import resources as kube
 from core.kube.resources import Resource
-from core.kube.types import Event, Object
+from core.kube.types import Event
 from core.models.base import JsonDict
 from core.models.names import (
     AGENT_DAEMONSET,
@@ -157,8 +157,7 @@ class Collected:
         return f"objects/{self.name or self.resource.plural}.json"
 
 
-def _is_agents(raw: Object) -> bool:
-    return raw["metadata"]["name"] in {AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS}
+_AGENTS: Final = frozenset({AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS})
 
 
 def _is_of_collected(event: Event) -> bool:
@@ -177,7 +176,7 @@ COLLECTED: Final = (
     Collected(kube.PODS, _POD, selector=OWNER_UID_LABEL, name="pods-of-transfers"),
     Collected(kube.PERSISTENT_VOLUME_CLAIMS, {"status": {"phase": True}}, selector=OWNER_UID_LABEL),
     Collected(kube.JOBS, _WORKLOAD, selector=REPO_NAME_LABEL),
-    Collected(kube.DAEMON_SETS, _WORKLOAD, keeps=_is_agents),
+    Collected(kube.DAEMON_SETS, _WORKLOAD, keeps=lambda raw: raw["metadata"]["name"] in _AGENTS),
     Collected(kube.EVENTS, _EVENT, keeps=_is_of_collected),
     Collected(kube.NODES, _NODE),
     Collected(kube.CUSTOM_RESOURCE_DEFINITIONS, _DEFINITION),

@@ -3,7 +3,7 @@
 Source: restic v0.18.0, internal/restic/snapshot_policy.go, ApplyPolicy.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -289,13 +289,14 @@ def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
 
 def _foreign(meta: ObjectMeta, backup: str) -> str | None:
     if meta.labels.get(BACKUP_LABEL) != label_value(backup):
-        return f"is not of nodeagent backup create alone: its label {BACKUP_LABEL} is of another backup"
-    if meta.owner_references:
-        owner = meta.owner_references[0]
-        return f"is not of nodeagent backup create alone: {owner.kind} {owner.name} owns it"
-    if found := [label for label in _OF_VELERO if label in meta.labels]:
-        return f"is not of nodeagent backup create alone: it has Velero's label {found[0]}"
-    return None
+        why = f"its label {BACKUP_LABEL} is of another backup"
+    elif meta.owner_references:
+        why = f"{meta.owner_references[0].kind} {meta.owner_references[0].name} owns it"
+    elif found := [label for label in _OF_VELERO if label in meta.labels]:
+        why = f"it has Velero's label {found[0]}"
+    else:
+        return None
+    return f"is not of nodeagent backup create alone: {why}"
 
 
 def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str | None:
@@ -367,19 +368,14 @@ def _explain_schedule(
     return found
 
 
-def _name_week(moment: datetime) -> str:
-    year, week, _ = moment.isocalendar()
-    return f"{year}-W{week:02}"
-
-
-_PERIODS: Final[Mapping[KeepRule, Callable[[datetime], str]]] = {
-    KeepRule.HOURLY: lambda moment: moment.strftime("%Y-%m-%d %Hh"),
-    KeepRule.DAILY: lambda moment: moment.strftime("%Y-%m-%d"),
-    KeepRule.WEEKLY: _name_week,
-    KeepRule.MONTHLY: lambda moment: moment.strftime("%Y-%m"),
-    KeepRule.YEARLY: lambda moment: moment.strftime("%Y"),
+_PERIODS: Final = {
+    KeepRule.HOURLY: "%Y-%m-%d %Hh",
+    KeepRule.DAILY: "%Y-%m-%d",
+    KeepRule.WEEKLY: "%G-W%V",
+    KeepRule.MONTHLY: "%Y-%m",
+    KeepRule.YEARLY: "%Y",
 }
-"""The name of the period of a moment in the time zone: an hour that occurs twice is one, weeks begin on Monday."""
+"""The names of periods, for `strftime`: an hour that occurs twice is one, weeks begin on Monday."""
 
 
 @dataclass(frozen=True)
@@ -430,13 +426,13 @@ def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, 
 
 
 def _apply_rule(ordered: Sequence[Copy], rule: KeepRule, count: int, zone: ZoneInfo) -> dict[str, Keep]:
-    name_period = _PERIODS.get(rule)
+    form = _PERIODS.get(rule)
     kept: dict[str, Keep] = {}
     before = None
     for one in ordered:
         if len(kept) == count or one.created is None:
             break
-        period = name_period(one.created.astimezone(zone)) if name_period else None
+        period = one.created.astimezone(zone).strftime(form) if form else None
         is_new = period is None or period != before
         # The oldest one stays until the rule has as many: so the history becomes as long as it may.
         if is_new or one is ordered[-1]:

@@ -234,13 +234,12 @@ async def _judge(
         judgments=tuple(judgments),
         deleted=tuple(one for one in judgments if not one.holds),
         # What is left in a location that is closed waits until it is open again.
-        unfinished=frozenset(one for one in unfinished if not (closed.get(one[0]) or _refusal(check, one))),
+        unfinished=frozenset(
+            (where, one)
+            for where, one in unfinished
+            if not (closed.get(where) or (check is not None and check.refusal(where, one.volume_namespace)))
+        ),
     )
-
-
-def _refusal(check: Check | None, where: Located) -> str | None:
-    location, one = where
-    return check.refusal(location, one.volume_namespace) if check is not None else None
 
 
 def _now(tools: DeletionTools, plan: DeletionPlan) -> datetime | None:

@@ -59,9 +59,9 @@ Located = tuple[str, TransferToDelete]
 _Seconds = int
 """Since the epoch; 0 stands for a time that is not known."""
 
-_Entry = dict[str, dict[str, tuple[str, _Seconds]] | list[str]]
+_Entry = dict[str, dict[str, tuple[str, _Seconds]]]
 """By the BackupStorageLocation, and by the transfer as `TransferToDelete` writes it: the name of the PVC, and when the
-copy was completed. A list of transfers, as versions before wrote it, says neither."""
+copy was completed."""
 
 _History = dict[str, dict[str, dict[str, list[tuple[_Seconds, _Seconds]]]]]
 """By the location, the namespace and the name of the PVC: when copies went, and when they were completed."""
@@ -210,7 +210,7 @@ def _to_time(seconds: _Seconds) -> datetime | None:
 
 
 def _format(entry: Mapping[Located, _Detail]) -> str:
-    found: dict[str, dict[str, tuple[str, _Seconds]]] = {}
+    found: _Entry = {}
     for (location, one), detail in sorted(entry.items()):
         found.setdefault(location, {})[str(one)] = (detail.claim, _to_seconds(detail.completed))
     return msgspec.json.encode(found).decode()
@@ -219,8 +219,7 @@ def _format(entry: Mapping[Located, _Detail]) -> str:
 def _parse(text: str) -> dict[Located, _Detail]:
     found: dict[Located, _Detail] = {}
     for location, entry in msgspec.json.decode(text, type=_Entry).items():
-        details = entry if isinstance(entry, dict) else dict.fromkeys(entry, ("", 0))
-        for one, (claim, completed) in details.items():
+        for one, (claim, completed) in entry.items():
             found[location, TransferToDelete.parse(one)] = _Detail(claim, _to_time(completed))
     return found
 
@@ -439,7 +438,8 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
             spec: LeaseSpec = (observed.get("spec") or {}) if observed else {}
             holder = spec.get("holderIdentity", "")
             version = observed["metadata"]["resourceVersion"] if observed else ""
-            if not holder or (version == seen and clock.monotonic() >= since_seconds + _promised_seconds(spec)):
+            promised_seconds = min(float(spec.get("leaseDurationSeconds") or 0), _DURATION.total_seconds())
+            if not holder or (version == seen and clock.monotonic() >= since_seconds + promised_seconds):
                 await lease.acquire(observed)
                 return
         except ForbiddenError as e:
@@ -461,10 +461,6 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
                 f"nothing is deleted: {holder} has deleted backups for {format_duration(_LONGEST_WAIT)}"
             )
         await clock.sleep(_POLL_SECONDS)
-
-
-def _promised_seconds(spec: LeaseSpec) -> float:
-    return min(float(spec.get("leaseDurationSeconds") or 0), _DURATION.total_seconds())
 
 
 async def _end_jobs(jobs: JobTools) -> None:

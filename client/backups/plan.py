@@ -143,9 +143,14 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
         ConfigError: the request is invalid.
         BackupError: a volume cannot be backed up, or a backup of the name has others; the message names it.
     """
-    _check_request(request)
+    if not OBJECT_NAME.fullmatch(request.name):
+        raise ConfigError(
+            f'"{request.name}" is no name of a backup: lowercase letters, digits, "-" and "." are allowed'
+        )
+    check_pairs(request.labels, request.annotations)
     client = tools.client
-    await _check_agents(client, request.namespace)
+    if await client.read(kube.DAEMON_SETS, request.namespace, AGENT_DAEMONSET) is None:
+        raise BackupError(explain_no_agents(request.namespace))
     location = await find_destination(
         tools, request.namespace, request.location, ignore_velero_server=choice.ignore_velero_server
     )
@@ -170,19 +175,6 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
             continue
         volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims), choice.data_mover))
     return volumes
-
-
-def _check_request(request: BackupRequest) -> None:
-    if not OBJECT_NAME.fullmatch(request.name):
-        raise ConfigError(
-            f'"{request.name}" is no name of a backup: lowercase letters, digits, "-" and "." are allowed'
-        )
-    check_pairs(request.labels, request.annotations)
-
-
-async def _check_agents(client: KubeClient, namespace: str) -> None:
-    if await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET) is None:
-        raise BackupError(explain_no_agents(namespace))
 
 
 async def find_destination(tools: BackupTools, namespace: str, location: str, *, ignore_velero_server: bool) -> str:

@@ -147,7 +147,7 @@ def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Retentio
         RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs, ages)))
         for name, found in by_backup.items()
     ]
-    return sorted(judgments, key=lambda one: (_age_key(one.copies), one.backup))
+    return sorted(judgments, key=lambda one: (min(copy.age_key[0] for copy in one.copies), one.backup))
 
 
 def find_witnesses(copies: Iterable[Copy]) -> dict[Series, Copy]:
@@ -312,10 +312,6 @@ def _expiry(created: datetime, ttl: timedelta) -> datetime:
         return created + ttl
     except OverflowError:
         return datetime.max.replace(tzinfo=created.tzinfo)
-
-
-def _age_key(copies: Sequence[Copy]) -> float:
-    return min(one.age_key[0] for one in copies)
 
 
 _EXTRA_DELETIONS: Final = 2

@@ -7,7 +7,7 @@ import click
 
 from client.cli.options import DURATION, UserCommand, cluster_options, output_option
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
-from client.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
+from client.volume_check import CheckStep, CheckTools, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
@@ -67,20 +67,6 @@ async def preflight(
         location=chosen["storage_location"],
         size=_check_size(chosen["size"]),
     )
-    await _run(access, form, choice, timeout)
-
-
-def _check_size(size: str) -> str:
-    try:
-        is_valid = parse_quantity(size) >= 1 << 21
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ConfigError(f'--size: "{size}" is not allowed: expected a quantity such as 64Mi or 1Gi, at least 2Mi')
-    return size
-
-
-async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, timeout: timedelta) -> None:  # noqa: ASYNC109 - of all steps
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress("checking agents, location and classes") as show:
@@ -98,10 +84,21 @@ async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, t
     if form.for_programs:
         printer.document(report.to_wire(), form)
     elif report.snapshot_id:
-        printer.note(_describe_rest(plan.space, plan.location, report))
+        repository = f"BackupRepository {plan.space}-{plan.location}-kopia"
+        printer.note(f"{repository} stays, with kopia snapshot {report.snapshot_id} (1 MiB)")
     if report.error:
         failed = next(step.name for step in report.steps if step.error)
         raise VolumeCheckError(f"preflight failed at {failed}: {report.error}")
+
+
+def _check_size(size: str) -> str:
+    try:
+        is_valid = parse_quantity(size) >= 1 << 21
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f'--size: "{size}" is not allowed: expected a quantity such as 64Mi or 1Gi, at least 2Mi')
+    return size
 
 
 async def _describe_dropped(client: KubeClient) -> str | None:
@@ -114,7 +111,3 @@ async def _describe_dropped(client: KubeClient) -> str | None:
 def _print_step(printer: Printer, step: CheckStep) -> None:
     result = Styled("failed", BAD) if step.error else Styled("ok", GOOD)
     printer.table((), [[f"{step.name:<10}", f"{step.seconds:6.1f} s", result]])
-
-
-def _describe_rest(space: str, location: str, report: CheckReport) -> str:
-    return f"BackupRepository {space}-{location}-kopia stays, with kopia snapshot {report.snapshot_id} (1 MiB)"

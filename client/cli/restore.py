@@ -136,7 +136,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     """Restore volumes into new PVCs, or into those that exist."""
     source, in_place = _parse_source(given), parse_in_place(given, form)
     request = RequestedRestore(
-        name=name or _default_name(source),
+        name=name or f"{source.backup or 'snapshot'}-{SystemClock().now():%Y%m%d%H%M%S}",
         namespace=access.namespace,
         namespaces=_parse_mappings("--namespace-mappings", given["namespace_mappings"]),
         classes=_parse_mappings("--storage-class-mappings", given["storage_class_mappings"]),
@@ -186,10 +186,6 @@ def _parse_source(given: dict[str, Any]) -> Source:
         raise ConfigError("--cluster needs --from-storage-location: it is about what a bucket holds")
     claims = tuple(ClaimName.parse(word, given["namespace"]) for word in given["claims"])
     return Source(backup, snapshot, cluster=given["cluster"], namespace=given["namespace"], claims=claims)
-
-
-def _default_name(source: Source) -> str:
-    return f"{source.backup or 'snapshot'}-{SystemClock().now():%Y%m%d%H%M%S}"
 
 
 def _parse_mappings(flag: str, text: str) -> dict[str, str]:

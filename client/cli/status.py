@@ -67,7 +67,8 @@ class _Section:
 
 def summarize(view: StatusView) -> str:
     """Return the state in one line."""
-    phases = [f"{number} {name}" for name, number in sorted(view.phases.items(), key=_by_phase)]
+    order = list(Phase)
+    phases = [f"{view.phases[name]} {name}" for name in sorted(view.phases, key=lambda name: order.index(Phase(name)))]
     agents = f"{sum(node.ready for node in view.nodes)} of {len(view.nodes)} agents ready"
     agents = "agents unknown" if UnreadPart.AGENTS in view.unread else agents
     known = ", ".join(phases) or ("unknown" if UnreadPart.TRANSFERS in view.unread else "none")
@@ -97,10 +98,6 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
     if view.retention is not None:
         _print_retention(section, view.retention, view.at)
     printer.notes((*(view.volumes.notes if view.volumes is not None else ()), *view.notes))
-
-
-def _by_phase(item: tuple[str, int]) -> int:
-    return list(Phase).index(Phase(item[0]))
 
 
 def _print_leader(printer: Printer, view: StatusView) -> None:
@@ -336,7 +333,8 @@ async def _follow(
             views[0] = build_view(snapshot, rates.rate_of)
             show(views[0])
             await clock.sleep(_REDRAW_SECONDS)
-            await wait_for_event(follower.changed, _left(deadline))
+            left = _QUIET_SECONDS if deadline is None else deadline.remaining_seconds
+            await wait_for_event(follower.changed, min(_QUIET_SECONDS, left))
         views[0] = build_view(snapshot, rates.rate_of)
         show(views[0])
 
@@ -345,11 +343,6 @@ async def _follow(
         if not _is_done(first, options, deadline):
             await follower.run(work)
     return views[0]
-
-
-def _left(deadline: Deadline | None) -> float:
-    """Return how long nothing may be shown."""
-    return _QUIET_SECONDS if deadline is None else max(0.0, min(_QUIET_SECONDS, deadline.remaining_seconds))
 
 
 def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | None) -> bool:

@@ -111,7 +111,8 @@ def _explain(error: click.UsageError) -> str:
     """Return what is wrong with a command line, in the words of our own errors, and what to type instead."""
     match error:
         case click.NoSuchOption(option_name=name, ctx=click.Context() as context):
-            known = [word for one in context.command.get_params(context) if not _is_hidden(one) for word in one.opts]
+            shown = [one for one in context.command.get_params(context) if not getattr(one, "hidden", False)]
+            known = [word for one in shown for word in one.opts]
             return _suggest("option", name, known)
         case click.exceptions.NoSuchCommand(
             command_name=name, ctx=click.Context(command=click.Group() as group) as context
@@ -120,23 +121,15 @@ def _explain(error: click.UsageError) -> str:
         case click.MissingParameter(param=click.Parameter() as missing):
             return f"missing {missing.param_type_name} {_name(missing)}"
         case click.BadParameter(param=click.Parameter() as bad):
-            return f"{_name(bad)}: {_without_stop(error.message)}"
-    message = _without_stop(error.format_message())
+            return f"{_name(bad)}: {error.message.removesuffix('.')}"
+    message = error.format_message().removesuffix(".")
     return f"{message[:1].lower()}{message[1:]}"
-
-
-def _without_stop(sentence: str) -> str:
-    return sentence.removesuffix(".")
 
 
 def _suggest(what: str, name: str, known: Sequence[str]) -> str:
     meant = next((word for word in _INSTEAD.get(name, ()) if word in known), "") or close_name(name, known)
     hint = f" ({ask(meant)})" if meant else ""
     return f'no such {what} "{name}"{hint}'
-
-
-def _is_hidden(parameter: click.Parameter) -> bool:
-    return isinstance(parameter, click.Option) and parameter.hidden
 
 
 def _name(parameter: click.Parameter) -> str:

@@ -111,7 +111,7 @@ def _row(one: VolumeCoverage, now: datetime, *, wide: bool) -> list[Cell]:
     reason = one.reason if wide or len(one.reason) <= _REASON else f"{one.reason[: _REASON - 3]}..."
     row: list[Cell] = [
         one.shown,
-        Styled(one.state, _style_of(one)),
+        Styled(one.state, _STYLES.get(one.state, BAD if one.needs_attention else WARN)),
         format_ago(one.last_backup, now),
         format_age(timedelta(seconds=interval)) if interval is not None else _NONE,
         reason,
@@ -123,9 +123,3 @@ def _row(one: VolumeCoverage, now: datetime, *, wide: bool) -> list[Cell]:
             one.note or _NONE,
         ]
     return row
-
-
-def _style_of(one: VolumeCoverage) -> str:
-    if one.state in _STYLES:
-        return _STYLES[one.state]
-    return BAD if one.needs_attention else WARN

@@ -92,9 +92,10 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObj
 
 def _same_claim(existing: PersistentVolumeClaim, wanted: Manifest) -> bool:
     annotations = existing["metadata"].get("annotations") or {}
-    if annotations.get(RESTORE_ANNOTATION) != wanted["metadata"]["annotations"][RESTORE_ANNOTATION]:
-        return False
-    return bool(existing["spec"].get("selector") == wanted["spec"].get("selector"))
+    return bool(
+        annotations.get(RESTORE_ANNOTATION) == wanted["metadata"]["annotations"][RESTORE_ANNOTATION]
+        and existing["spec"].get("selector") == wanted["spec"].get("selector")
+    )
 
 
 async def read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:

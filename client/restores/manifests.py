@@ -95,7 +95,7 @@ class PlannedRestore:
     def size(self) -> str | None:
         """The size of the new PVC: the requested one, or the old volume's if it was larger; None: not known."""
         claim = self.volume.claim
-        return max(filter(None, (claim.size, claim.capacity)), key=_bytes) if claim.size else self.request.size
+        return max(filter(None, (claim.size, claim.capacity)), key=parse_quantity) if claim.size else self.request.size
 
     @property
     def by_pod(self) -> bool:
@@ -220,7 +220,3 @@ class PlannedRestore:
             "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
             **({"ownerReferences": list(self.request.owners)} if self.request.owners else {}),
         }
-
-
-def _bytes(quantity: str) -> int:
-    return int(parse_quantity(quantity))

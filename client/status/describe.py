@@ -21,7 +21,7 @@ from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS, VOLUME_SNAPSHOT_CONTENTS
-from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
+from core.kube.types import Object, Pod, UncheckedObject
 from core.models.base import JsonDict, Time, WireModel, parse_time
 from core.models.names import (
     BASE_SNAPSHOT_LABEL,
@@ -132,10 +132,11 @@ class TransferReader:
         return TransferDetails.of(
             record,
             **more,
-            spec=_plain_spec(raw),
+            # Values that are objects are shown elsewhere.
+            spec={key: value for key, value in (raw.get("spec") or {}).items() if not isinstance(value, dict | list)},
             schedule=schedule or "",
             base_snapshot=base or "",
-            outcome=_annotation(raw, OUTCOME_ANNOTATION),
+            outcome=redact(str((raw["metadata"].get("annotations") or {}).get(OUTCOME_ANNOTATION, ""))),
             events=events,
             pods=[_pod_line(pod) for pod in pods],
             log=log,
@@ -174,14 +175,11 @@ class TransferReader:
     async def _read_log(self, pods: list[Pod]) -> list[str]:
         """Return the last lines of the newest pod's log, without secrets; none before its container has started."""
         meta = pods[0]["metadata"]
-        if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in _containers(pods[0])):
+        containers = (pods[0].get("status") or {}).get("containerStatuses") or []
+        if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in containers):
             return []
         log = await self._client.pod_log(meta["namespace"], meta["name"], container="", limit_bytes=_LOG_BYTES)
         return redact(log).splitlines()[-_LOG_LINES:]
-
-
-def _containers(pod: Pod) -> list[ContainerStatus]:
-    return list((pod.get("status") or {}).get("containerStatuses") or [])
 
 
 def _pod_line(pod: Pod) -> PodLine:
@@ -232,15 +230,6 @@ def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
     ]
     moments = [Moment(at=at, what=what, message=message or "") for at, what, message in known if at is not None]
     return sorted(moments, key=lambda moment: moment.at)
-
-
-def _annotation(raw: UncheckedObject, name: str) -> str:
-    return redact(str((raw["metadata"].get("annotations") or {}).get(name, "")))
-
-
-def _plain_spec(raw: UncheckedObject) -> JsonDict:
-    spec = raw.get("spec")
-    return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,8 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
     active = [one for one in managed if one.active]
     waiting = [one for one in active if _is_waiting(one)]
     busy = [one for one in active if not _is_waiting(one)]
+    # Those that move data come first.
+    busy.sort(key=lambda one: (not one.moving, one.node, one.name))
     positions = _positions(snapshot, waiting)
     page = snapshot.page
     return StatusView(
@@ -182,7 +184,7 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         queue_length=snapshot.config.queue_length,
         positions_computed=page is None,
         pending=_pending_rows(waiting, positions),
-        transfers=[_active_row(one, snapshot.at, rate_of) for one in sorted(busy, key=_by_progress)],
+        transfers=[_active_row(one, snapshot.at, rate_of) for one in busy],
         failed=_failed_rows(snapshot, managed),
         nodes=_node_rows(snapshot, busy),
         repositories=sorted(snapshot.repositories, key=lambda one: one.name),
@@ -244,10 +246,6 @@ def _pending_rows(waiting: Iterable[TransferRecord], positions: Mapping[tuple[st
         for one in waiting
     ]
     return sorted(rows, key=lambda row: (row.position is None, row.position or 0, row.created, row.name))
-
-
-def _by_progress(transfer: TransferRecord) -> tuple[bool, str, str]:
-    return (not transfer.moving, transfer.node, transfer.name)
 
 
 def _active_row(one: TransferRecord, now: datetime, rate_of: RateOf) -> ActiveRow:
