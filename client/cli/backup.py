@@ -16,12 +16,12 @@ from client.cli.collection_commands import (
     print_volumes,
     show_group,
 )
-from client.cli.options import UserGroup, output_option, workload_options
+from client.cli.options import EXIT_CODES, UserGroup, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.collections.collection import Backups
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-_EXAMPLES: Final = """\
+_EXAMPLES: Final = f"""\
 examples:
   nodeagent backup create before-upgrade --pvc app/data --wait
         back up one volume, and show the progress
@@ -42,11 +42,7 @@ examples:
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
-exit codes:
-  0  done
-  1  an error of the cluster, such as a missing permission or a wrong name
-  2  invalid command line, or the cluster is not reachable
-"""
+{EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:

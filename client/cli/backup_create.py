@@ -9,7 +9,7 @@ import click
 from client.backups.manifests import BackupError, BackupRequest, DataMover, Method, parse_pairs
 from client.backups.plan import BackupTools, Choice, check_backup, plan_backup, start_backup, sum_up_missing
 from client.cli.collection_commands import VOLUMES_ONLY, Creation
-from client.cli.options import DURATION, UserCommand, ignore_server_option, output_option, workload_options
+from client.cli.options import DURATION, UserCommand, add_options, ignore_server_option, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup, BackupTransfer, explain_end
@@ -55,9 +55,7 @@ def backup_options(function: Callable[..., object]) -> Callable[..., object]:
             given[key] = parse_pairs(f"--{key}", given[key])
         return function(*args, choice=choice, location=given.pop("storage_location"), **given)
 
-    for option in reversed(_OPTIONS):
-        run = option(run)
-    return run
+    return add_options(*_OPTIONS)(run)
 
 
 _EXAMPLES: Final = """\

@@ -35,6 +35,13 @@ _Function = Callable[..., object]
 _AGENTS: Final = "--agent-namespace"
 _ACCESS: Final = ("kubeconfig", "kubecontext", "of_agents")
 
+EXIT_CODES: Final = """\
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+"""
+
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="only show what would be done")
 ignore_server_option: Final = click.option(
     "--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace"
@@ -98,14 +105,22 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def yes_option(function: _Function) -> _Function:
-    """Add `--yes`, which each command has that asks, and the word that Velero's commands have for it."""
-    for option in (
-        click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's commands have it"),
-        click.option("--yes", "-y", is_flag=True, help="do not ask"),
-    ):
-        function = option(function)
-    return function
+def add_options(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """Return what adds these options, in this order."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+yes_option: Final = add_options(
+    click.option("--yes", "-y", is_flag=True, help="do not ask"),
+    click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's commands have it"),
+)
+"""`--yes`, which each command has that asks, and the word that Velero's commands have for it."""
 
 
 def cluster_options(function: _Function) -> _Function:
@@ -130,15 +145,13 @@ def _add_access(function: _Function, flags: tuple[str, ...]) -> _Function:
     def run(*args: Any, **given: Any) -> object:  # noqa: ANN401 - click's
         return function(*args, access=_access({key: given.pop(key) for key in _ACCESS}), **given)
 
-    for option in (
-        click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
-        click.option("--kubeconfig", metavar="PATH", type=click.Path(), default="", help=KUBECONFIG_HELP),
-        click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
+    return add_options(
         # So that one word means the same in all commands.
         *([] if _AGENTS in flags else [click.option(_AGENTS, "of_agents", metavar="NAME", hidden=True, help=text)]),
-    ):
-        run = option(run)
-    return run
+        click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
+        click.option("--kubeconfig", metavar="PATH", type=click.Path(), default="", help=KUBECONFIG_HELP),
+        click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
+    )(run)
 
 
 def access_of(context: click.Context) -> ClusterAccess:
@@ -187,17 +200,16 @@ def command_for(access: ClusterAccess, command: str) -> str:
     return " ".join([command, *map(shlex.quote, words)])
 
 
-def output_option(function: _Function) -> _Function:
-    """Add `--output`; the command gets it as `form`, an OutputFormat."""
-    return click.option(
-        "--output",
-        "-o",
-        "form",
-        type=click.Choice([form.value for form in OutputFormat]),
-        default=OutputFormat.TABLE.value,
-        callback=lambda _context, _option, value: OutputFormat(value),
-        help="format of the answer (default: table)",
-    )(function)
+output_option: Final = click.option(
+    "--output",
+    "-o",
+    "form",
+    type=click.Choice([form.value for form in OutputFormat]),
+    default=OutputFormat.TABLE.value,
+    callback=lambda _context, _option, value: OutputFormat(value),
+    help="format of the answer (default: table)",
+)
+"""`--output`, which the command gets as `form`, an OutputFormat."""
 
 
 _T = TypeVar("_T")

@@ -6,7 +6,15 @@ from typing import Final
 
 import click
 
-from client.cli.options import DURATION, UserGroup, cluster_options, complete_names, list_names, output_option
+from client.cli.options import (
+    DURATION,
+    EXIT_CODES,
+    UserGroup,
+    cluster_options,
+    complete_names,
+    list_names,
+    output_option,
+)
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.mover_jobs import build_job_tools, read_location
 from client.repositories import RepositoryReader, SnapshotList, read_repository, report_snapshots
@@ -285,7 +293,7 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
 
 _REPORT_TIMEOUT: Final = timedelta(minutes=15)
 
-_EXAMPLES: Final = """\
+_EXAMPLES: Final = f"""\
 examples:
   nodeagent repo get
         all backup repositories, and when their next maintenance is due
@@ -296,11 +304,7 @@ examples:
   nodeagent repo report app-default-kopia
         kopia snapshots that no backup refers to; nothing is deleted
 
-exit codes:
-  0  done
-  1  an error of the cluster, such as a missing permission or a wrong name
-  2  invalid command line, or the cluster is not reachable
-"""
+{EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:

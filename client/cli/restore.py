@@ -18,7 +18,7 @@ from client.cli.collection_commands import (
     read_stored,
     show_group,
 )
-from client.cli.options import UserCommand, UserGroup, ignore_server_option, output_option, workload_options
+from client.cli.options import EXIT_CODES, UserCommand, UserGroup, ignore_server_option, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
 from client.collections.collection import (
@@ -287,7 +287,7 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
     return choose_stored(stored, source)
 
 
-_RESTORE_EXAMPLES: Final = """\
+_RESTORE_EXAMPLES: Final = f"""\
 examples:
   nodeagent restore create --from-backup night-1 --wait
         the volumes of a backup, each into a new PVC of its old name
@@ -298,11 +298,7 @@ examples:
   nodeagent restore describe night-1-20261123020000
         its volumes, and why one of them does not move
 
-exit codes:
-  0  done
-  1  an error of the cluster, such as a missing permission or a wrong name
-  2  invalid command line, or the cluster is not reachable
-"""
+{EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:

@@ -1,7 +1,7 @@
 """The options of `nodeagent restore create --in-place`, the plan, and the question before anything is changed."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from client.cli.collection_commands import Creation
-from client.cli.options import confirm, dry_run_option, yes_option
+from client.cli.options import add_options, confirm, dry_run_option, yes_option
 from client.cli.output import WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import RestoreTools
 from client.collections.models import Restore, RestoreTransfer
@@ -46,19 +46,14 @@ class InPlaceWish:
     dry_run: bool
 
 
-def in_place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with the options."""
-    options = (
-        click.option("--in-place", is_flag=True, help="into the volumes that the PVCs have, while no pod uses them"),
-        click.option("--incremental", is_flag=True, help="with --in-place: do not write files that are equal"),
-        click.option("--delete-extra-files", is_flag=True, help="with --in-place: files that the backup does not have"),
-        click.option("--no-snapshot", is_flag=True, help="with --in-place: without a VolumeSnapshot for the way back"),
-        dry_run_option,
-        yes_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+in_place_options: Final = add_options(
+    click.option("--in-place", is_flag=True, help="into the volumes that the PVCs have, while no pod uses them"),
+    click.option("--incremental", is_flag=True, help="with --in-place: do not write files that are equal"),
+    click.option("--delete-extra-files", is_flag=True, help="with --in-place: files that the backup does not have"),
+    click.option("--no-snapshot", is_flag=True, help="with --in-place: without a VolumeSnapshot for the way back"),
+    dry_run_option,
+    yes_option,
+)
 
 
 def parse_in_place(given: dict[str, Any], form: OutputFormat) -> InPlaceWish | None:

@@ -47,7 +47,6 @@ _MESSAGE: Final = Path("/dev/termination-log")
 """Source: Kubernetes v1.34, the default of a container's terminationMessagePath."""
 
 _MODELS: Final = {resource.kind: (resource, model) for resource, model in Backups.models.items()}
-_OUTCOMES: Final = {VolumeOutcome.PASSED: VerificationOutcome.PASSED, VolumeOutcome.FAILED: VerificationOutcome.FAILED}
 
 
 def run_words(words: Sequence[str]) -> int:
@@ -113,7 +112,7 @@ def _to_line(found: VerifiedVolume) -> VerifiedSnapshot:
     faults = [found.message] if found.message else []
     return VerifiedSnapshot(
         id=found.snapshot_id,
-        outcome=_OUTCOMES.get(found.outcome),
+        outcome=None if found.outcome is VolumeOutcome.UNVERIFIED else VerificationOutcome(found.outcome),
         files=found.files,
         bytes=found.bytes,
         faults=faults,

@@ -1,6 +1,6 @@
 """The command `nodeagent schedule`: CronJobs that back up volumes and delete expired backups."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,7 +13,9 @@ from client.cli.backup_delete import print_deletion
 from client.cli.collection_commands import VOLUMES_ONLY
 from client.cli.options import (
     DURATION,
+    EXIT_CODES,
     UserGroup,
+    add_options,
     command_for,
     complete_names,
     dry_run_option,
@@ -45,7 +47,7 @@ from core.text import format_age
 from nodeagent.config.windows import parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-_EXAMPLES: Final = """\
+_EXAMPLES: Final = f"""\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --ttl 720h
         back up a PVC every night; what is older than 30 days is deleted
@@ -62,11 +64,7 @@ examples:
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
-exit codes:
-  0  done
-  1  an error of the cluster, such as a missing permission or a wrong name
-  2  invalid command line, or the cluster is not reachable
-"""
+{EXIT_CODES}"""
 
 _CREATE_EXAMPLES: Final = """\
 examples:
@@ -159,10 +157,9 @@ async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
     return await find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
 
 
-def _keep_options(function: Callable[..., object]) -> Callable[..., object]:
-    for rule in reversed(KeepRule):
-        function = click.option(rule.flag, type=click.IntRange(min=1), metavar="NUMBER", help=rule.help)(function)
-    return function
+_keep_options: Final = add_options(
+    *(click.option(one.flag, type=click.IntRange(min=1), metavar="NUMBER", help=one.help) for one in KeepRule)
+)
 
 
 @schedule.command("create", epilog=_CREATE_EXAMPLES)

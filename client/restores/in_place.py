@@ -121,11 +121,10 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     Raises:
         RestoreError: another run has created it.
     """
-
-    async def create() -> None:
-        await tools.client.create(VOLUME_SNAPSHOTS, snapshot)
-
-    deadline = Deadline.after(tools.clock, REQUEST_TIMEOUT)
+    create, deadline = (
+        partial(tools.client.create, VOLUME_SNAPSHOTS, snapshot),
+        Deadline.after(tools.clock, REQUEST_TIMEOUT),
+    )
     try:
         await run_shielded(create, name="create the snapshot", deadline=deadline)
     except AlreadyExistsError as e:
@@ -194,7 +193,6 @@ def _place(snapshot: Manifest) -> str:
 _TIMEOUT: Final = timedelta(minutes=15)
 """For one volume: more than its snapshot and the deletion of its PVC together."""
 _READ_SECONDS: Final = 30
-_SNAPSHOT_TIMEOUT: Final = timedelta(minutes=10)
 _DELETION_TIMEOUT: Final = timedelta(minutes=2)
 
 _BINDING: Final = ("pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller")

@@ -239,40 +239,32 @@ class Details:
 
         `reading` has what reads it, and what makes an answer of the record and the reason why that is all.
         """
-        _, make = reading
+        read, make = reading
         kept, now = self._kept.get(key), self._clock.monotonic()
         last: _T = kept.answer if kept is not None else None  # type: ignore[assignment]
         if kept is not None and now - kept.at < (still if kept.record == known.record else _AGAIN_SECONDS):
             return last
         try:
-            answer = await _read(known, reading)
+            if known.lost:
+                raise UnreachableError(known.lost)
+            answer = await read()
         except NotFoundError:
             self._kept.pop(key, None)
             raise
         except KubeError as e:
-            if kept is not None and not isinstance(e, ForbiddenError):
+            permitted = not isinstance(e, ForbiddenError)
+            if kept is not None and permitted:
                 return last
             if known.record is None:
                 raise
-            return make(known.record, e)
+            answer = make(known.record, e)
+            if permitted:
+                return answer
         self._kept.pop(key, None)
         self._kept[key] = _Kept(answer, known.record, now)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
         return answer
-
-
-async def _read(known: Observed[_R], reading: _Reading[_T, _R]) -> _T:
-    """Return what is read; what the watches have, where the person may not read it."""
-    read, make = reading
-    if known.lost:
-        raise UnreachableError(known.lost)
-    try:
-        return await read()
-    except ForbiddenError as e:
-        if known.record is None:
-            raise
-        return make(known.record, e)
 
 
 def _watched_transfer(record: TransferRecord, why: KubeError) -> TransferDetails:

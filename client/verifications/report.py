@@ -12,7 +12,7 @@ from client.collections.models import Backup, BackupVolume
 from core.errors import AgentError
 from core.models.base import WireModel
 from core.models.phases import Phase
-from core.models.verification import VerificationOutcome, VerifiedSnapshot
+from core.models.verification import VerifiedSnapshot
 from core.text import hinted
 
 
@@ -104,7 +104,6 @@ def describe_volume(
     volume: BackupVolume, found: VerifiedSnapshot, *, restored: bool, at: datetime | None
 ) -> VerifiedVolume:
     """Return what came of the verification of a volume."""
-    outcomes = {VerificationOutcome.PASSED: VolumeOutcome.PASSED, VerificationOutcome.FAILED: VolumeOutcome.FAILED}
     return VerifiedVolume(
         namespace=volume.namespace,
         claim=volume.claim,
@@ -113,7 +112,7 @@ def describe_volume(
         transfer=volume.transfer,
         location=volume.location,
         snapshot_id=volume.snapshot_id,
-        outcome=outcomes[found.outcome] if found.outcome else VolumeOutcome.UNVERIFIED,
+        outcome=VolumeOutcome(found.outcome or VolumeOutcome.UNVERIFIED),
         percent=found.percent,
         restored=restored,
         files=found.files,
