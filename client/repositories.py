@@ -138,21 +138,17 @@ class RepositoryReader:
         location, jobs = around.location_of(repository), jobs_of(repository, around.jobs)
         running = [*jobs, *verifications_of(repository, around.jobs)]
         memory = _next_memory(record, following, around.settings_of(repository))
-        return RepositoryDetails(
+        return RepositoryDetails.like(
+            record,
             **asdict(RepositorySummary.of(repository, record, following)),
             created_here=repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) == "true",
             location_phase=(location.status.phase or "Available") if location is not None else "",
             location_message=(location and location.status.message) or "",
-            next_quick=record.next_quick,
-            next_full=record.next_full,
             full_interval_seconds=record.full_interval_seconds or 0.0,
             last_mode=str(record.mode) if record.at else "",
             last_result=await self._try("the result of the last Job", self._read_result(jobs), None),
-            peak_quick_bytes=record.peak_quick_bytes,
-            peak_full_bytes=record.peak_full_bytes,
             **memory,
             incomplete_full=is_full_incomplete(record, view.entries),
-            reported_at=record.reported_at,
             unreferenced=record.orphans,
             verification=RepositoryProof.of(verification_of(repository)),
             running=[await self._read_running(job) for job in running if not job.ended],

@@ -134,14 +134,12 @@ def _report_held(judgment: RetentionDecision, absent: Collection[str]) -> Iterat
         copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
         namespace, claim = copy.volume
         lets_go = hold.rule in _LET_GO or copy.location in absent
-        yield HeldBackup(
-            backup=judgment.backup,
+        yield HeldBackup.like(
+            copy,
             rule=hold.rule,
             reason=hold.text,
             namespace=namespace,
             claim=claim,
-            location=copy.location,
-            created=copy.created,
             bytes=judgment.bytes,
             command=hold.command or (f"nodeagent backup delete {judgment.backup}" if lets_go else None),
         )
@@ -168,14 +166,8 @@ def _build_backup(judgment: RetentionDecision, snapshots: Sequence[DeletedSnapsh
         own = [one for one in snapshots if one.transfer_uid == copy.uid and not one.kept]
         namespace, claim = copy.volume
         volumes.append(
-            DeletedVolume(
-                namespace=namespace,
-                claim=claim,
-                kind=copy.kind,
-                transfer=copy.transfer,
-                location=copy.location,
-                snapshots=len(own),
-                bytes=sum(one.bytes for one in own),
+            DeletedVolume.like(
+                copy, namespace=namespace, claim=claim, snapshots=len(own), bytes=sum(one.bytes for one in own)
             )
         )
     losses = [hold.text for hold in judgment.held_by((RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK))]

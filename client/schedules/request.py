@@ -319,14 +319,11 @@ async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> R
 def _explain(copy: Copy, decision: RetentionDecision) -> ExplainedCopy:
     namespace, claim = copy.volume
     holds = list(_find_holds(copy, decision))
-    return ExplainedCopy(
-        backup=copy.backup,
+    return ExplainedCopy.like(
+        copy,
         namespace=namespace,
         claim=claim,
-        location=copy.location,
         transfer=f"{copy.kind}/{copy.transfer}",
-        created=copy.created,
-        bytes=copy.bytes,
         stays=bool(holds),
         rules=list(dict.fromkeys(str(hold.rule) for hold in holds)),
         reasons=[hold.text for hold in holds] or [_NO_RULE],

@@ -95,8 +95,7 @@ class TransferDetails(TransferRecord):
     @classmethod
     def of(cls, record: TransferRecord, **more: Any) -> Self:  # noqa: ANN401 - fields of any type
         """Return what is known of the record, its advice, and more fields."""
-        known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
-        return cls(**known, advice=advise(record), **more)
+        return cls.like(record, advice=advise(record), **more)
 
 
 class TransferReader:

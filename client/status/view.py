@@ -12,7 +12,6 @@ from client.leader_page import node_of_holder
 from client.status.health import Finding, Health, failed_recently, is_managed, judge, worst
 from client.status.records import (
     TRANSFER_KINDS,
-    AgentRecord,
     ClusterSnapshot,
     ConfigRecord,
     LocationRecord,
@@ -230,18 +229,8 @@ def _positions(snapshot: ClusterSnapshot, waiting: Iterable[TransferRecord]) -> 
 def _pending_rows(waiting: Iterable[TransferRecord], positions: Mapping[tuple[str, str], int]) -> list[PendingRow]:
     """Return the rows of transfers that wait: the queue in order, then the others, the oldest first."""
     rows = [
-        PendingRow(
-            position=positions.get((one.kind, one.name)),
-            kind=one.kind,
-            namespace=one.namespace,
-            name=one.name,
-            volume_namespace=one.queue,
-            volume=one.volume,
-            reason=one.reason,
-            message=one.message,
-            created=one.created,
-            attempt=one.number,
-            canceling=one.canceling,
+        PendingRow.like(
+            one, position=positions.get((one.kind, one.name)), volume_namespace=one.queue, attempt=one.number
         )
         for one in waiting
     ]
@@ -251,33 +240,15 @@ def _pending_rows(waiting: Iterable[TransferRecord], positions: Mapping[tuple[st
 def _active_row(one: TransferRecord, now: datetime, rate_of: RateOf) -> ActiveRow:
     rate = rate_of(one, now) if one.moving else None
     left = one.total_bytes - one.bytes_done
-    return ActiveRow(
-        kind=one.kind,
-        namespace=one.namespace,
-        name=one.name,
-        phase=one.phase,
-        node=one.node,
-        volume_namespace=one.queue,
-        volume=one.volume,
-        bytes_done=one.bytes_done,
-        total_bytes=one.total_bytes,
-        bytes_per_second=rate,
-        eta_seconds=left / rate if rate and one.total_bytes and left >= 0 else None,
-        began=one.began,
-        reason=one.reason,
-        message=one.message,
-        attempt=one.number,
-        canceling=one.canceling,
-    )
+    eta_seconds = left / rate if rate and one.total_bytes and left >= 0 else None
+    known = {"volume_namespace": one.queue, "attempt": one.number}
+    return ActiveRow.like(one, **known, bytes_per_second=rate, eta_seconds=eta_seconds)
 
 
 def _failed_rows(snapshot: ClusterSnapshot, managed: Iterable[TransferRecord]) -> list[FailedRow]:
     failed = [one for one in managed if failed_recently(snapshot, one)]
     failed.sort(key=lambda one: one.completed or snapshot.at, reverse=True)
-    return [
-        FailedRow(kind=one.kind, namespace=one.namespace, name=one.name, completed=one.completed, message=one.message)
-        for one in failed
-    ]
+    return list(map(FailedRow.like, failed))
 
 
 def _node_rows(snapshot: ClusterSnapshot, busy: Iterable[TransferRecord]) -> list[NodeRow]:
@@ -286,21 +257,16 @@ def _node_rows(snapshot: ClusterSnapshot, busy: Iterable[TransferRecord]) -> lis
     for one in busy:
         (preparing if one.phase in HOLDING_PHASES or not one.moving else running)[one.node] += 1
     leader = node_of_holder(snapshot.lease.holder)
-
-    def row(agent: AgentRecord) -> NodeRow:
-        return NodeRow(
-            node=agent.node,
-            pod=agent.pod,
-            ready=agent.ready,
+    rows = [
+        NodeRow.like(
+            agent,
             leader=bool(leader) and agent.node == leader,
             running=running[agent.node],
             slots=snapshot.slots_of(agent.node),
             preparing=preparing[agent.node],
-            config=agent.config,
-            restarts=agent.restarts,
         )
-
-    rows = [row(agent) for agent in snapshot.agents]
+        for agent in snapshot.agents
+    ]
     return sorted(rows, key=lambda row: (row.ready, -row.running, -row.preparing, row.node))
 
 

@@ -272,13 +272,9 @@ def _watched_transfer(record: TransferRecord, why: KubeError) -> TransferDetails
 
 
 def _watched_repository(namespace: str, record: RepositoryRecord, why: KubeError) -> RepositoryDetails:
-    return RepositoryDetails(
-        name=record.name,
+    return RepositoryDetails.like(
+        record,
         namespace=namespace,
-        volume_namespace=record.volume_namespace,
-        location=record.location,
-        phase=record.phase,
-        message=record.message,
         last_maintenance=record.maintained,
         next=NextMaintenance(),
         notes=[f"its maintenance, contents and Events could not be read: {why}"],

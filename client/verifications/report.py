@@ -104,14 +104,8 @@ def describe_volume(
     volume: BackupVolume, found: VerifiedSnapshot, *, restored: bool, at: datetime | None
 ) -> VerifiedVolume:
     """Return what came of the verification of a volume."""
-    return VerifiedVolume(
-        namespace=volume.namespace,
-        claim=volume.claim,
-        method=volume.method,
-        kind=volume.kind,
-        transfer=volume.transfer,
-        location=volume.location,
-        snapshot_id=volume.snapshot_id,
+    return VerifiedVolume.like(
+        volume,
         outcome=VolumeOutcome(found.outcome or VolumeOutcome.UNVERIFIED),
         percent=found.percent,
         restored=restored,

@@ -100,6 +100,12 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         except ContractError:
             return None
 
+    @classmethod
+    def like(cls, source: object, **more: Any) -> Self:  # noqa: ANN401 - of any field
+        """Return the model with what `source` has under the names of its fields, and with `more`, which comes first."""
+        names = [name for name in cls.__struct_fields__ if name not in more and hasattr(source, name)]
+        return cls(**{name: getattr(source, name) for name in names}, **more)
+
     def to_wire(self) -> JsonDict:
         """Return the JSON object, as `json.loads` would."""
         wire: JsonDict = msgspec.to_builtins(self)
