@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
+from client.backups.manifests import OPERATION_TIMEOUT, SnapshotWay, build_snapshot, build_upload_spec
 from client.installation import read_ready_image
 from client.permissions import VOLUME_CHECK_PERMISSIONS
 from core.clock import Clock, Deadline
@@ -14,6 +15,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
 from core.kube.resources import Resource
 from core.kube.types import Manifest, Metadata, Object, StorageClass, UncheckedObject, VolumeSnapshotClass
+from core.models.backups import SavedClaim
 from core.models.names import RESTORE_SELECTOR_LABEL
 from core.models.storage import BackupStorageLocation
 from core.models.transfers import PLAIN_RESTORE
@@ -79,7 +81,7 @@ class CheckPlan:
 
     def build_namespace(self) -> Manifest:
         """Return the namespace of the volumes."""
-        return self._object(kube.NAMESPACES, self.space, "")
+        return kube.NAMESPACES.build({"name": self.space, "labels": dict(PREFLIGHT_LABELS)})
 
     def build_claim(self) -> Manifest:
         """Return the source claim."""
@@ -99,28 +101,14 @@ class CheckPlan:
 
     def build_snapshot(self) -> Manifest:
         """Return the VolumeSnapshot of the source claim."""
-        spec = {
-            "volumeSnapshotClassName": self.snapshot_class,
-            "source": {"persistentVolumeClaimName": self.name},
-        }
-        return {**self._object(kube.VOLUME_SNAPSHOTS, self.name, self.space), "spec": spec}
+        return build_snapshot(_meta(self.name, self.space), self.snapshot_class, self.name)
 
     def build_upload(self) -> Manifest:
         """Return the DataUpload of the snapshot."""
-        spec = {
-            "snapshotType": "CSI",
-            "csiSnapshot": {
-                "volumeSnapshot": self.name,
-                "storageClass": self.storage_class,
-                "snapshotClass": self.snapshot_class,
-                "driver": self.driver,
-            },
-            "sourceNamespace": self.space,
-            "sourcePVC": self.name,
-            "backupStorageLocation": self.location,
-            "operationTimeout": "10m0s",
-        }
-        return {**self._object(kube.DATA_UPLOADS, self.name, self.namespace), "spec": spec}
+        claim = SavedClaim(namespace=self.space, name=self.name, storage_class=self.storage_class)
+        way = SnapshotWay(self.snapshot_class, self.driver)
+        spec = build_upload_spec(self.name, way, claim, self.location)
+        return kube.DATA_UPLOADS.build(_meta(self.name, self.namespace), spec=spec)
 
     def build_download(self, snapshot_id: str) -> Manifest:
         """Return the DataDownload of that kopia snapshot into the target claim."""
@@ -129,17 +117,11 @@ class CheckPlan:
             "snapshotID": snapshot_id,
             "sourceNamespace": self.space,
             "backupStorageLocation": self.location,
-            "operationTimeout": "10m0s",
+            "operationTimeout": OPERATION_TIMEOUT,
             "nodeOS": "linux",
             **PLAIN_RESTORE,
         }
-        return {**self._object(kube.DATA_DOWNLOADS, self.name, self.namespace), "spec": spec}
-
-    def _object(self, resource: Resource, name: str, namespace: str) -> Manifest:
-        meta: Manifest = {"name": name, "labels": dict(PREFLIGHT_LABELS)}
-        if namespace:
-            meta["namespace"] = namespace
-        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        return kube.DATA_DOWNLOADS.build(_meta(self.name, self.namespace), spec=spec)
 
     def _claim(self, name: str, more: Manifest) -> Manifest:
         spec = {
@@ -148,7 +130,7 @@ class CheckPlan:
             "resources": {"requests": {"storage": self.size}},
             **more,
         }
-        return {**self._object(kube.PERSISTENT_VOLUME_CLAIMS, name, self.space), "spec": spec}
+        return kube.PERSISTENT_VOLUME_CLAIMS.build(_meta(name, self.space), spec=spec)
 
     def _pod(self, name: str, script: str) -> Manifest:
         """Return a pod for the claim of the same name, which every Pod Security Standard allows."""
@@ -177,7 +159,11 @@ class CheckPlan:
             "containers": [container],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
         }
-        return {**self._object(kube.PODS, name, self.space), "spec": spec}
+        return kube.PODS.build(_meta(name, self.space), spec=spec)
+
+
+def _meta(name: str, namespace: str) -> Manifest:
+    return {"name": name, "namespace": namespace, "labels": dict(PREFLIGHT_LABELS)}
 
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"

@@ -263,6 +263,29 @@ def transfer_name(backup: str, namespace: str, claim: str) -> str:
     return f"{backup[:_NAME_CHARACTERS].rstrip('.-')}-{digits}"
 
 
+def build_snapshot(metadata: Manifest, snapshot_class: str, claim: str) -> Manifest:
+    """Return a VolumeSnapshot of a PVC."""
+    spec = {"volumeSnapshotClassName": snapshot_class, "source": {"persistentVolumeClaimName": claim}}
+    return kube.VOLUME_SNAPSHOTS.build(metadata, spec=spec)
+
+
+def build_upload_spec(snapshot: str, way: SnapshotWay, claim: SavedClaim, location: str) -> Manifest:
+    """Return the spec of the DataUpload of a VolumeSnapshot."""
+    return {
+        "snapshotType": "CSI",
+        "csiSnapshot": {
+            "volumeSnapshot": snapshot,
+            "storageClass": claim.storage_class or "",
+            "snapshotClass": way.snapshot_class,
+            "driver": way.driver,
+        },
+        "sourceNamespace": claim.namespace,
+        "sourcePVC": claim.name,
+        "backupStorageLocation": location,
+        "operationTimeout": OPERATION_TIMEOUT,
+    }
+
+
 @dataclass(frozen=True)
 class PlannedVolume:
     """One volume of a backup: its PVC, and how it is backed up. `volumes` is how many the backup has.
@@ -296,12 +319,7 @@ class PlannedVolume:
         if not isinstance(self.way, SnapshotWay):
             return None
         meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._label}
-        spec = {
-            "volumeSnapshotClassName": self.way.snapshot_class,
-            "source": {"persistentVolumeClaimName": self.claim.name},
-        }
-        kind = kube.VOLUME_SNAPSHOTS
-        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+        return build_snapshot(meta, self.way.snapshot_class, self.claim.name)
 
     def build_transfer(self) -> Manifest:
         """Return the DataUpload or the PodVolumeBackup."""
@@ -325,8 +343,7 @@ class PlannedVolume:
             "labels": {**request.labels, **self._label, **schedule},
             "annotations": annotations,
         }
-        kind = self.resource
-        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": self._spec()}
+        return self.resource.build(meta, spec=self._spec())
 
     @property
     def _label(self) -> dict[str, str]:
@@ -338,17 +355,7 @@ class PlannedVolume:
         match self.way:
             case SnapshotWay():
                 return {
-                    "snapshotType": "CSI",
-                    "csiSnapshot": {
-                        "volumeSnapshot": self.name,
-                        "storageClass": claim.storage_class or "",
-                        "snapshotClass": self.way.snapshot_class,
-                        "driver": self.way.driver,
-                    },
-                    "sourceNamespace": claim.namespace,
-                    "sourcePVC": claim.name,
-                    "backupStorageLocation": location,
-                    "operationTimeout": OPERATION_TIMEOUT,
+                    **build_upload_spec(self.name, self.way, claim, location),
                     **({"datamover": _DATA_MOVERS[self.data_mover]} if self.data_mover else {}),
                     **({"dataMoverConfig": settings} if settings else {}),
                 }

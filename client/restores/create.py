@@ -158,7 +158,7 @@ async def check_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) 
         try:
             if namespace not in missing and await _is_missing(tools.client, namespace):
                 missing.add(namespace)
-                await _try(tools.client, NAMESPACES, _namespace(namespace))
+                await _try(tools.client, NAMESPACES, NAMESPACES.build({"name": namespace}))
             if namespace not in missing:
                 await _try(tools.client, PERSISTENT_VOLUME_CLAIMS, one.build_claim())
                 if pod := one.build_pod():
@@ -182,10 +182,6 @@ async def _is_missing(client: KubeClient, namespace: str) -> bool:
         return await client.read(NAMESPACES, "", namespace) is None
     except ForbiddenError:
         return False
-
-
-def _namespace(name: str) -> Manifest:
-    return {"apiVersion": NAMESPACES.api_version, "kind": NAMESPACES.kind, "metadata": {"name": name}}
 
 
 async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> bool:
@@ -227,7 +223,7 @@ async def _ensure_namespace(tools: RestoreTools, name: str) -> None:
     if not await _is_missing(tools.client, name):
         return
     with suppress(AlreadyExistsError):
-        await tools.client.create(NAMESPACES, _namespace(name))
+        await tools.client.create(NAMESPACES, NAMESPACES.build({"name": name}))
         tools.on_note(f"namespace {name} was created")
 
 

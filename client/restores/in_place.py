@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from client.backups.manifests import BackupError, Method, SnapshotWay, choose_method
+from client.backups.manifests import BackupError, Method, SnapshotWay, build_snapshot, choose_method
 from client.backups.plan import ClaimName, read_classes
 from client.collections.collection import RestoreTools
 from client.restores.create import ensure_transfer, read_transfer
@@ -77,19 +77,14 @@ async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persist
         raise RestoreError(f"{e}: --no-snapshot restores without a way back") from e
     if not isinstance(way, SnapshotWay):
         raise RestoreError(f"PVC {one.target}: no snapshot is possible: --no-snapshot restores without a way back")
-    kind = VOLUME_SNAPSHOTS
     meta = {
         "name": await _find_free_name(tools, one),
         "namespace": one.target.namespace,
         "labels": {RESTORE_LABEL: label_value(one.request.name)},
         "annotations": {COMMAND_ANNOTATION: secrets.token_hex(8)},
     }
-    spec = {
-        "volumeSnapshotClassName": way.snapshot_class,
-        "source": {"persistentVolumeClaimName": one.target.name},
-    }
-    snapshot = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
-    await check_creation(tools, one, kind, snapshot)
+    snapshot = build_snapshot(meta, way.snapshot_class, one.target.name)
+    await check_creation(tools, one, VOLUME_SNAPSHOTS, snapshot)
     return snapshot
 
 
@@ -435,8 +430,7 @@ def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
         "annotations": annotations,
         "ownerReferences": meta.get("ownerReferences") or [],
     }
-    kind = PERSISTENT_VOLUME_CLAIMS
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": kept, "spec": dict(claim["spec"])}
+    return PERSISTENT_VOLUME_CLAIMS.build(kept, spec=dict(claim["spec"]))
 
 
 async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: PersistentVolume) -> None:

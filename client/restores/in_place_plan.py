@@ -178,12 +178,12 @@ class _Scratch:
         await self._create(VOLUME_SNAPSHOTS, shared)
         self._jobs.on_progress(f"waiting for VolumeSnapshot {namespace}/{self._name}")
         await wait_until_ready(self._tools, shared)
-        kind, size = PERSISTENT_VOLUME_CLAIMS, parse_snapshot_source(snapshot, original, self._claim).size
+        size = parse_snapshot_source(snapshot, original, self._claim).size
         # A PVC without a class has no snapshot.
         storage_class = self._claim["spec"].get("storageClassName") or ""
         spec = build_snapshot_spec(self._name, storage_class, size=size, mode=VolumeMode.FILESYSTEM)
-        meta = {"name": self._name, "namespace": namespace}
-        await self._create(kind, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
+        claim = PERSISTENT_VOLUME_CLAIMS.build({"name": self._name, "namespace": namespace}, spec=spec)
+        await self._create(PERSISTENT_VOLUME_CLAIMS, claim)
 
     async def _create(self, resource: Resource, manifest: Manifest) -> None:
         """Create the object; a cancellation is raised once that is done, so that nothing comes after the removal."""

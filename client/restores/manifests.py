@@ -142,8 +142,7 @@ class PlannedRestore:
             spec["storageClassName"] = self.storage_class
         meta = self._meta({}) | {"name": self.target.name, "namespace": self.target.namespace}
         meta["labels"] = labels | meta["labels"]
-        kind = PERSISTENT_VOLUME_CLAIMS
-        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+        return PERSISTENT_VOLUME_CLAIMS.build(meta, spec=spec)
 
     def build_pod(self) -> Manifest | None:
         """Return the pod that waits for the data in its PVC, and then ends; None: none is needed."""
@@ -164,7 +163,7 @@ class PlannedRestore:
             "volumes": [{"name": _VOLUME, "persistentVolumeClaim": {"claimName": self.target.name}}],
         }
         meta = {**self._meta({}), "namespace": self.target.namespace}
-        return {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": spec}
+        return PODS.build(meta, spec=spec)
 
     def _container(self, name: str, command: list[str]) -> Manifest:
         """Return a container that may remove the done file of any owner, and nothing else."""
@@ -189,7 +188,7 @@ class PlannedRestore:
 
     def build_transfer(self, pod_uid: str | None = None) -> Manifest:
         """Return the transfer; that into a pod needs the UID of its pod."""
-        volume, kind = self.volume, self.resource
+        volume = self.volume
         meta = self._meta({RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
         spec: Manifest = {
             "snapshotID": volume.snapshot_id,
@@ -210,7 +209,7 @@ class PlannedRestore:
             if in_place := self.request.in_place:
                 spec[RESTORE_TYPE] = in_place.restore_type
                 spec["dataMoverConfig"] = {DELETE_EXTRA_FILES: "true"} if in_place.delete_extra_files else {}
-        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+        return self.resource.build(meta, spec=spec)
 
     def _meta(self, annotations: Manifest) -> Manifest:
         return {

@@ -42,6 +42,10 @@ class Resource(Generic[Object_co]):
         """Its plural and group, such as `datauploads.velero.io`: the name of its definition."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    def build(self, metadata: types.Manifest, **content: Any) -> types.Manifest:  # noqa: ANN401 - any JSON value
+        """Return an object with these metadata and this content."""
+        return {"apiVersion": self.api_version, "kind": self.kind, "metadata": metadata, **content}
+
     def path(self, namespace: str = "", name: str = "", *, subresource: str = "") -> str:
         """Return the URL path of the collection, an object or its subresource.
 
