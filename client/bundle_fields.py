@@ -12,13 +12,7 @@ from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.kube.types import Event
 from core.models.base import JsonDict
-from core.models.names import (
-    AGENT_DAEMONSET,
-    AGENT_DAEMONSET_WINDOWS,
-    AGENT_SELECTOR,
-    OWNER_UID_LABEL,
-    REPO_NAME_LABEL,
-)
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, AGENT_SELECTOR, OWNER_UID_LABEL, REPO_NAME_LABEL
 from core.redact import redact, redact_lines, redact_values
 
 _Fields: TypeAlias = "bool | Mapping[str, _Fields]"

@@ -80,15 +80,21 @@ class DeletionTools:
 
 @dataclass(frozen=True)
 class DeletionWish:
-    """What is to be deleted: the backup of that `name`, or all that are expired; of these `most`, None: see the limit.
+    """What is to be deleted: the backup of that `name`, or all that are expired (None).
 
-    `begun` is when the Job of this run was created. `policies` are what schedules keep, where that is known.
+    Of these, `most`, whatever the limit of their volumes; None: that limit counts. `begun` is when the Job of this run
+    was created. `policies` are of schedules, by their labels, in place of what their newest backups say.
     """
 
     name: str | None = None
     most: int | None = None
     begun: datetime | None = None
     policies: Mapping[str, KeepPolicy | None] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """It as text."""
+        return f"backup {self.name}" if self.name is not None else "expired backups"
 
 
 @dataclass(frozen=True)
@@ -148,42 +154,25 @@ class DeletionPlan:
         return sorted({location for location, _ in self.transfers})
 
 
-async def plan_expired(
-    tools: DeletionTools,
-    *,
-    most: int | None = None,
-    begun: datetime | None = None,
-    policies: Mapping[str, KeepPolicy | None] | None = None,
-) -> DeletionPlan:
-    """Return the plan to delete every backup that is expired and that no rule holds, as far as is known before a check.
+async def plan_deletion(tools: DeletionTools, wish: DeletionWish | None = None) -> DeletionPlan:
+    """Return the plan to delete a backup that is named, or every backup that is expired and that no rule holds.
 
-    Args:
-        tools: what it works with.
-        most: how many backups go at most, whatever the limit of their volumes; None: that limit counts.
-        begun: when the Job was created whose run it is.
-        policies: of schedules, by their labels, in place of what their newest backups say.
-
-    Raises:
-        DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
-    """
-    return await _judge(tools, DeletionWish(most=most, begun=begun, policies=policies or {}))
-
-
-async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
-    """Return the plan to delete one backup, also before it expires, and if it has the last copy of a volume.
+    It is as much as is known before a check. A backup that is named also goes before it expires, and if it has the last
+    copy of a volume.
 
     Raises:
         NotFoundError: there is no such backup; the message has the name that may be meant.
-        DeletionError: it may not be deleted; the message names the rule.
+        DeletionError: nothing, or not this backup, may be deleted; or what would be needed to decide is not known.
     """
-    plan = await _judge(tools, DeletionWish(name))
+    wish = wish or DeletionWish()
+    plan = await _judge(tools, wish)
+    if wish.name is None or (plan.unfinished and not plan.deleted):
+        return plan
     if not plan.deleted:
-        if plan.unfinished:
-            return plan
-        await Backups(tools.jobs.client, tools.jobs.namespace).find_own(name)
-        raise DeletionError(f"backup {name} cannot be deleted: it was just created")
+        await Backups(tools.jobs.client, tools.jobs.namespace).find_own(wish.name)
+        raise DeletionError(f"backup {wish.name} cannot be deleted: it was just created")
     if holds := plan.deleted[0].held_by(_REFUSED):
-        raise DeletionError(f"backup {name} cannot be deleted: {holds[0].text}")
+        raise DeletionError(f"backup {wish.name} cannot be deleted: {holds[0].text}")
     return plan
 
 

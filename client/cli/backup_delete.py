@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from client.backups.delete import DeletionPlan, DeletionTools, check_plan, execute_plan, plan_expired, plan_named
+from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.retention import DeletionError
@@ -72,32 +71,15 @@ async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **
         raise ConfigError("backup delete asks a question, and there is no terminal: --yes skips it")
     if form.for_programs and ask and not dry_run:
         raise ConfigError(f"-o {form} shows no plan before the question: use --yes, or --dry-run first")
-    await _run(_Wish(name, given["most"]), form, access, ask=ask, dry_run=dry_run)
+    await _run(DeletionWish(name, given["most"]), form, access, ask=ask, dry_run=dry_run)
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """A backup by its name, or all expired ones (None), of these `most`; None: as many as their volumes may lose."""
-
-    name: str | None
-    most: int | None
-
-    @property
-    def shown(self) -> str:
-        return f"backup {self.name}" if self.name is not None else "expired backups"
-
-    async def plan(self, tools: DeletionTools) -> DeletionPlan:
-        if self.name is None:
-            return await plan_expired(tools, most=self.most)
-        return await plan_named(tools, self.name)
-
-
-async def _run(wish: _Wish, form: OutputFormat, access: ClusterAccess, *, ask: bool, dry_run: bool) -> None:
+async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *, ask: bool, dry_run: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"checking the snapshots of {wish.shown}") as show:
             tools = _tools(cluster, printer, show)
-            plan, found = await check_plan(tools, await wish.plan(tools))
+            plan, found = await check_plan(tools, await plan_deletion(tools, wish))
         if wish.name is not None and plan.check is not None and (refused := plan.check.refused):
             raise DeletionError(f"{wish.shown} cannot be deleted: {next(iter(refused.values()))}")
         deletion = build_deletion(plan, found, done=False)
@@ -165,7 +147,7 @@ def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
     printer.notes(deletion.notes)
 
 
-def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:
+def _confirm(wish: DeletionWish, deletion: BackupDeletion) -> bool:
     what = f"Delete {wish.shown}? It"
     if wish.name is None:
         count = len(deletion.backups)

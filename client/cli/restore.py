@@ -31,11 +31,7 @@ from client.collections.collection import (
 )
 from client.collections.models import Restore, RestoreTransfer, explain_end
 from client.installation import explain_velero_server, read_ready_image
-from client.restores.create import (
-    check_restore,
-    plan_restore,
-    start_restore,
-)
+from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,

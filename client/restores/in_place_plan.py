@@ -20,12 +20,7 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSource
 from core.models.base import Int64, SparseModel, WireModel
 from core.models.names import EXCLUDE_LABEL, RESTORE_PLAN_LABEL, label_value

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from client.backups.copies import UTC_ZONE, Copy, KeepPolicy, KeepRule
-from client.backups.delete import DeletionTools, plan_expired
+from client.backups.delete import DeletionTools, DeletionWish, plan_deletion
 from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
 from client.backups.retention import DeletionError, KeepReason, RetentionDecision, limit_deletions
@@ -299,7 +299,7 @@ async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> R
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
     """
-    plan = await plan_expired(tools, policies=request.policies)
+    plan = await plan_deletion(tools, DeletionWish(policies=request.policies))
     if plan.now is None:
         raise DeletionError("the time is not known")
     existing = {copy.uid for one in plan.judgments for copy in one.copies}

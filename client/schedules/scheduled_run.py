@@ -7,13 +7,7 @@ from typing import Final
 
 from msgspec import structs
 
-from client.backups.delete import (
-    DeletionPlan,
-    DeletionTools,
-    check_plan,
-    execute_plan,
-    plan_expired,
-)
+from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionGuard, DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.manifests import BackupError, BackupRequest, PlannedVolume
@@ -21,12 +15,7 @@ from client.backups.plan import BackupTools, check_backup, plan_backup, start_ba
 from client.collections.collection import Backups, VolumeProgress
 from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest
-from client.verifications.report import (
-    VerificationReport,
-    VolumeOutcome,
-    choose_volumes,
-    explain_report,
-)
+from client.verifications.report import VerificationReport, VolumeOutcome, choose_volumes, explain_report
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
@@ -125,7 +114,9 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     preview = SchedulePreview(await _plan(tools, request, run), run.failures)
     if not request.deletes:
         return preview
-    plan, found = await check_plan(tools.deletion, await plan_expired(tools.deletion, policies=request.policies))
+    plan, found = await check_plan(
+        tools.deletion, await plan_deletion(tools.deletion, DeletionWish(policies=request.policies))
+    )
     return replace(preview, deletion=build_deletion(plan, found, done=False))
 
 
@@ -204,9 +195,8 @@ async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleReque
         report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=request.name)
         failures: list[str] = []
         try:
-            plan, _ = await check_plan(
-                deletion, await plan_expired(deletion, begun=run.begun, policies=request.policies)
-            )
+            wish = DeletionWish(begun=run.begun, policies=request.policies)
+            plan, _ = await check_plan(deletion, await plan_deletion(deletion, wish))
             report = build_report(plan, plan.now or report.at, request.name)
             if plan.check is not None:
                 failures += [

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 
 from client.backups.copies import KeepPolicy, format_keep
-from client.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired, plan_named
+from client.backups.delete import DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import hold_deletions
 from client.backups.plan import Choice
 from client.backups.retention import DeletionError
@@ -240,7 +240,7 @@ class World:
 
     async def _run_command(self, command: Command) -> None:
         tools = self._build_tools(command)
-        made = plan_expired(tools, most=command.most) if command.name is None else plan_named(tools, command.name)
+        made = plan_deletion(tools, DeletionWish(command.name, command.most))
         plan, _ = await check_plan(tools, await made)
         if command.name is not None and plan.check is not None and plan.check.refused:
             raise DeletionError("refused")

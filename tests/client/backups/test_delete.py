@@ -8,7 +8,7 @@ import pytest
 
 from client.backups import delete
 from client.backups.copies import Copy
-from client.backups.delete import DeletionPlan, check_plan, plan_expired, plan_named
+from client.backups.delete import DeletionPlan, DeletionWish, check_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionRecord
 from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import Check, DeletionError
@@ -47,7 +47,7 @@ def _names(plan: DeletionPlan) -> tuple[list[str], list[str]]:
 
 
 async def test_expired_backups_are_deleted_with_their_snapshots_and_no_others(scene: DeletionScene) -> None:
-    plan, found = await check_plan(scene.tools, await plan_expired(scene.tools))
+    plan, found = await check_plan(scene.tools, await plan_deletion(scene.tools))
     assert _names(plan) == (["second"], ["first"])
     assert [one.id for one in found] == ["s-second-data"]
     assert [str(one) for one in scene.kube.ran[0].checks] == ["app/s-third-data"]
@@ -62,17 +62,17 @@ async def test_expired_backups_are_deleted_with_their_snapshots_and_no_others(sc
     assert (_recorded(scene), _went(scene), scene.names(JOBS)) == ({}, {"data": 1}, set())
     (lease,) = scene.kube.objects(LEASES)
     assert lease["spec"]["holderIdentity"] == ""
-    assert _names(await plan_expired(scene.tools)) == ([], ["first"])
+    assert _names(await plan_deletion(scene.tools)) == ([], ["first"])
 
 
 async def test_the_age_is_by_the_dates_of_the_api_server(scene: DeletionScene) -> None:
     scene.clock.skew = timedelta(days=300)
-    assert _names(await plan_expired(scene.tools)) == (["second"], ["first"])
+    assert _names(await plan_deletion(scene.tools)) == (["second"], ["first"])
     scene.kube.dated = False
     scene = replace(scene)
     scene.kube.dated = False
     with pytest.raises(DeletionError, match="have no Date: how old backups are is not known"):
-        await plan_expired(scene.tools)
+        await plan_deletion(scene.tools)
 
 
 @pytest.mark.parametrize("lost", ["lost", 500], ids=["no answer", "an error"])
@@ -90,7 +90,7 @@ async def test_an_interruption_after_the_transfers_leaves_what_the_next_run_find
     assert (_names(again)[0], len(again.unfinished)) == ([], 1)
     await scene.execute(again)
     assert "s-second-data" not in scene.kube.bucket
-    assert (_recorded(scene), (await plan_expired(scene.tools)).transfers) == ({}, frozenset())
+    assert (_recorded(scene), (await plan_deletion(scene.tools)).transfers) == ({}, frozenset())
 
 
 async def test_an_interruption_at_any_request_is_finished_by_the_next_run() -> None:
@@ -164,11 +164,11 @@ async def test_a_location_that_refuses_is_found_before_anything_is_deleted(scene
 async def test_beside_a_velero_server_nothing_is_planned(scene: DeletionScene) -> None:
     scene.put("Deployment", "velero", "apps/v1")
     with pytest.raises(DeletionError, match="a Velero server is in namespace velero"):
-        await plan_expired(scene.tools)
+        await plan_deletion(scene.tools)
 
 
 async def test_a_backup_that_a_person_names_goes_before_it_expires_and_with_the_last_copy(scene: DeletionScene) -> None:
-    plan, found = await check_plan(scene.tools, await plan_named(scene.tools, "first"))
+    plan, found = await check_plan(scene.tools, await plan_deletion(scene.tools, DeletionWish("first")))
     deletion = build_deletion(plan, found, done=False)
     assert [one.losses for one in deletion.backups] == [["it has the only copy of app/gone in default"]]
     assert [(one.claim, one.snapshots, one.bytes) for one in deletion.backups[0].volumes] == [
@@ -217,12 +217,12 @@ async def test_a_backup_that_a_rule_holds_is_refused(
     }
     scene.put("DataDownload", "back", "velero.io/v2alpha1", spec=spec, status={"phase": "Accepted"})
     with pytest.raises(DeletionError, match=message):
-        await plan_named(scene.tools, "run")
+        await plan_deletion(scene.tools, DeletionWish("run"))
 
 
 async def test_an_unknown_name_has_a_hint(scene: DeletionScene) -> None:
     with pytest.raises(NotFoundError, match=r"there is no backup thrid in namespace velero \(did you mean third\?\)"):
-        await plan_named(scene.tools, "thrid")
+        await plan_deletion(scene.tools, DeletionWish("thrid"))
 
 
 async def test_a_backup_whose_location_was_removed_stays_until_it_is_back(scene: DeletionScene) -> None:
@@ -339,12 +339,12 @@ async def test_a_large_deletion_is_recorded_in_parts(scene: DeletionScene, monke
 
 
 async def test_a_record_that_cannot_be_read_is_an_error(scene: DeletionScene) -> None:
-    scene.put("ConfigMap", "node-agent-backup-deletions", "v1", data={"x": '{"default":["a"]}'})
+    scene.put("ConfigMap", "node-agent-backup-deletions", "v1", data={"x": '{"default":{"a":["",0]}}'})
     with pytest.raises(ContractError, match="ConfigMap velero/node-agent-backup-deletions: invalid entry x: not NAMES"):
-        await plan_expired(scene.tools)
+        await plan_deletion(scene.tools)
 
 
 async def test_without_the_cluster_s_identity_nothing_is_deleted(scene: DeletionScene) -> None:
     scene.kube.fail_next("GET", "/namespaces/kube-system", 403)
     with pytest.raises(DeletionError, match="Namespace kube-system cannot be read"):
-        await plan_expired(scene.tools)
+        await plan_deletion(scene.tools)

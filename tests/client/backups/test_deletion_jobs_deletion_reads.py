@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from client.backups.delete import plan_expired, plan_named
+from client.backups.delete import DeletionWish, plan_deletion
 from client.backups.retention import DeletionError
 from core.errors import ContractError
 from tests.client.support.deletion_scene import DeletionScene
@@ -34,7 +34,7 @@ async def test_an_odd_transfer_holds_its_backup_alone(scene: DeletionScene, chan
     ((kept, text),) = [(one.backup, one.holds[0].text) for one in plan.kept]
     assert (kept, text[: len(why)]) == ("second", why)
     with pytest.raises(DeletionError, match=f"backup second cannot be deleted: {why}"):
-        await plan_named(scene.tools, "second")
+        await plan_deletion(scene.tools, DeletionWish("second"))
     await scene.execute(plan)
     assert scene.names() == {"second-data", "last-data"}
     assert scene.kube.bucket.keys() == {"s-second-data", "s-last-data"}
@@ -42,7 +42,7 @@ async def test_an_odd_transfer_holds_its_backup_alone(scene: DeletionScene, chan
 
 async def test_an_odd_newest_transfer_is_no_copy_of_the_volume(scene: DeletionScene) -> None:
     scene.change("last-data", status={"phase": "Odd"})
-    plan = await plan_expired(scene.tools)
+    plan = await plan_deletion(scene.tools)
     assert [one.backup for one in plan.deleted] == ["first", "second"]
     assert [one.holds[0].text for one in plan.kept] == ["it has the newest copy of app/data in default"]
 
@@ -50,4 +50,4 @@ async def test_an_odd_newest_transfer_is_no_copy_of_the_volume(scene: DeletionSc
 async def test_a_restore_that_cannot_be_read_holds_everything(scene: DeletionScene) -> None:
     scene.put("DataDownload", "back", "velero.io/v2alpha1", spec={}, status={"phase": "Odd"})
     with pytest.raises(ContractError, match="invalid DataDownload velero/back"):
-        await plan_expired(scene.tools)
+        await plan_deletion(scene.tools)

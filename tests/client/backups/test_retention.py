@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.backups.copies import Copy
-from client.backups.retention import (
-    Check,
-    RetentionDecision,
-    RetentionRule,
-    Situation,
-    find_witnesses,
-    judge_backups,
-)
+from client.backups.retention import Check, RetentionDecision, RetentionRule, Situation, find_witnesses, judge_backups
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
 from tests.client.support.copies import DAY, make_copy

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups.delete import check_plan, plan_expired, plan_named
+from client.backups.delete import DeletionWish, check_plan, plan_deletion
 from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import DeletionError
 from core.kube.resources import DATA_UPLOADS
@@ -128,7 +128,7 @@ async def test_what_is_held_at_the_old_end_does_not_stop_the_others(scene: Delet
 
 async def test_a_person_is_warned_of_what_may_be_the_last_copy(scene: DeletionScene) -> None:
     _delete_newest(scene)
-    plan, found = await check_plan(scene.tools, await plan_named(scene.tools, "night-02"))
+    plan, found = await check_plan(scene.tools, await plan_deletion(scene.tools, DeletionWish("night-02")))
     (backup,) = build_deletion(plan, found, done=False).backups
     (loss,) = backup.losses
     assert loss.startswith(
@@ -157,7 +157,7 @@ async def test_a_date_that_is_behind_fails_the_run_of_a_pod(scene: DeletionScene
     """Nothing would be expired, and nothing would say why."""
     scene.kube.dates_ahead = -31 * _DAY
     with pytest.raises(DeletionError, match="clocks are more than 5m0s apart"):
-        await plan_expired(replace(scene.tools, in_pod=True))
+        await plan_deletion(replace(scene.tools, in_pod=True))
 
 
 async def test_a_backup_that_is_completed_during_the_check_stops_nothing(scene: DeletionScene) -> None:
@@ -205,7 +205,7 @@ class _Life:
         if claims := schedule.claims(day):
             name = f"{schedule.name}-{hour:04}"
             self.scene.put_backup(name, -day, *claims, ttl=ttl, schedule=schedule.name, keep=schedule.keep)
-        plan, _ = await check_plan(self.scene.tools, await plan_expired(self.scene.tools))
+        plan, _ = await check_plan(self.scene.tools, await plan_deletion(self.scene.tools))
         assert plan.now is not None
         report = build_report(plan, plan.now)
         self.waited.append(report.waiting)

@@ -7,14 +7,7 @@ from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-from client.backups.delete import (
-    DeletionPlan,
-    DeletionTools,
-    check_plan,
-    execute_plan,
-    plan_expired,
-    plan_named,
-)
+from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import hold_deletions
 from client.mover_jobs import JobTools
 from core.kube.client import KubeClient
@@ -240,7 +233,7 @@ class DeletionScene:
 
     async def check(self, name: str | None = None) -> DeletionPlan:
         """Return the plan to delete the backup of that name, or all expired ones, as Jobs have checked it."""
-        plan = await (plan_expired(self.tools) if name is None else plan_named(self.tools, name))
+        plan = await plan_deletion(self.tools, DeletionWish(name))
         return (await check_plan(self.tools, plan))[0]
 
     async def execute(self, plan: DeletionPlan) -> list[DeletedSnapshot]:
