@@ -26,7 +26,7 @@ from client.repository_view import (
 )
 from client.text import missing
 from core.contract import MaintenanceMode, MaintenanceResult, parse_result
-from core.errors import AgentError, ConfigError, ContractError
+from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.types import Object, Pod
@@ -52,6 +52,7 @@ from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 
 _T = TypeVar("_T")
+_Model = TypeVar("_Model", BackupRepository, BackupStorageLocation)
 
 _NO_ENTRIES: Final = parse_maintenance({})
 
@@ -111,9 +112,8 @@ class RepositoryReader:
             if name not in by_name:
                 raise missing(f"{BACKUP_REPOSITORIES.kind} {self._namespace}/{name} does not exist", name, by_name)
         chosen = [by_name[name] for name in sorted(set(names) or by_name)]
-        repositories = [one for raw in chosen if (one := self._parse(raw)) is not None]
-        settings = await self._read_settings()
-        said = await self._ask_leader(settings)
+        repositories = [one for raw in chosen if (one := self._parse(BackupRepository, raw)) is not None]
+        settings, said = await self._ask_agents()
         now = self._now()
         summaries = []
         for one in repositories:
@@ -130,8 +130,7 @@ class RepositoryReader:
             ContractError: it is invalid.
         """
         repository = await read_repository(self._client, self._namespace, name)
-        settings = await self._read_settings()
-        said = await self._ask_leader(settings)
+        settings, said = await self._ask_agents()
         around = await self._look_around(settings)
         view = view_of(repository, self._now())
         record, following = view.record, await self._decide(repository, view, said.get(name), settings)
@@ -157,33 +156,27 @@ class RepositoryReader:
             notes=self._notes,
         )
 
-    async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
+    async def _try(self, what: str, read: Awaitable[_T], otherwise: _T, failed: str = "could not be read") -> _T:
         try:
             return await read
         except AgentError as e:
-            self._notes.append(f"{what} could not be read: {e}")
+            self._notes.append(f"{what} {failed}: {e}")
             return otherwise
 
-    def _parse(self, raw: Object) -> BackupRepository | None:
+    def _parse(self, model: type[_Model], raw: Object) -> _Model | None:
         try:
-            return BackupRepository.parse(raw)
+            return model.parse(raw)
         except ContractError as e:
             self._notes.append(str(e))
             return None
 
-    async def _read_settings(self) -> Settings:
-        try:
-            return await read_settings(self._client, self._namespace)
-        except ConfigError as e:
-            self._notes.append(f"the flags of the agents are not known, defaults are assumed: {e}")
-            return Settings(node_name="")
-
-    async def _ask_leader(self, settings: Settings) -> dict[str, LeaderDecision]:
-        try:
-            return await read_leader_decisions(self._client, self._namespace, settings)
-        except AgentError as e:
-            self._notes.append(f"the leader did not answer, so the next maintenance is computed here: {e}")
-            return {}
+    async def _ask_agents(self) -> tuple[Settings, dict[str, LeaderDecision]]:
+        """Return the settings of the agents, and what the leader says."""
+        read, unknown = read_settings(self._client, self._namespace), Settings(node_name="")
+        settings = await self._try("the flags of the agents", read, unknown, "are not known, defaults are assumed")
+        asked, nothing = read_leader_decisions(self._client, self._namespace, settings), dict[str, LeaderDecision]()
+        failed = "did not answer, so the next maintenance is computed here"
+        return settings, await self._try("the leader", asked, nothing, failed)
 
     async def _decide(
         self, repository: BackupRepository, view: MaintenanceView, said: LeaderDecision | None, settings: Settings
@@ -193,11 +186,8 @@ class RepositoryReader:
         return (await self._look_around(settings)).decide(repository, view)
 
     async def _look_around(self, settings: Settings) -> _Surroundings:
-        if self._around is None:
-            self._around = await self._read_around(settings)
-        return self._around
-
-    async def _read_around(self, settings: Settings) -> _Surroundings:
+        if self._around is not None:
+            return self._around
         client, namespace = self._client, self._namespace
         server = bool(await self._try("Deployments", has_velero_server(client, namespace), None))
         locations = await self._try("locations", self._read_locations(), None)
@@ -206,18 +196,13 @@ class RepositoryReader:
         if name := settings.maintenance_config_map:
             read = read_maintenance(client, namespace, name)
             configured = parse_maintenance(await self._try("the configuration of maintenance", read, {}))
-        return _Surroundings(jobs, locations, server, settings.maintenance, configured)
+        self._around = _Surroundings(jobs, locations, server, settings.maintenance, configured)
+        return self._around
 
     async def _read_locations(self) -> dict[str, BackupStorageLocation] | None:
-        found = {}
-        for raw in await self._client.list(Selection(BACKUP_STORAGE_LOCATIONS, self._namespace)):
-            try:
-                location = BackupStorageLocation.parse(raw)
-            except ContractError as e:
-                self._notes.append(str(e))
-            else:
-                found[location.name] = location
-        return found
+        listed = await self._client.list(Selection(BACKUP_STORAGE_LOCATIONS, self._namespace))
+        parsed = [self._parse(BackupStorageLocation, raw) for raw in listed]
+        return {one.name: one for one in parsed if one is not None}
 
     async def _read_result(self, jobs: Sequence[MaintenanceJob]) -> MaintenanceResult | None:
         ended = [job for job in jobs if job.ours and job.ended]
@@ -228,16 +213,15 @@ class RepositoryReader:
     async def _read_running(self, job: MaintenanceJob) -> RunningJobState:
         read = read_pod(self._client, self._namespace, job.name)
         pod = await self._try(f"the pod of Job {job.name}", read, None)
-        if pod is None:
-            return RunningJobState(job=job.name, created=job.created)
-        return RunningJobState(
-            job=job.name,
-            created=job.created,
-            pod=pod["metadata"]["name"],
-            phase=(pod.get("status") or {}).get("phase", ""),
-            node=(pod.get("spec") or {}).get("nodeName", ""),
-            pending=_pending(pod) or "",
-        )
+        state: JsonDict = {}
+        if pod is not None:
+            state = {
+                "pod": pod["metadata"]["name"],
+                "phase": (pod.get("status") or {}).get("phase", ""),
+                "node": (pod.get("spec") or {}).get("nodeName", ""),
+                "pending": _pending(pod) or "",
+            }
+        return RunningJobState(job=job.name, created=job.created, **state)
 
 
 async def read_repository(client: KubeClient, namespace: str, name: str) -> BackupRepository:
