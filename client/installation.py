@@ -1,7 +1,6 @@
 """What is in a namespace: agents with settings and versions, by their DaemonSet, a Velero server, named objects."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from client.text import missing
@@ -142,14 +141,14 @@ class VersionList(WireModel):
 async def read_versions(client: KubeClient, namespace: str) -> VersionList:
     """Return the agents of the namespace; an agent whose page cannot be read has no version, and a note."""
     pods = await client.list(Selection(PODS, namespace, AGENT_SELECTOR))
+    pods.sort(key=lambda pod: ((pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]))
     if not pods:
         return VersionList(agents=[], notes=[f"there are no agents in namespace {namespace}"])
     try:
         settings = await read_settings(client, namespace)
     except AgentError as e:
-        return VersionList(
-            agents=[_agent(pod, "") for pod in _sorted(pods)], notes=[f"the agents are not of this version: {e}"]
-        )
+        agents = [_agent(pod, "") for pod in pods]
+        return VersionList(agents=agents, notes=[f"the agents are not of this version: {e}"])
     port, notes = (settings.status_address or settings.metrics_address).port, list[str]()
     gate = asyncio.Semaphore(_AT_A_TIME)
 
@@ -163,12 +162,7 @@ async def read_versions(client: KubeClient, namespace: str) -> VersionList:
                 page = {}
         return _agent(pod, str(page.get("version", "")))
 
-    agents = [read(pod) for pod in _sorted(pods)]
-    return VersionList(agents=list(await asyncio.gather(*agents)), notes=notes)
-
-
-def _sorted(pods: Sequence[Pod]) -> list[Pod]:
-    return sorted(pods, key=lambda pod: ((pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]))
+    return VersionList(agents=list(await asyncio.gather(*map(read, pods))), notes=notes)
 
 
 def _agent(pod: Pod, version: str) -> AgentVersion:

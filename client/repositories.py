@@ -272,7 +272,6 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
 
     Raises:
         NotFoundError: the repository or its location does not exist.
-        ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, or did not end in time.
     """
     repository = await read_repository(tools.client, tools.namespace, name)

@@ -251,7 +251,6 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deletion
     """Return the plan by what Jobs find in the bucket, and the snapshots that would be deleted; nothing is changed.
 
     Raises:
-        ConfigError: no agent is installed, or its configuration cannot be read.
         DeletionError: the clocks do not agree, so that no age is known.
     """
     run = _CheckRun(tools, _find_needed(plan))

@@ -14,7 +14,7 @@ import click
 from client.backups.files import CopyResult, FileCopy, FileList, FilesError, copy_files, find_place, list_files
 from client.backups.unpack import check_python
 from client.cli.collection_commands import complete_backups, print_volumes
-from client.cli.options import DURATION, UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, output_option, timeout_option, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
@@ -24,7 +24,6 @@ from core.errors import ConfigError
 from core.snapshot_contract import FileEntry, FileType
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-_TIMEOUT: Final = timedelta(minutes=15)
 _LIMIT: Final = 5000
 _MOST: Final = 50_000
 """The mover ends a list at 8 MiB anyway, which a log has room for."""
@@ -64,13 +63,7 @@ volume with owners and all: nodeagent restore create.
 """
 
 
-_timeout_option: Final = click.option(
-    "--timeout",
-    type=DURATION,
-    metavar="DURATION",
-    default=_TIMEOUT,
-    help="how long the Job may take to start, and to list (default: 15m)",
-)
+_timeout_option: Final = timeout_option(timedelta(minutes=15), "the Job may take to start, and to list")
 
 
 @click.command("ls", cls=UserCommand, epilog=_LS_EXAMPLES)

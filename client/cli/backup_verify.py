@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
 from client.cli.collection_commands import complete_backups
-from client.cli.options import DURATION, UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, output_option, timeout_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
 from client.mover_jobs import build_job_tools
@@ -24,10 +24,7 @@ from client.verifications.report import (
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
-from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, connect
-
-_TIMEOUT: Final = timedelta(hours=6)
 
 _EXAMPLES: Final = """\
 examples:
@@ -73,13 +70,7 @@ _STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeO
     help="share of the files to read, chosen by chance (default: 100)",
 )
 @click.option("--restore", is_flag=True, help="restore into a scratch PVC, and compare each file")
-@click.option(
-    "--timeout",
-    type=DURATION,
-    metavar="DURATION",
-    default=_TIMEOUT,
-    help=f"how long the Job of one repository may take, or of one restore (default: {format_age(_TIMEOUT)})",
-)
+@timeout_option(timedelta(hours=6), "the Job of one repository may take, or of one restore")
 @output_option
 @workload_options
 async def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's

@@ -13,6 +13,7 @@ import shlex
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,7 +27,7 @@ from core.kube.resources import Resource
 from core.kube.types import PodToleration
 from core.models.names import OBJECT_NAME, SUBDOMAIN
 from core.models.units import parse_positive_duration, parse_quantity
-from core.text import guess
+from core.text import format_age, guess
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE, KUBECONFIG_HELP, KUBECONTEXT_HELP
 
@@ -210,6 +211,12 @@ output_option: Final = click.option(
     help="format of the answer (default: table)",
 )
 """`--output`, which the command gets as `form`, an OutputFormat."""
+
+
+def timeout_option(default: timedelta, what: str) -> Callable[[_Function], _Function]:
+    """Return the option `--timeout`, which says how long `what` may take."""
+    text = f"how long {what} (default: {format_age(default)})"
+    return click.option("--timeout", type=DURATION, metavar="DURATION", default=default, help=text)
 
 
 _T = TypeVar("_T")

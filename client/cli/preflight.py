@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from client.cli.options import DURATION, UserCommand, cluster_options, output_option
+from client.cli.options import UserCommand, cluster_options, output_option, timeout_option
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
 from client.volume_check import CheckStep, CheckTools, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
@@ -15,8 +15,6 @@ from core.kube.client import KubeClient
 from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.preflight import judge_definitions, read_definitions
-
-_TIMEOUT: Final = timedelta(minutes=10)
 
 _EXAMPLES: Final = """\
 examples:
@@ -46,11 +44,8 @@ exit codes:
 )
 @click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
 @click.option("--storage-location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
-@click.option("--location", "storage_location", metavar="NAME", hidden=True, help="the same, as it was called before")
 @click.option("--size", metavar="QUANTITY", default="64Mi", help="size of the claim (default: 64Mi)")
-@click.option(
-    "--timeout", type=DURATION, metavar="DURATION", default=_TIMEOUT, help="how long all steps may take (default: 10m)"
-)
+@timeout_option(timedelta(minutes=10), "all steps may take")
 @output_option
 @cluster_options
 async def preflight(

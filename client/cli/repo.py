@@ -7,13 +7,13 @@ from typing import Final
 import click
 
 from client.cli.options import (
-    DURATION,
     EXIT_CODES,
     UserGroup,
     cluster_options,
     complete_names,
     list_names,
     output_option,
+    timeout_option,
 )
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.mover_jobs import build_job_tools, read_location
@@ -291,8 +291,6 @@ def _history_row(entry: MaintenanceEntry, now: datetime) -> list[Cell]:
     ]
 
 
-_REPORT_TIMEOUT: Final = timedelta(minutes=15)
-
 _EXAMPLES: Final = f"""\
 examples:
   nodeagent repo get
@@ -416,13 +414,7 @@ async def _connect_command(name: str, access: ClusterAccess) -> None:
 
 @repo.command("report", epilog=_REPORT_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
-@click.option(
-    "--timeout",
-    type=DURATION,
-    metavar="DURATION",
-    default=_REPORT_TIMEOUT,
-    help=f"how long the Job may take (default: {format_age(_REPORT_TIMEOUT)})",
-)
+@timeout_option(timedelta(minutes=15), "the Job may take")
 @output_option
 @cluster_options
 async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:  # noqa: ASYNC109 - of the Job

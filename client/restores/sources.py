@@ -40,7 +40,6 @@ async def list_location(
 
     Raises:
         NotFoundError: the location does not exist.
-        ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, did not end in time, or has not the whole list in its log.
     """
     spec = ListSnapshots(volume_namespaces=tuple(volume_namespaces))

@@ -15,7 +15,7 @@ from client.repository_view import EventLine, read_events
 from client.status.health import advise
 from client.status.parse import transfer_record
 from client.status.records import Target, TransferRecord
-from client.text import format_bytes
+from client.text import format_ago, format_bytes
 from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
@@ -259,25 +259,24 @@ def find_stages(one: TransferDetails, now: datetime) -> list[TransferStage]:
 
 def tell_story(one: TransferDetails, now: datetime) -> list[str]:
     """Return what has become of it, a sentence for each step; nothing if it is not known when it was created."""
+    return list(_tell(one, now))
+
+
+def _tell(one: TransferDetails, now: datetime) -> Iterator[str]:
     stages = {stage.name: stage for stage in find_stages(one, now)}
-    if "pending" not in stages:
-        return []
-    return list(_tell(one, stages, now))
-
-
-def _tell(one: TransferDetails, stages: dict[str, TransferStage], now: datetime) -> Iterator[str]:
     pending, preparing, moving = (stages.get(name) for name in ("pending", "preparing", "moving"))
+    if pending is None:
+        return
     what = "back up" if one.is_backup else "restore"
-    if pending is not None:
-        yield f"It was created {format_age(now - pending.began)} ago to {what} {one.queue}/{one.volume}."
+    yield f"It was created {format_ago(pending.began, now)} to {what} {one.queue}/{one.volume}."
     where = f" on node {one.node}" if one.node else ""
-    if preparing is not None and pending is not None:
+    if preparing is not None:
         yield f"After {format_age(pending.length)} the leader accepted it."
     if moving is not None and preparing is not None:
         yield f"After {format_age(preparing.length)} more, its data mover{where} began to move data."
     for end in one.interruptions:
         there = f" on node {end.node}" if end.node else ""
-        yield f"It was interrupted {format_age(now - end.at)} ago{there}: {end.cause}."
+        yield f"It was interrupted {format_ago(end.at, now)}{there}: {end.cause}."
     if one.phase.final:
         yield _tell_end(one, moving)
     elif one.moving:

@@ -122,9 +122,7 @@ class StatusFollower:
                 tasks = [group.create_task(self._follow(one), name=one.part) for one in self._all]
                 tasks.append(group.create_task(self._read_rules(), name="rules"))
                 tasks.append(group.create_task(self._read_volumes(), name="volumes"))
-                while self._rules is None or not all(one.settled for one in self._all):
-                    self.changed.clear()
-                    await self.changed.wait()
+                await self._until(lambda: self._rules is not None and all(one.settled for one in self._all))
                 await work()
                 for task in tasks:
                     task.cancel()
@@ -171,6 +169,11 @@ class StatusFollower:
         self._moved.set()
         self.changed.set()
 
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.changed.clear()
+            await self.changed.wait()
+
     async def _follow(self, one: _Watched) -> None:
         def reject(error: KubeError) -> None:
             one.rejected = str(error)
@@ -185,9 +188,7 @@ class StatusFollower:
             group.create_task(one.informer.run_despite_rejections(reject), name=f"watch of {one.part}")
 
     async def _read_rules(self) -> None:
-        while not self._agents.settled:
-            self.changed.clear()
-            await self.changed.wait()
+        await self._until(lambda: self._agents.settled)
         while True:
             self._moved.clear()
             self._rules = await self._reader.read_rules(_good(self._agents))
@@ -196,9 +197,7 @@ class StatusFollower:
 
     async def _read_volumes(self) -> None:
         # The large lists do not delay what is shown first.
-        while self._rules is None:
-            self.changed.clear()
-            await self.changed.wait()
+        await self._until(lambda: self._rules is not None)
         while True:
             self._volumes, self._planned = await self._reader.observe_volumes(), None
             self.changed.set()

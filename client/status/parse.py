@@ -324,7 +324,7 @@ class _Node(WireModel):
     metadata: ObjectMeta
 
 
-def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> Mapping[str, int]:
+def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> dict[str, int]:
     """Return the number of slots of each node in JSON, by its name.
 
     Raises:

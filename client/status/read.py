@@ -5,7 +5,7 @@ Everything is read with the user's permissions. What cannot be read is named in 
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -77,7 +77,7 @@ class StatusReader:
         self._unread = []
         namespace = self._namespace
         places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
-        no_agents: tuple[AgentRecord, ...] = ()
+        no_agents = tuple[AgentRecord, ...]()
         reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
         cron_jobs = asyncio.create_task(self._list_cron_jobs(), name="CronJobs")
         rules, agents, transfers, volumes, repositories, locations = await asyncio.gather(
@@ -123,7 +123,7 @@ class StatusReader:
         )
 
     async def _read_transfers(self, kinds: Sequence[TransferKind]) -> tuple[TransferRecord, ...]:
-        none: list[TransferRecord] = []
+        none = list[TransferRecord]()
         found = await asyncio.gather(
             *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in kinds)
         )
@@ -148,20 +148,18 @@ class StatusReader:
         agents: Awaitable[Sequence[AgentRecord]],
         list_cron_jobs: Callable[[], Awaitable[Sequence[UncheckedObject]]],
     ) -> ClusterSnapshot:
-        no_schedules: tuple[str, ...] = ()
         lease, installed, retention, old_schedules = await asyncio.gather(
             self._try(UnreadPart.LEASE, self._read_lease, LeaseRecord()),
             self._try(UnreadPart.FLAGS, self._read_installed, None),
             self._try(UnreadPart.RETENTION, self._read_retention, None),
-            self._try(UnreadPart.RETENTION, lambda: _find_old_schedules(list_cron_jobs()), no_schedules),
+            self._try(UnreadPart.RETENTION, lambda: _find_old_schedules(list_cron_jobs()), tuple[str, ...]()),
         )
         settings = installed.settings if installed is not None else None
         page, (config, concurrency) = await asyncio.gather(
             self._try(UnreadPart.PAGE, lambda: self._read_page(settings, lease, agents), None),
             self._try(UnreadPart.CONFIG, lambda: self._read_config(settings), _NO_CONFIG),
         )
-        none: Mapping[str, int] = {}
-        slots = await self._try(UnreadPart.NODES, lambda: self._read_slots(concurrency), none)
+        slots = await self._try(UnreadPart.NODES, lambda: self._read_slots(concurrency), dict[str, int]())
         return ClusterSnapshot(
             self._namespace,
             self.now(),
@@ -207,8 +205,7 @@ class StatusReader:
         return tuple(decode_agent(text) for text in texts)
 
     async def _read_all(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
-        none: tuple[_T, ...] = ()
-        return await self._try(part, lambda: self._each(part, selection, parse), none)
+        return await self._try(part, lambda: self._each(part, selection, parse), ())
 
     async def _read_lease(self) -> LeaseRecord:
         record = lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
@@ -246,7 +243,7 @@ class StatusReader:
         name = settings.config_map_name
         return config_record(name, await self._client.read(CONFIG_MAPS, self._namespace, name) if name else None)
 
-    async def _read_slots(self, concurrency: LoadConcurrency) -> Mapping[str, int]:
+    async def _read_slots(self, concurrency: LoadConcurrency) -> dict[str, int]:
         """Return the slots of each node; nodes are read only where rules for single ones exist."""
         if not concurrency.per_node_config:
             return {}

@@ -52,11 +52,7 @@ async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupReposito
 
 
 async def plan_verification(tools: JobTools, work: VerificationWork) -> Manifest:
-    """Return the manifest of the Job.
-
-    Raises:
-        ConfigError: no agent is installed, or its configuration cannot be read.
-    """
+    """Return the manifest of the Job."""
     subject = await find_subject_of(tools, "verify", work.repository)
     spec = VerifySnapshots(snapshots=work.snapshots, percent=work.percent)
     return await plan_job(tools, subject, spec, longest=work.timeout + _JOB_EXTRA, volume=work.volume)
@@ -66,7 +62,6 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
     """Run the Job, whose results `keep` gets.
 
     Raises:
-        ConfigError: no agent is installed, or its configuration cannot be read.
         ResultError: the termination message is not a verification's.
         JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
     """
