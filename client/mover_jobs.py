@@ -186,7 +186,7 @@ async def run_job(
     tools: JobTools,
     manifest: Manifest,
     what: str,
-    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    timeout: timedelta,
     on_log: Callable[[str], Awaitable[None]] | None = None,
 ) -> JobAnswer:
     """Run the Job and return its answer; `what` is a word for messages.
@@ -236,7 +236,7 @@ async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
         await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
 
 
-async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> None:
     """Delete Jobs that another command has left, and return once no pod of theirs runs any more.
 
     Raises:
@@ -254,7 +254,7 @@ async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> 
             await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelta) -> Pod:  # noqa: ASYNC109 - of the start
+async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelta) -> Pod:
     """Return the pod of the Job once it runs; `what` is a word for messages.
 
     Raises:
@@ -267,7 +267,7 @@ async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelt
     return pod
 
 
-async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) -> None:
     """Return once the pod of the Job has ended with 0.
 
     Raises:
@@ -307,12 +307,7 @@ async def _shielded(
     return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, limit))
 
 
-async def _wait(
-    tools: JobTools,
-    job: Job,
-    timeout: timedelta,  # noqa: ASYNC109 - shown
-    look: Callable[[Pod], _T | None],
-) -> tuple[Pod, _T]:
+async def _wait(tools: JobTools, job: Job, timeout: timedelta, look: Callable[[Pod], _T | None]) -> tuple[Pod, _T]:
     """Return the pod of the Job once `look` returns something about it, and what that is."""
     deadline = Deadline.after(tools.clock, timeout)
     client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]

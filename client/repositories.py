@@ -267,7 +267,7 @@ class SnapshotList(WireModel):
     notes: list[str]
 
 
-async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) -> SnapshotList:  # noqa: ASYNC109 - of the Job
+async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) -> SnapshotList:
     """Run the report of the repository `name` and return it.
 
     Raises:

@@ -60,12 +60,7 @@ class BundleReader:
     """Reads one namespace, and the parts of the cluster that concern it."""
 
     def __init__(
-        self,
-        client: KubeClient,
-        namespace: str,
-        *,
-        now: Callable[[], datetime],
-        on_progress: Callable[[str], None],
+        self, client: KubeClient, namespace: str, *, now: Callable[[], datetime], on_progress: Callable[[str], None]
     ) -> None:
         """Read through `client`; `on_progress` is called with what is read next."""
         self._client = client

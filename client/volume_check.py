@@ -60,7 +60,7 @@ class CheckTools:
     on_note: Callable[[str], None]
 
 
-async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -> CheckReport:  # noqa: ASYNC109 - of all steps
+async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -> CheckReport:
     """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation."""
     for one in plan.retaining:
         tools.on_note(f"{one}: what the test creates with it stays in the storage")

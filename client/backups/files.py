@@ -149,12 +149,7 @@ async def _build_job(
 
 
 async def list_files(
-    tools: JobTools,
-    place: FilePlace,
-    *,
-    limit: int,
-    after: str | None = None,
-    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    tools: JobTools, place: FilePlace, *, limit: int, after: str | None = None, timeout: timedelta
 ) -> FileList:
     """Return the entries of a directory, at most `limit`, of names after `after`; or the file at the place.
 
@@ -203,7 +198,7 @@ class FileCopy:
     overwrite: bool = False
 
 
-async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:  # noqa: ASYNC109 - of the start
+async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:
     """Copy; `timeout` is how long the pod may take to start.
 
     Raises:

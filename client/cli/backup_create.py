@@ -48,7 +48,7 @@ def backup_options(function: Callable[..., object]) -> Callable[..., object]:
     """Add these options; the command gets `choice`, a Choice, and `location`, `labels` and `annotations`."""
 
     @functools.wraps(function)
-    def run(*args: Any, **given: Any) -> object:  # noqa: ANN401 - click's
+    def run(*args: Any, **given: Any) -> object:
         chosen = ("claims", "namespace", "selector", "method", "data_mover", "ignore_velero_server")
         choice = Choice.parse(**{key: given.pop(key) for key in chosen})
         for key in ("labels", "annotations"):
@@ -92,7 +92,7 @@ exit codes:
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
 @output_option
 @workload_options
-def create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
+def create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:
     """Back up volumes: their data only, without manifests and hooks."""
     wait: bool = given.pop("wait")
     request = BackupRequest(name=name, namespace=access.namespace, **given)

@@ -60,7 +60,7 @@ _HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
 @dry_run_option
 @output_option
 @workload_options
-async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
+async def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:
     """Delete a backup: its transfers and its snapshots."""
     ask, dry_run = not given["yes"], given["dry_run"]
     if (name is None) is not given["expired"]:

@@ -77,14 +77,7 @@ _timeout_option: Final = timeout_option(timedelta(minutes=15), "the Job may take
 @output_option
 @workload_options
 async def ls(
-    *,
-    name: str,
-    place: str,
-    limit: int,
-    after: str,
-    timeout: timedelta,  # noqa: ASYNC109 - of the Job
-    form: OutputFormat,
-    access: ClusterAccess,
+    *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
 ) -> None:
     """List the volumes of a backup, or the files in one."""
     printer = Printer()
@@ -144,13 +137,7 @@ def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
 @_timeout_option
 @workload_options
 async def copy(
-    *,
-    source: str,
-    destination: Path,
-    overwrite: bool,
-    device: bool,
-    timeout: timedelta,  # noqa: ASYNC109 - of the start
-    access: ClusterAccess,
+    *, source: str, destination: Path, overwrite: bool, device: bool, timeout: timedelta, access: ClusterAccess
 ) -> None:
     """Copy a file or a directory of a backup to this machine."""
     check_python()

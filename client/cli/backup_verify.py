@@ -73,7 +73,7 @@ _STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeO
 @timeout_option(timedelta(hours=6), "the Job of one repository may take, or of one restore")
 @output_option
 @workload_options
-async def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+async def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:
     """Verify a backup: read it back from the bucket, or restore and compare it."""
     context = click.get_current_context()
     if given["restore"] and context.get_parameter_source("percent") is ParameterSource.COMMANDLINE:

@@ -322,7 +322,7 @@ exit codes:
 @click.command("install", cls=InstallCommand, epilog=_INSTALL_EXAMPLES)
 @install_flags
 @cluster_options
-def install(access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
+def install(access: ClusterAccess, **given: Any) -> None:
     """Install the node agents, or update them."""
     printer, namespace, options, form = Printer(), access.namespace, None, None
     if not given["crds_only"]:

@@ -312,7 +312,7 @@ class InstallCommand(UserCommand):
 class _Option(click.Option):
     """A flag that is not checked beside `--crds-only`, as in Velero."""
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         return None if ctx.params.get("crds_only") else super().type_cast_value(ctx, value)
 
 

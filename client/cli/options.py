@@ -143,7 +143,7 @@ def _add_access(function: _Function, flags: tuple[str, ...]) -> _Function:
     text += f" (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
 
     @functools.wraps(function)
-    def run(*args: Any, **given: Any) -> object:  # noqa: ANN401 - click's
+    def run(*args: Any, **given: Any) -> object:
         return function(*args, access=_access({key: given.pop(key) for key in _ACCESS}), **given)
 
     return add_options(
@@ -249,7 +249,7 @@ class FlagType(click.ParamType[_T]):
     def __init__(self, parse: Callable[[str], _T]) -> None:
         self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, _: click.Context | None) -> _T:  # noqa: ANN401 - click's
+    def convert(self, value: Any, param: click.Parameter | None, _: click.Context | None) -> _T:
         """Return the converted value; a default may be converted already."""
         flag = max(param.opts, key=len) if param is not None else "value"
         converted: _T = self.read(flag, value) if isinstance(value, str) else value

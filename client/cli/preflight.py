@@ -48,12 +48,7 @@ exit codes:
 @timeout_option(timedelta(minutes=10), "all steps may take")
 @output_option
 @cluster_options
-async def preflight(
-    access: ClusterAccess,
-    form: OutputFormat,
-    timeout: timedelta,  # noqa: ASYNC109 - of all steps
-    **chosen: str,
-) -> None:
+async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
     """Check the installed agents by a small volume."""
     choice = CheckChoice(
         storage_class=chosen["storage_class"] or None,

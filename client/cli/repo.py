@@ -417,7 +417,7 @@ async def _connect_command(name: str, access: ClusterAccess) -> None:
 @timeout_option(timedelta(minutes=15), "the Job may take")
 @output_option
 @cluster_options
-async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:  # noqa: ASYNC109 - of the Job
+async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:
     """List kopia snapshots of one backup repository that no backup refers to."""
     printer = Printer()
     async with connect(access) as cluster:

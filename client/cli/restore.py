@@ -128,7 +128,7 @@ class _Wish:
 @ignore_server_option
 @output_option
 @workload_options
-def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:
     """Restore volumes into new PVCs, or into those that exist."""
     source, in_place = _parse_source(given), parse_in_place(given, form)
     request = RequestedRestore(

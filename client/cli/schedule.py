@@ -175,7 +175,7 @@ _keep_options: Final = add_options(
 @_keep_options
 @output_option
 @workload_options
-async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
+async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:
     """Create or change a schedule; -o yaml only prints its objects."""
     times = ScheduleTimes(given.pop("cron"), given.pop("time_zone") or None, given.pop("suspend"))
     keep = KeepPolicy.of({rule: given.pop(f"keep_{rule}") for rule in KeepRule}, times.time_zone)

@@ -293,12 +293,7 @@ class _Options:
 @output_option
 @cluster_options
 async def status(
-    access: ClusterAccess,
-    form: OutputFormat,
-    *,
-    watch: bool,
-    wait_idle: bool,
-    timeout: timedelta | None,  # noqa: ASYNC109 - of the wait
+    access: ClusterAccess, form: OutputFormat, *, watch: bool, wait_idle: bool, timeout: timedelta | None
 ) -> None:
     """Show the health of the agents and what they do: queue, transfers, nodes, repositories."""
     options = _Options(form, watch, wait_idle, timeout)

@@ -393,10 +393,7 @@ async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list
 
 
 async def delete_waiting_pods(
-    tools: RestoreTools,
-    namespace: str,
-    pods: Iterable[WaitingPod],
-    timeout: timedelta = _END_TIMEOUT,  # noqa: ASYNC109 - of all
+    tools: RestoreTools, namespace: str, pods: Iterable[WaitingPod], timeout: timedelta = _END_TIMEOUT
 ) -> None:
     """Delete the pods whose PodVolumeRestores, in `namespace`, have ended or are gone.
 

@@ -36,11 +36,7 @@ class WaitError(AgentError):
 
 
 async def wait_installation(
-    client: KubeClient,
-    clock: Clock,
-    applied: Sequence[Applied],
-    timeout: timedelta,  # noqa: ASYNC109 - shown
-    on_progress: Callable[[str], None],
+    client: KubeClient, clock: Clock, applied: Sequence[Applied], timeout: timedelta, on_progress: Callable[[str], None]
 ) -> None:
     """Return once all agents of these objects are ready, and the location is reachable.
 

@@ -28,11 +28,7 @@ class StoredList(WireModel):
 
 
 async def list_location(
-    tools: JobTools,
-    location_name: str,
-    *,
-    volume_namespaces: Sequence[str] = (),
-    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    tools: JobTools, location_name: str, *, volume_namespaces: Sequence[str] = (), timeout: timedelta
 ) -> StoredList:
     """Return the snapshots of the repositories of these namespaces, or of all in the location.
 

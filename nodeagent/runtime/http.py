@@ -153,7 +153,7 @@ class HttpTransport:
             self._session = self._endpoint.open_session()
         return self._session
 
-    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:  # noqa: ASYNC109 - aiohttp's own type
+    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"} | dict(await self._endpoint.headers())
         if request.body is not None:
             headers["Content-Type"] = request.content_type
