@@ -8,7 +8,7 @@ import click
 
 from client.backups.copies import KeepPolicy, KeepRule
 from client.backups.plan import BackupTools, Choice, sum_up_missing
-from client.cli.backup_create import backup_options
+from client.cli.backup import backup_options
 from client.cli.backup_delete import print_deletion
 from client.cli.collection_commands import VOLUMES_ONLY
 from client.cli.options import (

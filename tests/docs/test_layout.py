@@ -11,7 +11,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/data_path/snapshot_runs.py": "tests/datamover/flows/test_filesystem.py",
     "core/clock.py": "tests/core/models/test_units.py",
     "core/kube/types.py": "tests/core/kube/test_resources_forms.py",
-    "core/models/base.py": "tests/core/models/test_transfers.py",
     "core/models/names.py": "tests/core/models/test_units.py",
     "nodeagent/runtime/lease.py": "tests/nodeagent/leader/test_election.py",
     "core/version.py": "tests/nodeagent/test_main.py",
