@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from client.installation import read_named, read_settings
 from core.aio import run_shielded
 from core.clock import Clock, Deadline, SystemClock
-from core.errors import AgentError, ExposeError, ResultError
+from core.errors import AgentError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
@@ -195,7 +195,8 @@ async def run_job(
     Before that, `on_log` gets the log of its pod, if there is one: whether the Job ended as it should or not.
 
     Raises:
-        JobError: the Job failed, cannot start, or did not end in time.
+        JobError: the Job failed, or did not start or end in time.
+        ExposeError: its pod can never start.
     """
     async with open_job(tools, manifest) as job:
         try:
@@ -334,10 +335,7 @@ async def _wait(tools: JobTools, job: Job, timeout: timedelta, look: Callable[[P
 async def _describe(tools: JobTools, causes: CauseFinder, job: Job, pod: Pod | None) -> str:
     meta = job["metadata"]
     if pod is not None:
-        try:
-            pending = await causes.explain(pod)
-        except ExposeError as e:
-            raise JobError(str(e)) from e
+        pending = await causes.explain(pod)
         return (
             pending.message if pending is not None else f"Pod {meta['namespace']}/{pod['metadata']['name']} is running"
         )

@@ -9,7 +9,7 @@ from typing import Final
 from client.volume_check_plan import CheckCleanup, CheckPlan
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
-from core.errors import AgentError, ExposeError
+from core.errors import AgentError
 from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.resources import Resource
@@ -202,10 +202,7 @@ class _Run:
             pod = await self._get(kube.PODS, self.plan.space, name)
             end = parse_pod_end(pod)
             if end is None:
-                try:
-                    pending = await causes.explain(pod)
-                except ExposeError as e:
-                    raise VolumeCheckError(str(e)) from e
+                pending = await causes.explain(pod)
                 return pending.message if pending is not None else f"Pod {self.plan.space}/{name} is running"
             if end.exit_code != 0:
                 cause = ": ".join(filter(None, (explain_exit(end), " ".join(end.message.split()))))

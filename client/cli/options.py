@@ -14,6 +14,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -346,30 +347,18 @@ def parse_pairs(text: str) -> dict[str, str]:
     return found
 
 
-def parse_labels(text: str) -> dict[str, str]:
-    """Return labels.
-
-    Raises:
-        ValueError: a part is none.
-    """
+def _parse_keyed(text: str, *, values: str, expected: str) -> dict[str, str]:
+    """Return pairs whose keys are valid, and whose values match a pattern."""
     found = parse_pairs(text)
     for key, value in found.items():
-        if not _is_key(key) or not re.fullmatch(_LABEL_VALUE, value):
-            raise not_allowed(f"{key}={value}", "key=value, both valid in a label")
+        if not _is_key(key) or not re.fullmatch(values, value, re.DOTALL):
+            raise not_allowed(f"{key}={value}", f"key=value, {expected}")
     return found
 
 
-def parse_annotations(text: str) -> dict[str, str]:
-    """Return annotations.
-
-    Raises:
-        ValueError: a part is none.
-    """
-    found = parse_pairs(text)
-    for key, value in found.items():
-        if not _is_key(key):
-            raise not_allowed(f"{key}={value}", "key=value, with a key that is valid in an annotation")
-    return found
+parse_labels: Final = partial(_parse_keyed, values=_LABEL_VALUE, expected="both valid in a label")
+parse_annotations: Final = partial(_parse_keyed, values=".*", expected="with a key that is valid in an annotation")
+"""Return labels, or annotations; a part that is none is a ValueError."""
 
 
 def _is_key(key: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any
 
 from msgspec import field
 
@@ -204,26 +204,34 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         namespace=namespace,
         claim=claim,
         method=method,
-        kind=transfer.kind_name,
-        transfer=transfer.name,
-        phase=transfer.phase,
-        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason or "",
-        message=status.message or "",
-        attempt=transfer.attempts.number,
-        node=status.node or "",
-        location=transfer.spec.backup_storage_location,
-        bytes_done=status.progress.bytes_done,
-        total_bytes=status.progress.total_bytes,
         incremental_bytes=status.incremental_bytes,
         snapshot_id=status.snapshot_id or "",
-        created=transfer.metadata.creation_timestamp,
         started=status.start_timestamp,
-        completed=status.completion_timestamp,
         saved=SavedClaim.of(annotations),
         files=parse_count(annotations.get(FILES_ANNOTATION, "")),
         shrunk=read_shrinkage(annotations),
         by_block=transfer.by_block,
+        **_facts_of(transfer),
     )
+
+
+def _facts_of(transfer: Transfer) -> dict[str, Any]:
+    """Return what volumes of backups and of restores have in common."""
+    status, progress = transfer.status, transfer.status.progress
+    return {
+        "kind": transfer.kind_name,
+        "transfer": transfer.name,
+        "phase": transfer.phase,
+        "reason": "" if transfer.phase is Phase.COMPLETED else transfer.pending_reason or "",
+        "message": status.message or "",
+        "attempt": transfer.attempts.number,
+        "node": status.node or "",
+        "location": transfer.spec.backup_storage_location,
+        "bytes_done": progress.bytes_done,
+        "total_bytes": progress.total_bytes,
+        "created": transfer.metadata.creation_timestamp,
+        "completed": status.completion_timestamp,
+    }
 
 
 def build_restore(name: str, transfers: Sequence[RestoreTransfer]) -> Restore:
@@ -233,59 +241,31 @@ def build_restore(name: str, transfers: Sequence[RestoreTransfer]) -> Restore:
 
 
 def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
-    status = transfer.status
     if isinstance(transfer, DataDownload):
         namespace, claim = transfer.spec.target_volume.namespace, transfer.spec.target_volume.pvc
     else:
         namespace = transfer.spec.pod.namespace
         claim = transfer.metadata.annotations.get(PVC_NAME_ANNOTATION, "")
-    return RestoreVolume(
-        namespace=namespace,
-        claim=claim,
-        kind=transfer.kind_name,
-        transfer=transfer.name,
-        snapshot_id=transfer.spec.snapshot_id,
-        location=transfer.spec.backup_storage_location,
-        phase=transfer.phase,
-        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason or "",
-        message=status.message or "",
-        attempt=transfer.attempts.number,
-        node=status.node or "",
-        bytes_done=status.progress.bytes_done,
-        total_bytes=status.progress.total_bytes,
-        created=transfer.metadata.creation_timestamp,
-        completed=status.completion_timestamp,
-    )
+    known = _facts_of(transfer)
+    return RestoreVolume(namespace=namespace, claim=claim, snapshot_id=transfer.spec.snapshot_id, **known)
 
 
-class _State(TypedDict):
-    """What follows from the volumes of a backup or a restore."""
-
-    phase: BackupPhase
-    created: datetime | None
-    completed: datetime | None
-    expected: int | None
-    missing: int
-    bytes_done: int
-    total_bytes: int
-
-
-def _sum_up(volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None) -> _State:
+def _sum_up(volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None) -> dict[str, Any]:
     """Return the state; `annotation` of the transfers says how many volumes there should be."""
     counts = [parse_count(one.metadata.annotations.get(annotation, "")) for one in transfers] if annotation else []
     expected = max((count for count in counts if count is not None), default=None)
     missing = max(0, (expected or 0) - len(volumes))
     ended = all(one.phase.final for one in volumes)
     canceling = any(one.cancel_requested and not one.phase.final for one in transfers)
-    return _State(
-        phase=_decide_phase([one.phase for one in volumes], missing=missing, canceling=canceling),
-        created=min((one.created for one in volumes if one.created), default=None),
-        completed=max((one.completed for one in volumes if one.completed), default=None) if ended else None,
-        expected=expected,
-        missing=missing,
-        bytes_done=sum(one.bytes_done for one in volumes),
-        total_bytes=sum(one.total_bytes for one in volumes),
-    )
+    return {
+        "phase": _decide_phase([one.phase for one in volumes], missing=missing, canceling=canceling),
+        "created": min((one.created for one in volumes if one.created), default=None),
+        "completed": max((one.completed for one in volumes if one.completed), default=None) if ended else None,
+        "expected": expected,
+        "missing": missing,
+        "bytes_done": sum(one.bytes_done for one in volumes),
+        "total_bytes": sum(one.total_bytes for one in volumes),
+    }
 
 
 def _decide_phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> BackupPhase:

@@ -11,7 +11,7 @@ from client.install.manifests import build_installation
 from client.install.options import InstallOptions, place_of, resource_of
 from client.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
 from core.clock import Clock, Deadline
-from core.errors import AgentError, ConfigError, ExposeError
+from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
@@ -44,6 +44,7 @@ async def wait_installation(
 
     Raises:
         WaitError: that was not so before the timeout, or cannot become so; the message has the cause.
+        ExposeError: the pod of an agent can never start.
     """
     deadline = Deadline.after(clock, timeout)
     causes, shown = CauseFinder(client, clock), ""
@@ -121,10 +122,7 @@ async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str
                 lines = str(ended.get("message") or "").strip().splitlines()
                 last = lines[-1].strip() if lines else ended.get("reason") or "no reason"
                 return f"{place} ended with exit code {ended.get('exitCode')}: {last}"
-    try:
-        pending = await causes.explain(pod)
-    except ExposeError as e:
-        raise WaitError(str(e)) from e
+    pending = await causes.explain(pod)
     return pending.message if pending is not None else await _last_warning(client, meta)
 
 

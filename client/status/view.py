@@ -165,16 +165,14 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
     busy.sort(key=lambda one: (not one.moving, one.node, one.name))
     positions = _positions(snapshot, waiting)
     page = snapshot.page
-    return StatusView(
+    return StatusView.like(
+        snapshot,
         health=worst(findings),
-        namespace=snapshot.namespace,
-        at=snapshot.at,
         findings=findings,
         volumes=_sum_up(snapshot),
-        leader=LeaderRow(
-            holder=snapshot.lease.holder,
+        leader=LeaderRow.like(
+            snapshot.lease,
             node=node_of_holder(snapshot.lease.holder),
-            expires=snapshot.lease.expires,
             version=page.version if page else "",
             page=page is not None,
         ),
@@ -188,7 +186,6 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         nodes=_node_rows(snapshot, busy),
         repositories=sorted(snapshot.repositories, key=lambda one: one.name),
         locations=sorted(snapshot.locations, key=lambda one: one.name),
-        retention=snapshot.retention,
         old_schedules=list(snapshot.old_schedules),
         configuration=snapshot.config,
         unread=sorted({str(one.part) for one in snapshot.unread}),

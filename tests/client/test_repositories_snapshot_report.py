@@ -10,7 +10,7 @@ import pytest
 
 from client.mover_jobs import JobError, JobTools
 from client.repositories import SnapshotList, report_snapshots
-from core.errors import AgentError, ConfigError
+from core.errors import AgentError, ConfigError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import JOBS
@@ -148,7 +148,7 @@ async def test_a_pod_that_can_never_start_ends_the_command_at_once(report: _Repo
         status = {"phase": "Pending", "containerStatuses": [{"name": "c", "state": waiting}]}
         spec = {"nodeName": "a"}
         report.scene.put("Pod", f"{job}-x", "v1", labels={"job-name": job}, spec=spec, status=status)
-        with pytest.raises(JobError, match="InvalidImageName"):
+        with pytest.raises(ExposeError, match="InvalidImageName"):
             await task
         assert asyncio.get_running_loop().time() < 60
 

@@ -8,6 +8,7 @@ import pytest
 
 from client.install.apply import Applied, ApplyResult
 from client.install.run import WaitError, wait_installation
+from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
 from tests.nodeagent.support.hand_clock import HandClock
@@ -114,7 +115,7 @@ async def test_an_image_that_can_never_be_pulled_ends_the_wait(scene: _Scene) ->
     pod = scene.put_pod("node-agent-a", state={"waiting": {"reason": "InvalidImageName", "message": "no"}})
     pod["status"]["phase"] = "Pending"
     scene.kube.put(pod)
-    with pytest.raises(WaitError, match=r"^Pod velero/node-agent-a cannot start on node a: InvalidImageName: no"):
+    with pytest.raises(ExposeError, match=r"^Pod velero/node-agent-a cannot start on node a: InvalidImageName: no"):
         await scene.wait(scene.put_daemonset(ready=0), seconds=1e6)
 
 
