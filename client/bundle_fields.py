@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from core.kube import resources as kube
-from core.kube.resources import Resource
 from core.kube.types import Event
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, AGENT_SELECTOR, OWNER_UID_LABEL, REPO_NAME_LABEL
@@ -139,7 +138,7 @@ CONFIG_MAP_FIELDS: Final[_Fields] = {"data": _ALL}
 class Collected:
     """One list of objects in a bundle: which, those that `keeps` chooses, and their fields beside the metadata."""
 
-    resource: Resource
+    resource: kube.Resource
     fields: _Fields
     selector: str = ""
     name: str = ""

@@ -8,7 +8,6 @@ from client.bundle_fields import COLLECTED
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.options import resource_of
 from core.kube import resources as kube
-from core.kube.resources import Resource
 from core.kube.types import Manifest, Object
 from core.models.names import (
     ADMISSIONS_CONFIGMAP,
@@ -28,7 +27,7 @@ _PARTLY: Final = "get and describe show less, with a note"
 _NO_REPORT: Final = "there is no report"
 
 
-def _where(resource: Resource) -> "partial[Permission]":
+def _where(resource: kube.Resource) -> "partial[Permission]":
     return own if resource.namespaced else everywhere
 
 
@@ -372,8 +371,8 @@ def grant_permissions(manifests: Iterable[Manifest]) -> tuple[Permission, ...]:
     )
 
 
-def _names_of(manifests: Iterable[Mapping[str, Any]]) -> dict[Resource, tuple[str, ...]]:
-    found: dict[Resource, tuple[str, ...]] = {}
+def _names_of(manifests: Iterable[Mapping[str, Any]]) -> dict[kube.Resource, tuple[str, ...]]:
+    found: dict[kube.Resource, tuple[str, ...]] = {}
     for manifest in manifests:
         resource = resource_of(manifest)
         found[resource] = (*found.get(resource, ()), manifest["metadata"]["name"])

@@ -12,7 +12,6 @@ from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube import resources as kube
 from core.kube.client import KubeClient
-from core.kube.resources import Resource
 from core.kube.types import Manifest, ObjectT, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.phases import FINAL_PHASES, Phase
@@ -174,7 +173,7 @@ class _Run:
             sums = f"SHA-256 {found or 'unknown'} instead of {self.written or 'unknown'}"
             raise VolumeCheckError(f"the restored file differs: {sums}")
 
-    async def _wait_transfer(self, resource: Resource[UncheckedObject]) -> JsonDict:
+    async def _wait_transfer(self, resource: kube.Resource[UncheckedObject]) -> JsonDict:
         """Return the status of the transfer once it is Completed."""
         status: JsonDict = {}
 
@@ -223,13 +222,13 @@ class _Run:
                 raise VolumeCheckError(f"not within {format_duration(self.timeout)} (--timeout): {missing}")
             await self.tools.clock.sleep(min(_POLL_SECONDS, max(self.deadline.remaining_seconds, 0.1)))
 
-    async def _get(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
+    async def _get(self, resource: kube.Resource[ObjectT], namespace: str, name: str) -> ObjectT:
         found = await self.tools.client.read(resource, namespace, name)
         if found is None:
             raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile")
         return found
 
-    async def _create(self, resource: Resource, manifest: Manifest) -> None:
+    async def _create(self, resource: kube.Resource, manifest: Manifest) -> None:
         """Create an object; a request whose answer is not awaited might create it after the cleanup."""
         await run_shielded(
             lambda: self.tools.client.create(resource, manifest),

@@ -13,7 +13,6 @@ from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
-from core.kube.resources import Resource
 from core.kube.types import Manifest, Metadata, Object, StorageClass, UncheckedObject, VolumeSnapshotClass
 from core.models.backups import SavedClaim
 from core.models.names import RESTORE_SELECTOR_LABEL
@@ -355,7 +354,7 @@ class CheckCleanup:
             found = True
         return found
 
-    async def _delete_all(self, resources: tuple[Resource, ...], namespace: str, deadline: Deadline) -> bool:
+    async def _delete_all(self, resources: tuple[kube.Resource, ...], namespace: str, deadline: Deadline) -> bool:
         """Delete the objects of these kinds; return whether there were any, once they are gone."""
         deleted = False
         while left := [pair for resource in resources for pair in await self._list(resource, namespace)]:
@@ -369,7 +368,7 @@ class CheckCleanup:
             await self.clock.sleep(_POLL_SECONDS)
         return deleted
 
-    async def _list(self, resource: Resource, namespace: str) -> list[tuple[Resource, Metadata]]:
+    async def _list(self, resource: kube.Resource, namespace: str) -> list[tuple[kube.Resource, Metadata]]:
         found = await self.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
         for one in cast("list[UncheckedObject]", found):
             if volume := (one.get("spec") or {}).get("volumeName"):

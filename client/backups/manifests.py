@@ -15,7 +15,6 @@ from client.backups.copies import KeepPolicy, format_keep
 from core.contract import VolumeMode
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
-from core.kube.resources import Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, VolumeSnapshotClass
 from core.models.backups import SavedClaim
 from core.models.names import (
@@ -310,7 +309,7 @@ class PlannedVolume:
         return Method.CSI_SNAPSHOT if isinstance(self.way, SnapshotWay) else Method.FS_BACKUP
 
     @property
-    def resource(self) -> Resource:
+    def resource(self) -> kube.Resource:
         """The kind of its transfer."""
         return kube.DATA_UPLOADS if isinstance(self.way, SnapshotWay) else kube.POD_VOLUME_BACKUPS
 

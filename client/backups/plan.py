@@ -33,7 +33,6 @@ from core.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from core.kube.resources import VOLUME_SNAPSHOTS, Resource
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject, VolumeSnapshotClass
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
@@ -338,10 +337,10 @@ async def check_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> 
                 raise BackupError(f"PVC {_name(volume)} cannot be backed up, nothing was created: {e}") from e
 
 
-def _objects(volume: PlannedVolume) -> list[tuple[Resource, Manifest]]:
+def _objects(volume: PlannedVolume) -> list[tuple[kube.Resource, Manifest]]:
     snapshot = volume.build_snapshot()
     transfer = (volume.resource, volume.build_transfer())
-    return [transfer] if snapshot is None else [(VOLUME_SNAPSHOTS, snapshot), transfer]
+    return [transfer] if snapshot is None else [(kube.VOLUME_SNAPSHOTS, snapshot), transfer]
 
 
 async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> list[str]:
@@ -351,7 +350,7 @@ async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> l
         snapshot = volume.build_snapshot()
         with _noted(volume, missing):
             if snapshot is not None:
-                await _ensure(tools, volume, VOLUME_SNAPSHOTS, snapshot)
+                await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
             ready.append(volume)
     for volume in ready:
         with _noted(volume, missing):
@@ -389,7 +388,7 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: Manifest) -> None:
+async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
     """Create the object; one of an earlier run may stay."""
     try:
         await tools.client.create(resource, manifest)
@@ -397,7 +396,7 @@ async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource,
         await _check_same(tools, volume, resource, manifest)
 
 
-async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: Manifest) -> None:
+async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
     """Check that the stored object is the one that would be created: of the same backup, about the same PVC."""
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
@@ -410,7 +409,7 @@ async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resou
         raise BackupError(f"{place} exists already, and is of another backup: choose another name")
     if stored["metadata"].get("deletionTimestamp"):
         raise BackupError(f"{place} is being deleted: repeat the command later")
-    if resource is VOLUME_SNAPSHOTS:
+    if resource is kube.VOLUME_SNAPSHOTS:
         created, now = parse_time(stored["metadata"]["creationTimestamp"]), tools.date()
         if now is None or now - created <= _OLDEST_SNAPSHOT or await _has_transfer(tools, volume):
             return
@@ -428,7 +427,7 @@ async def _clean_up(tools: BackupTools, volume: PlannedVolume) -> bool:
         if await _has_transfer(tools, volume):
             return False
         if volume.method is Method.CSI_SNAPSHOT:
-            await tools.client.delete(VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
+            await tools.client.delete(kube.VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
     except KubeError as e:
         if volume.method is Method.CSI_SNAPSHOT:
             place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from core.kube import resources as kube
-from core.kube.resources import Resource
 from core.kube.types import Manifest, PodToleration
 from core.models.base import JsonDict
 from core.models.names import MOVER_SERVICE_ACCOUNT, PART_OF_LABELS, SERVICE_ACCOUNT
@@ -193,7 +192,7 @@ def build_object(
     return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(labels)}}
 
 
-def resource_of(manifest: Mapping[str, Any]) -> Resource:
+def resource_of(manifest: Mapping[str, Any]) -> kube.Resource:
     """Return the resource of an object of an installation, or of one that agents create."""
     return _RESOURCES[manifest["kind"]]
 

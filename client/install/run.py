@@ -15,7 +15,6 @@ from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
-from core.kube.resources import Resource
 from core.kube.types import ConfigObject, DaemonSet, Manifest, Metadata, Object, Pod
 from core.models.names import PART_OF_LABELS, helm_release, is_ours
 from core.models.storage import BackupStorageLocation
@@ -260,7 +259,7 @@ def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
 async def check_named(client: KubeClient, options: InstallOptions, on_note: Callable[[str], None]) -> None:
     """Note each object that the installation names and that does not exist: its pods are not created until it does."""
     namespace, agent = options.namespace, options.agent
-    named: list[tuple[str, Resource, str | None, str]] = [
+    named: list[tuple[str, kube.Resource, str | None, str]] = [
         ("--node-agent-priority-class-name", kube.PRIORITY_CLASSES, agent.priority_class, "--value=50"),
         ("--service-account-name", kube.SERVICE_ACCOUNTS, options.service_account, ""),
         ("--mover-service-account-name", kube.SERVICE_ACCOUNTS, options.mover_service_account, ""),

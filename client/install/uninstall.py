@@ -18,7 +18,6 @@ from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError, NotServedError
-from core.kube.resources import Resource
 from core.kube.types import Object, ObjectT, UncheckedObject
 from core.kube.velero_server import has_velero_server
 from core.models.names import (
@@ -111,7 +110,7 @@ async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
 
 
 async def _list(
-    client: KubeClient, resource: Resource[ObjectT], namespace: str, label_selector: str = ""
+    client: KubeClient, resource: kube.Resource[ObjectT], namespace: str, label_selector: str = ""
 ) -> list[ObjectT]:
     """Return the objects; none of a kind that is not served."""
     try:
@@ -120,7 +119,7 @@ async def _list(
         return []
 
 
-def _place(resource: Resource, obj: Object) -> str:
+def _place(resource: kube.Resource, obj: Object) -> str:
     return place_of({"kind": resource.kind, **obj})
 
 
@@ -200,11 +199,11 @@ async def _require(client: KubeClient, namespace: str, permissions: Iterable[Per
         )
 
 
-async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
+async def _list_transfers(client: KubeClient, namespace: str) -> dict[kube.Resource, list[UncheckedObject]]:
     return {resource: await _list(client, resource, namespace) for resource in kube.TRANSFERS}
 
 
-def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:
+def _find_unfinished(transfers: dict[kube.Resource, list[UncheckedObject]]) -> list[str]:
     phases = [
         (resource.kind, one["metadata"]["name"], (one.get("status") or {}).get("phase") or Phase.NEW)
         for resource, found in transfers.items()
@@ -227,7 +226,7 @@ def refuse_interruption(unfinished: Sequence[str]) -> None:
 
 async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
     """Return the objects of the installation, DaemonSets first: agents need all others until they end."""
-    ordered: dict[Resource, None] = {}
+    ordered: dict[kube.Resource, None] = {}
     cluster_wide = []
     for manifest in reversed(build_everything(namespace)):
         if manifest["kind"] in _KEPT:
@@ -263,7 +262,7 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
 
 
 async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
-    names: list[tuple[Resource, str, str]] = [
+    names: list[tuple[kube.Resource, str, str]] = [
         *((kube.CUSTOM_RESOURCE_DEFINITIONS, "", one["metadata"]["name"]) for one in read_definitions()),
         (kube.NAMESPACES, "", namespace),
         *((kube.SECRETS, namespace, name) for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),

@@ -29,16 +29,9 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot
 from core.models.names import (
     AGENT_SELECTOR,
@@ -84,20 +77,20 @@ async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persist
         "annotations": {COMMAND_ANNOTATION: secrets.token_hex(8)},
     }
     snapshot = build_snapshot(meta, way.snapshot_class, one.target.name)
-    await check_creation(tools, one, VOLUME_SNAPSHOTS, snapshot)
+    await check_creation(tools, one, kube.VOLUME_SNAPSHOTS, snapshot)
     return snapshot
 
 
 async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
     """Return a name for the snapshot that no other one has, which may be of older data."""
     name, number = f"{one.name}-before", 1
-    while await tools.client.read(VOLUME_SNAPSHOTS, one.target.namespace, name) is not None:
+    while await tools.client.read(kube.VOLUME_SNAPSHOTS, one.target.namespace, name) is not None:
         number += 1
         name = f"{one.name}-before-{number}"
     return name
 
 
-async def check_creation(tools: RestoreTools, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
+async def check_creation(tools: RestoreTools, one: PlannedRestore, resource: kube.Resource, manifest: Manifest) -> None:
     """Check by a dry run that the object could be created.
 
     Raises:
@@ -117,7 +110,7 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
         RestoreError: another run has created it.
     """
     create, deadline = (
-        partial(tools.client.create, VOLUME_SNAPSHOTS, snapshot),
+        partial(tools.client.create, kube.VOLUME_SNAPSHOTS, snapshot),
         Deadline.after(tools.clock, REQUEST_TIMEOUT),
     )
     try:
@@ -138,7 +131,7 @@ async def wait_until_ready(tools: RestoreTools, snapshot: Manifest) -> VolumeSna
     """
     meta, deadline = snapshot["metadata"], Deadline.after(tools.clock, _READY_TIMEOUT)
     while True:
-        stored = await tools.client.get(VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
+        stored = await tools.client.get(kube.VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
         status = stored.get("status") or {}
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
             return stored
@@ -156,7 +149,7 @@ async def delete_snapshots(tools: RestoreTools, snapshots: Iterable[Manifest]) -
             if (stored := await _read_own(tools, snapshot)) is not None:
                 await _let_delete(tools.client, stored)
                 await tools.client.delete(
-                    VOLUME_SNAPSHOTS, meta["namespace"], meta["name"], uid=stored["metadata"]["uid"]
+                    kube.VOLUME_SNAPSHOTS, meta["namespace"], meta["name"], uid=stored["metadata"]["uid"]
                 )
         except KubeError as e:
             command = f"kubectl -n {meta['namespace']} delete volumesnapshot {meta['name']}"
@@ -166,7 +159,7 @@ async def delete_snapshots(tools: RestoreTools, snapshots: Iterable[Manifest]) -
 async def _read_own(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot | None:
     """Return the VolumeSnapshot as stored; None: it does not exist, or another run has created it."""
     meta = snapshot["metadata"]
-    stored = await tools.client.read(VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
+    stored = await tools.client.read(kube.VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
     own = stored is not None and meta["annotations"].items() <= (stored["metadata"].get("annotations") or {}).items()
     return stored if own else None
 
@@ -174,15 +167,15 @@ async def _read_own(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot |
 async def _let_delete(client: KubeClient, snapshot: VolumeSnapshot) -> None:
     """Have the storage's snapshot deleted too, also if the class retains snapshots: nothing would name it."""
     name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName", "")
-    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+    content = await client.read(kube.VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
     if content is None or content["spec"].get("deletionPolicy") != RETAIN:
         return
     if (content["spec"].get("volumeSnapshotRef") or {}).get("uid") == snapshot["metadata"]["uid"]:
-        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
+        await patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
 
 
 def _place(snapshot: Manifest) -> str:
-    return f"{VOLUME_SNAPSHOTS.kind} {snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
+    return f"{kube.VOLUME_SNAPSHOTS.kind} {snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
 
 
 _TIMEOUT: Final = timedelta(minutes=15)
@@ -245,7 +238,7 @@ async def plan_in_place(
 
 
 async def _check_agents(tools: RestoreTools, namespace: str) -> None:
-    agents = await tools.client.list(Selection(PODS, namespace, label_selector=AGENT_SELECTOR))
+    agents = await tools.client.list(Selection(kube.PODS, namespace, label_selector=AGENT_SELECTOR))
     announced = [(pod["metadata"].get("annotations") or {}).get(FEATURES_ANNOTATION, "").split() for pod in agents]
     if not any(RESTORE_IN_PLACE in features for features in announced):
         raise RestoreError(f"no node agent in namespace {namespace} can restore in place: update them first")
@@ -256,18 +249,18 @@ async def _find_volume(
 ) -> tuple[PersistentVolumeClaim | None, PersistentVolume]:
     """Return the PVC and its volume; of an earlier run, the volume that it has released."""
     target = one.target
-    claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
+    claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
     if claim is not None and claim["metadata"].get("deletionTimestamp"):
         raise RestoreError(f"PVC {target} is being deleted: repeat the command once it is gone")
     if claim is not None and not claim["spec"].get("volumeName"):
         raise RestoreError(f"PVC {target} has no volume to restore into: leave out --in-place")
     if claim is not None:
-        volume = await tools.client.get(PERSISTENT_VOLUMES, "", claim["spec"]["volumeName"])
+        volume = await tools.client.get(kube.PERSISTENT_VOLUMES, "", claim["spec"]["volumeName"])
         if not _is_bound(claim, volume) and _recorded(one, volume) is None:
             _refuse_released(one, volume)
             raise RestoreError(f"PVC {target} is not bound to PersistentVolume {volume['metadata']['name']}")
         return claim, volume
-    volumes = await tools.client.list(Selection(PERSISTENT_VOLUMES))
+    volumes = await tools.client.list(Selection(kube.PERSISTENT_VOLUMES))
     for volume in volumes:
         if _recorded(one, volume) is not None:
             return None, volume
@@ -319,7 +312,7 @@ async def _check_unused(tools: RestoreTools, target: ClaimName, volume: Persiste
     name = volume["metadata"]["name"]
     if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
-    if pods := describe_users(await tools.client.list(Selection(PODS, target.namespace)), target.name):
+    if pods := describe_users(await tools.client.list(Selection(kube.PODS, target.namespace)), target.name):
         raise RestoreError(f"PVC {target} is used by {', '.join(pods)}: stop it first, such as by kubectl scale")
     if users := await find_users(tools.client, volume):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {users}")
@@ -349,8 +342,8 @@ async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore])
 async def _describe_state(tools: RestoreTools, one: PlannedRestore) -> str:
     try:
         async with asyncio.timeout(_READ_SECONDS):
-            claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
-            volume = await tools.client.get(PERSISTENT_VOLUMES, "", one.existing)
+            claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+            volume = await tools.client.get(kube.PERSISTENT_VOLUMES, "", one.existing)
     except (AgentError, TimeoutError):
         return f"the state of PersistentVolume {one.existing} cannot be read"
     if claim is None or claim["metadata"].get("deletionTimestamp"):
@@ -398,21 +391,21 @@ async def _release(
     record = json.dumps({"restore": one.request.name, "claim": _build_claim(claim)}, separators=(",", ":"))
     annotations = {RELEASED_CLAIM_ANNOTATION: record, RECLAIM_POLICY_ANNOTATION: original_policy(volume)}
     patch: Manifest = {"metadata": {"annotations": annotations}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
-    volume = await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+    volume = await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, patch)
     try:
         # A pod that started meanwhile would keep the PVC from being deleted, which cannot be undone.
         await _check_unused(tools, target, volume)
     except AgentError:
         with suppress(KubeError):
-            await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, without_marks(volume))
+            await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, without_marks(volume))
         raise
-    await client.delete(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, uid=claim["metadata"]["uid"])
+    await client.delete(kube.PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, uid=claim["metadata"]["uid"])
     deadline = Deadline.after(tools.clock, _DELETION_TIMEOUT)
-    while (left := await client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)) is not None:
+    while (left := await client.read(kube.PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)) is not None:
         if left["metadata"]["uid"] != claim["metadata"]["uid"]:
             break
         if deadline.expired:
-            users = describe_users(await client.list(Selection(PODS, target.namespace)), target.name)
+            users = describe_users(await client.list(Selection(kube.PODS, target.namespace)), target.name)
             why = f"used by {', '.join(users)}" if users else f"finalizers: {left['metadata'].get('finalizers')}"
             raise RestoreError(f"PVC {target} is still being deleted ({why}): repeat the command once it is gone")
         await tools.clock.sleep(_POLL_SECONDS)
@@ -430,7 +423,7 @@ def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
         "annotations": annotations,
         "ownerReferences": meta.get("ownerReferences") or [],
     }
-    return PERSISTENT_VOLUME_CLAIMS.build(kept, spec=dict(claim["spec"]))
+    return kube.PERSISTENT_VOLUME_CLAIMS.build(kept, spec=dict(claim["spec"]))
 
 
 async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: PersistentVolume) -> None:
@@ -439,9 +432,9 @@ async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: Persistent
     if manifest is None:
         raise RestoreError(f"PersistentVolume {one.existing} does not say any more which PVC it had")
     try:
-        await tools.client.create(PERSISTENT_VOLUME_CLAIMS, manifest)
+        await tools.client.create(kube.PERSISTENT_VOLUME_CLAIMS, manifest)
     except AlreadyExistsError as e:
-        found = await tools.client.get(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+        found = await tools.client.get(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if found["spec"].get("volumeName") != one.existing:
             raise RestoreError(f"PVC {one.target} was made by another client meanwhile") from e
 
@@ -450,11 +443,11 @@ async def _return(tools: RestoreTools, one: PlannedRestore) -> str:
     """Give the volume back to its PVC, unless it is missing or a transfer has the volume; return its state."""
     place = f"PersistentVolume {one.existing} was not changed"
     try:
-        volume = await tools.client.get(PERSISTENT_VOLUMES, "", one.existing)
+        volume = await tools.client.get(kube.PERSISTENT_VOLUMES, "", one.existing)
         transfer = await tools.client.read(one.resource, one.request.namespace, one.name)
         if transfer is not None or IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
             return f"PersistentVolume {one.existing} is being restored into"
-        claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+        claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if claim is None:
             return f"{place}, and is retained for PVC {one.target}, which is missing: repeat the command"
         await give_back(tools.client, volume, namespace=one.target.namespace, name=one.target.name)

@@ -35,17 +35,9 @@ from client.status.records import (
     UnreadPart,
 )
 from core.errors import AgentError, ConfigError, ContractError
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-    CONFIG_MAPS,
-    CRON_JOBS,
-    LEASES,
-    NODES,
-    PODS,
-)
 from core.kube.types import Object, UncheckedObject
 from core.models.backups import RetentionReport, deletes_by_old_rules, read_report
 from core.models.names import AGENT_SELECTOR, DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
@@ -76,7 +68,7 @@ class StatusReader:
         """Return everything, as far as it can be read."""
         self._unread = []
         namespace = self._namespace
-        places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
+        places = Selection(kube.BACKUP_STORAGE_LOCATIONS, namespace)
         no_agents = tuple[AgentRecord, ...]()
         reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
         cron_jobs = asyncio.create_task(self._list_cron_jobs(), name="CronJobs")
@@ -85,7 +77,7 @@ class StatusReader:
             reading,
             self._read_transfers(TRANSFER_KINDS),
             VolumeReader(self._client, namespace, self.now, cron_jobs=cron_jobs).read(),
-            self._read_all(UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), repository_record),
+            self._read_all(UnreadPart.REPOSITORIES, Selection(kube.BACKUP_REPOSITORIES, namespace), repository_record),
             self._read_all(UnreadPart.LOCATIONS, places, location_record),
         )
         return dataclasses.replace(
@@ -200,7 +192,7 @@ class StatusReader:
 
     async def _read_agents(self) -> tuple[AgentRecord, ...]:
         """Return the records of all agents; hundreds of pods cost too much to be read as a whole."""
-        selection = Selection(PODS, self._namespace, AGENT_SELECTOR)
+        selection = Selection(kube.PODS, self._namespace, AGENT_SELECTOR)
         texts = [text async for page in self._client.raw_pages(selection) for text in page]
         return tuple(decode_agent(text) for text in texts)
 
@@ -208,7 +200,7 @@ class StatusReader:
         return await self._try(part, lambda: self._each(part, selection, parse), ())
 
     async def _read_lease(self) -> LeaseRecord:
-        record = lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
+        record = lease_record(*await self._client.read_stamped(kube.LEASES, self._namespace, DISPATCHER_LEASE))
         return replace(record, seen=self.now())
 
     async def _read_installed(self) -> InstalledAgents:
@@ -221,11 +213,11 @@ class StatusReader:
             raise
 
     async def _read_retention(self) -> RetentionReport | None:
-        stored = await self._client.read(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
+        stored = await self._client.read(kube.CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
         return read_report(stored.get("data") if stored else None)
 
     async def _list_cron_jobs(self) -> Sequence[UncheckedObject]:
-        return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
+        return await self._client.list(Selection(kube.CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     async def _read_page(
         self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]
@@ -241,13 +233,13 @@ class StatusReader:
         if settings is None:
             raise ConfigError("the flags of the agents are not known, which name their ConfigMap")
         name = settings.config_map_name
-        return config_record(name, await self._client.read(CONFIG_MAPS, self._namespace, name) if name else None)
+        return config_record(name, await self._client.read(kube.CONFIG_MAPS, self._namespace, name) if name else None)
 
     async def _read_slots(self, concurrency: LoadConcurrency) -> dict[str, int]:
         """Return the slots of each node; nodes are read only where rules for single ones exist."""
         if not concurrency.per_node_config:
             return {}
-        texts = [text async for page in self._client.raw_pages(Selection(NODES)) for text in page]
+        texts = [text async for page in self._client.raw_pages(Selection(kube.NODES)) for text in page]
         return slots_by_node(texts, concurrency)
 
 

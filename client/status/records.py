@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from client.leader_page import LeaderPage
 from core.errors import ConfigError
 from core.kube import resources as kube
-from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.models.backups import RetentionReport, Shrinkage
 from core.models.base import Time, WireModel, parse_time
@@ -30,7 +29,7 @@ from nodeagent.runtime.settings import Settings
 class TransferKind:
     """One kind: its resource, the model of its objects, the short name that commands accept, and its direction."""
 
-    resource: Resource[UncheckedObject]
+    resource: kube.Resource[UncheckedObject]
     model: type[Transfer]
     short: str
     restores: bool
