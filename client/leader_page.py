@@ -104,11 +104,7 @@ def status_address(settings: Settings) -> ListenAddress:
 
 
 def check_reachable(settings: Settings) -> None:
-    """Check that status pages are served outside of their pods.
-
-    Raises:
-        LeaderUnavailableError: they are not.
-    """
+    """Check that status pages are served outside of their pods; LeaderUnavailableError: they are not."""
     address = status_address(settings)
     if _is_local(address):
         raise LeaderUnavailableError(f"agents serve {_PATH} on {address} only, inside of their pods")

@@ -269,11 +269,7 @@ async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelt
 
 
 async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) -> None:
-    """Return once the pod of the Job has ended with 0.
-
-    Raises:
-        JobError: it failed, or did not end in time.
-    """
+    """Return once the pod of the Job has ended with 0; JobError: it failed, or did not end in time."""
     _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
 
 

@@ -121,11 +121,7 @@ def ttl_of_keep(text: str) -> str | None:
 
 
 def parse_keep(text: str) -> KeepPolicy:
-    """Return the policy in BACKUP_KEEP_ANNOTATION.
-
-    Raises:
-        ValueError: it is invalid, or of a version that knows more rules.
-    """
+    """Return the policy in BACKUP_KEEP_ANNOTATION; ValueError: it is invalid, or of a version that knows more rules."""
     words = _parse_words(text)
     words.pop(_TTL, None)
     zone = words.pop(_ZONE, UTC_ZONE)

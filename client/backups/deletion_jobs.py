@@ -394,11 +394,7 @@ class DeletionGuard:
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command may delete: repeat the command")
 
     async def confirm(self) -> None:
-        """Renew the Lease; called before each part.
-
-        Raises:
-            DeletionError: another command may delete now.
-        """
+        """Renew the Lease; called before each part; DeletionError: another command may delete now."""
         ahead_seconds = self._read_ahead()
         try:
             renewed = await self.lease.renew()

@@ -230,11 +230,7 @@ def is_reserved(key: str) -> bool:
 
 
 def parse_pairs(flag: str, text: str) -> dict[str, str]:
-    """Return the labels or annotations in the value of a flag: `KEY=VALUE,...`.
-
-    Raises:
-        ConfigError: a part is none.
-    """
+    """Return the labels or annotations in the value of a flag: `KEY=VALUE,...`; ConfigError: a part is none."""
     pairs = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
@@ -245,11 +241,7 @@ def parse_pairs(flag: str, text: str) -> dict[str, str]:
 
 
 def check_pairs(labels: Mapping[str, str], annotations: Mapping[str, str]) -> None:
-    """Check the labels and annotations that a user gives to transfers.
-
-    Raises:
-        ConfigError: a key is reserved.
-    """
+    """Check the labels and annotations that a user gives to transfers; ConfigError: a key is reserved."""
     for flag, given in (("--labels", labels), ("--annotations", annotations)):
         for key in given:
             if is_reserved(key):

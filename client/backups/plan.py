@@ -55,11 +55,7 @@ class ClaimName:
 
     @classmethod
     def parse(cls, word: str, namespace: str) -> "ClaimName":
-        """Return the PVC that a word names, alone or in the namespace of `-n`.
-
-        Raises:
-            ConfigError: it names none.
-        """
+        """Return the PVC that a word names, alone or in the namespace of `-n`; ConfigError: it names none."""
         before, slash, after = word.partition("/")
         found = cls(before, after) if slash else cls(namespace, before)
         if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):

@@ -42,11 +42,7 @@ class UnpackError(AgentError):
 
 
 def check_python() -> None:
-    """Check that this Python has the filters.
-
-    Raises:
-        ConfigError: it is too old.
-    """
+    """Check that this Python has the filters; ConfigError: it is too old."""
     if not hasattr(tarfile, "data_filter"):
         raise ConfigError("this Python's tarfile has no extraction filters: use Python 3.11.4 or newer")
 

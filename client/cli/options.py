@@ -257,11 +257,7 @@ class FlagType(click.ParamType[_T]):
         return converted
 
     def read(self, flag: str, value: str) -> _T:
-        """Convert a value of this flag.
-
-        Raises:
-            ConfigError: it is not allowed.
-        """
+        """Convert a value of this flag; ConfigError: it is not allowed."""
         try:
             return self._parse(value)
         except (ValueError, ConfigError) as e:
@@ -329,11 +325,7 @@ def _parse_quantity(text: str) -> str:
 
 
 def parse_pairs(text: str) -> dict[str, str]:
-    """Return pairs such as `a=1,b=2`; quotes enclose a pair with a comma, as in CSV.
-
-    Raises:
-        ValueError: a part is no pair.
-    """
+    """Return pairs such as `a=1,b=2`; quotes enclose a pair with a comma, as in CSV; ValueError: a part is no pair."""
     try:
         parts = next(csv.reader([text]), []) if text else []
     except csv.Error as e:
@@ -391,11 +383,7 @@ class TextFile(NamedTuple):
 
 
 def read_file(path: str) -> TextFile | None:
-    """Return a text file that is not empty; None without a path.
-
-    Raises:
-        ValueError: it cannot be read, or is empty.
-    """
+    """Return a text file that is not empty; None without a path; ValueError: it cannot be read, or is empty."""
     if not path:
         return None
     try:

@@ -57,11 +57,7 @@ in_place_options: Final = add_options(
 
 
 def parse_in_place(given: dict[str, Any], form: OutputFormat) -> InPlaceWish | None:
-    """Return what the options ask for; None: new PVCs.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """Return what the options ask for; None: new PVCs; ConfigError: they do not go together."""
     if not given["in_place"]:
         for name in _DEPENDENT:
             if given[name]:

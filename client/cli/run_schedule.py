@@ -18,11 +18,7 @@ from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 
 def run_words(words: Sequence[str]) -> int:
-    """Run the command with the words after its name, and return the exit code.
-
-    Raises:
-        AgentError: the run failed.
-    """
+    """Run the command with the words after its name, and return the exit code; AgentError: the run failed."""
     request, access = parse_run(words)
     asyncio.run(_run(request, access))
     return 0

@@ -213,11 +213,7 @@ def _find_unfinished(transfers: dict[kube.Resource, list[UncheckedObject]]) -> l
 
 
 def refuse_interruption(unfinished: Sequence[str]) -> None:
-    """Raise if there are transfers that have not ended.
-
-    Raises:
-        UninstallError: there are; the message names the first.
-    """
+    """Raise if there are transfers that have not ended; UninstallError: there are; the message names the first."""
     if unfinished:
         raise UninstallError(
             f"nothing was removed: transfers have not ended, and --force interrupts them: {some_of(unfinished, _SHOWN)}"

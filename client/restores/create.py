@@ -99,11 +99,7 @@ def _same_claim(existing: PersistentVolumeClaim, wanted: Manifest) -> bool:
 
 
 async def read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
-    """Return the transfer of the volume, if there is one.
-
-    Raises:
-        RestoreError: one of that name restores something else.
-    """
+    """Return the transfer of the volume, if there is one; RestoreError: one of that name restores something else."""
     stored = await client.read(one.resource, one.request.namespace, one.name)
     wanted = one.build_transfer()["spec"]
     if stored is not None and RESTORE_TYPE not in (stored.get("spec") or {}):

@@ -59,11 +59,7 @@ _POLL_SECONDS: Final = 1.0
 
 
 async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
-    """Return the VolumeSnapshot for the way back.
-
-    Raises:
-        RestoreError: none is possible, or could not be created.
-    """
+    """Return the VolumeSnapshot for the way back; RestoreError: none is possible, or could not be created."""
     try:
         way = choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ())
     except BackupError as e:
@@ -91,11 +87,7 @@ async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
 
 
 async def check_creation(tools: RestoreTools, one: PlannedRestore, resource: kube.Resource, manifest: Manifest) -> None:
-    """Check by a dry run that the object could be created.
-
-    Raises:
-        RestoreError: it could not be.
-    """
+    """Check by a dry run that the object could be created; RestoreError: it could not be."""
     try:
         with suppress(AlreadyExistsError):
             await tools.client.try_create(resource, manifest)
@@ -124,11 +116,7 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
 
 
 async def wait_until_ready(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot:
-    """Return the VolumeSnapshot once it can be restored.
-
-    Raises:
-        RestoreError: it is not ready in time, or failed.
-    """
+    """Return the VolumeSnapshot once it can be restored; RestoreError: it is not ready in time, or failed."""
     meta, deadline = snapshot["metadata"], Deadline.after(tools.clock, _READY_TIMEOUT)
     while True:
         stored = await tools.client.get(kube.VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])

@@ -56,11 +56,7 @@ class ScheduleTimes:
     suspend: bool = False
 
     def check(self) -> None:
-        """Check both, as a CronJob has them.
-
-        Raises:
-            ConfigError: one is invalid; the message names the flag.
-        """
+        """Check both, as a CronJob has them; ConfigError: one is invalid; the message names the flag."""
         if _ZONE_PREFIX.match(self.schedule):
             raise ConfigError(f'--schedule: "{self.schedule}" has a time zone: set --time-zone')
         try:
@@ -241,11 +237,7 @@ def _parse_ttl(text: str) -> timedelta | None:
 
 
 def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:
-    """Return the schedule of a batch/v1 CronJob.
-
-    Raises:
-        ConfigError: the command line of its pods cannot be read.
-    """
+    """Return the schedule of a batch/v1 CronJob; ConfigError: the command line of its pods cannot be read."""
     return parse_run(_words_of(cron_job)[1:])[0]
 
 

@@ -105,11 +105,7 @@ class SchedulePreview:
 
 
 async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> SchedulePreview:
-    """Return what a run would do now; nothing is changed.
-
-    Raises:
-        AgentError: a run would not begin.
-    """
+    """Return what a run would do now; nothing is changed; AgentError: a run would not begin."""
     run = await _begin(replace(tools, job=None), request)
     preview = SchedulePreview(await _plan(tools, request, run), run.failures)
     if not request.deletes:

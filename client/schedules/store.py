@@ -62,11 +62,7 @@ class OwnedObjects:
     on_note: Callable[[str], None]
 
     async def check(self, manifests: Iterable[Manifest]) -> None:
-        """Check that what has these names is of the schedule.
-
-        Raises:
-            ConfigError: an object is not; the message names it.
-        """
+        """Check that what has these names is of the schedule; ConfigError: an object is not; the message names it."""
         for manifest in manifests:
             await self._read(manifest)
 
@@ -224,11 +220,7 @@ class ScheduleList(WireModel):
 
 
 async def read_image(client: KubeClient, namespace: str) -> AgentImage:
-    """Return the image of the agents.
-
-    Raises:
-        ConfigError: no agents are installed.
-    """
+    """Return the image of the agents; ConfigError: no agents are installed."""
     daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
         raise ConfigError(explain_no_agents(namespace))

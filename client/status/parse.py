@@ -225,11 +225,7 @@ class _Pod(WireModel):
 
 
 def decode_agent(text: msgspec.Raw) -> AgentRecord:
-    """Return the record of an agent's pod in JSON.
-
-    Raises:
-        ContractError: it does not have the form of a Pod.
-    """
+    """Return the record of an agent's pod in JSON; ContractError: it does not have the form of a Pod."""
     try:
         return _agent_record(msgspec.json.decode(text, type=_Pod))
     except (ValueError, RecursionError):
@@ -237,11 +233,7 @@ def decode_agent(text: msgspec.Raw) -> AgentRecord:
 
 
 def agent_record(raw: object) -> AgentRecord:
-    """Return the record of an agent's pod as JSON dict.
-
-    Raises:
-        ContractError: it does not have the form of a Pod.
-    """
+    """Return the record of an agent's pod as JSON dict; ContractError: it does not have the form of a Pod."""
     return _agent_record(_Pod.from_wire(raw))
 
 
@@ -335,11 +327,7 @@ def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> dic
 
 
 def location_record(raw: Mapping[str, Any]) -> LocationRecord:
-    """Return the record of a BackupStorageLocation.
-
-    Raises:
-        ContractError: it is invalid.
-    """
+    """Return the record of a BackupStorageLocation; ContractError: it is invalid."""
     location = BackupStorageLocation.parse(raw)
     status = location.status
     return LocationRecord(
@@ -352,11 +340,7 @@ def location_record(raw: Mapping[str, Any]) -> LocationRecord:
 
 
 def repository_record(raw: Mapping[str, Any]) -> RepositoryRecord:
-    """Return the record of a BackupRepository.
-
-    Raises:
-        ContractError: it is invalid.
-    """
+    """Return the record of a BackupRepository; ContractError: it is invalid."""
     repository = BackupRepository.parse(raw)
     status, spec = repository.status, repository.spec
     last = status.recent_maintenance[-1] if status.recent_maintenance else None

@@ -75,11 +75,7 @@ def kind_named(word: str) -> TransferKind:
 
 
 def parse_target(words: Sequence[str]) -> Target:
-    """Return the transfer that `KIND/NAME`, or `KIND NAME`, names.
-
-    Raises:
-        ConfigError: they name none.
-    """
+    """Return the transfer that `KIND/NAME`, or `KIND NAME`, names; ConfigError: they name none."""
     kind, slash, name = words[0].partition("/")
     if len(words) == 1 and slash and name and "/" not in name:
         return Target(kind_named(kind), name)

@@ -371,11 +371,7 @@ class Pages:
 
 @asynccontextmanager
 async def serve(pages: Pages, port: int) -> AsyncIterator[str]:
-    """Serve on loopback, and yield the address to open; it works once.
-
-    Raises:
-        OSError: the port is in use.
-    """
+    """Serve on loopback, and yield the address to open; it works once; OSError: the port is in use."""
     listener = socket.create_server(("127.0.0.1", port))
     found: int = listener.getsockname()[1]
     guard = BrowserGuard(found)

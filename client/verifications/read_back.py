@@ -39,11 +39,7 @@ class VerificationWork:
 
 
 async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupRepository:
-    """Return the BackupRepository of a namespace and a location.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the BackupRepository of a namespace and a location; NotFoundError: there is none."""
     listed = await tools.client.list(Selection(BACKUP_REPOSITORIES, tools.namespace))
     found = [BackupRepository.parse(raw) for raw in listed if RepositoryKey.of(raw) == key]
     if not found:
