@@ -313,10 +313,7 @@ def explain_scheduled(
 ) -> dict[str, str | None]:
     """Return, by the UIDs of copies whose schedule has a policy, why it keeps them; None: it does not.
 
-    Args:
-        copies: of all backups.
-        policies: of schedules, where they are known; else the newest copy of a schedule has its policy.
-        now: when.
+    `copies` are of all backups. Where `policies` do not have a schedule, its newest copy has its policy.
     """
     by_schedule: dict[str, list[Copy]] = {}
     for one in copies:

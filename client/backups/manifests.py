@@ -108,13 +108,7 @@ def needs_pods(claim: PersistentVolumeClaim, method: Method, classes: ClusterCla
 def choose_method(
     claim: PersistentVolumeClaim, method: Method, classes: ClusterClasses, pods: Sequence[Pod]
 ) -> ChosenMethod:
-    """Return how the PVC, a v1 PersistentVolumeClaim as JSON dict, is backed up.
-
-    Args:
-        claim: the PVC.
-        method: what the user chose.
-        classes: the classes of the cluster.
-        pods: the pods of the PVC's namespace, as JSON dicts.
+    """Return how the PVC is backed up; `pods` are all of its namespace.
 
     Raises:
         BackupError: it cannot be; the message names the PVC and each cause.

@@ -341,11 +341,8 @@ def limit_deletions(
     Of a volume in a location, as many copies may go in WINDOW as were completed in it, and _EXTRA_DELETIONS more. Those
     of whole backups are counted before the first one goes, the oldest first.
 
-    Args:
-        judgments: of all backups, the oldest first.
-        gone: what went before, at least in WINDOW.
-        now: when.
-        most: how many backups may go, whatever the limit of their volumes; None: it counts.
+    `judgments` are of all backups, the oldest first, and `gone` is what went before, at least in WINDOW. `most` is how
+    many backups may go, whatever the limit of their volumes; None: it counts.
     """
     allowed = _count_allowed(judgments, gone, now)
     left = dict(allowed)
@@ -440,9 +437,8 @@ def _pause(pause: tuple[datetime, datetime]) -> timedelta:
 def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None) -> datetime:
     """Return the time by which ages are counted: the earliest of what the witnesses say.
 
-    Args:
-        witnesses: the times, taken together, by where they come from; None: it says none.
-        begun: when the run's own Job was created; None: it has none.
+    `witnesses` are times that were taken together, by where they come from; None: it says none. `begun` is when the
+    run's own Job was created; None: it has none.
 
     Raises:
         DeletionError: they do not agree, or are before the run began; the message has what each says.

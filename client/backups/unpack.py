@@ -58,11 +58,7 @@ class Destination:
 def choose_target(destination: Path, entry: FileEntry, otherwise: str, *, overwrite: bool) -> Destination:
     """Return where the entry goes, as with `cp -r`: into a directory that exists, else it becomes the destination.
 
-    Args:
-        destination: what the user named.
-        entry: what is copied; its name may be empty.
-        otherwise: the name of an entry without one.
-        overwrite: an existing file may be replaced.
+    An `entry` without a name is called `otherwise`. With `overwrite`, an existing file may be replaced.
 
     Raises:
         UnpackError: the destination cannot be that.

@@ -77,15 +77,9 @@ class LocationOptions:
 class AgentOptions:
     """What the DaemonSet has; None leaves its field or flag out.
 
-    Attributes:
-        config_map: the ConfigMap with the configuration.
-        repository_config_map: the one with the configuration of new backup repositories.
-        maintenance_config_map: the one with the configuration of maintenance Jobs.
-        kubelet_root: the directory of kubelets on their nodes.
-        host_path: whether agents see the directories of pods; without, volumes of pods are not transferred.
-        privileged: whether the agents' containers are privileged.
-        tolerations: v1 Tolerations as JSON dicts.
-        extra_args: more flags of `nodeagent serve`.
+    `repository_config_map` is for new backup repositories, `maintenance_config_map` for maintenance Jobs. Without
+    `host_path`, agents do not see the directories of pods, and volumes of pods are not transferred. `extra_args` are
+    more flags of `nodeagent serve`.
     """
 
     config_map: str | None = None
@@ -108,19 +102,12 @@ class AgentOptions:
 class InstallOptions:
     """One installation.
 
-    Attributes:
-        service_account: an existing account for the agents; None: one is created.
-        mover_service_account: an existing account for data movers; None: one is created.
-        service_account_annotations: of the accounts that are created, such as a cloud identity needs.
-        pull_secrets: names of Secrets with credentials of the image's registry.
-        credentials: content of the file with credentials of the object storage; None: no Secret is created.
-        location: None: no BackupStorageLocation is created.
-        configuration: a document for `config_map`; None: the ConfigMap is the user's.
-        openshift: whether SecurityContextConstraints are created.
-        monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; None: no NetworkPolicy.
-        priority_classes: whether PriorityClasses are created, and the agents use theirs.
-        volume_secrets: whether the agents may copy Secrets and ConfigMaps that drivers of volumes need.
-        restore_tests: whether there is the account that the leader's restore tests need.
+    An account that is named exists already; None: one is created, with `service_account_annotations`. `credentials` is
+    the content of the file for the object storage; None: no Secret is created, as no BackupStorageLocation without
+    `location`. `configuration` is a document for `config_map`; None: the ConfigMap is the user's. Only pods of
+    `monitoring_namespace` may read the agents' HTTP pages; None: there is no NetworkPolicy. With `volume_secrets`,
+    agents may copy Secrets and ConfigMaps that drivers of volumes need; with `restore_tests`, there is the account that
+    the leader's restore tests need.
     """
 
     namespace: str = DEFAULT_NAMESPACE

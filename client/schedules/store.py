@@ -341,10 +341,7 @@ async def renew_schedules(
 ) -> list[str]:
     """Build the objects of the schedules of these names again, all if there are none, with the image of the agents.
 
-    `on_line` gets what became of each one; what is applied from files is left alone.
-
-    Returns:
-        Why some were not renewed, one line each.
+    `on_line` gets what became of each one; what is applied from files is left alone. Returns why some were not renewed.
 
     Raises:
         NotFoundError: there is none of such a name; the message has the one that may be meant.

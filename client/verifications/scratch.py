@@ -206,11 +206,7 @@ class _Scratch:
 
 
 async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
-    """Delete the transfer, whose agent then deletes what it needed, and the PVC; name what stays.
-
-    Returns:
-        Whether both are gone.
-    """
+    """Delete the transfer, whose agent then deletes what it needed, and the PVC; return whether both are gone."""
     namespace, deadline = tools.namespace, Deadline.after(tools.clock, _CLEANUP_TIMEOUT)
     tools.on_progress(f"removing the scratch volume {namespace}/{claim}")
     ended = await _delete(tools, DATA_DOWNLOADS, transfer, deadline)
