@@ -101,10 +101,11 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     Raises:
         RestoreError: another run has created it.
     """
-    create, deadline = (
-        partial(tools.client.create, kube.VOLUME_SNAPSHOTS, snapshot),
-        Deadline.after(tools.clock, REQUEST_TIMEOUT),
-    )
+
+    async def create() -> None:
+        await tools.client.create(kube.VOLUME_SNAPSHOTS, snapshot)
+
+    deadline = Deadline.after(tools.clock, REQUEST_TIMEOUT)
     try:
         await run_shielded(create, name="create the snapshot", deadline=deadline)
     except AlreadyExistsError as e:

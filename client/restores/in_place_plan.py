@@ -184,10 +184,11 @@ class _Scratch:
         """Create the object; a cancellation is raised once that is done, so that nothing comes after the removal."""
         meta = manifest["metadata"]
         meta["labels"] = (meta.get("labels") or {}) | self._labels
-        create, deadline = (
-            partial(self._jobs.client.create, resource, manifest),
-            Deadline.after(self._jobs.clock, REQUEST_TIMEOUT),
-        )
+
+        async def create() -> None:
+            await self._jobs.client.create(resource, manifest)
+
+        deadline = Deadline.after(self._jobs.clock, REQUEST_TIMEOUT)
         await run_shielded(create, name="create a scratch object", deadline=deadline)
 
     async def _remove(self) -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from client.cli import backup_create
+from client.cli import backup as backup_commands
 from client.cli.output import Printer
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden_text
@@ -59,7 +59,7 @@ def test_a_terminal_shows_the_volumes_in_place(backup_shell: BackupShell, monkey
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "110")
     terminal = _Terminal()
-    monkeypatch.setattr(backup_create, "Printer", partial(Printer, terminal, terminal))
+    monkeypatch.setattr(backup_commands, "Printer", partial(Printer, terminal, terminal))
     _run_to_the_end(backup_shell)
     assert backup_shell.run("create", "night", *_BOTH, "-w").code == 0
     shown = terminal.getvalue()
@@ -97,7 +97,7 @@ def test_nothing_goes_on_after_an_interrupted_check(backup_shell: BackupShell, m
         await asyncio.sleep(0)
         _interrupt()
 
-    monkeypatch.setattr(backup_create, "check_backup", interrupt)
+    monkeypatch.setattr(backup_commands, "check_backup", interrupt)
     done = backup_shell.run("create", "night", *_BOTH)
     assert (done.code, backup_shell.scene.made) == (130, [])
     assert "goes on" not in done.err

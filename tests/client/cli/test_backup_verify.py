@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from client import mover_jobs
-from client.cli import backup_verify
+from client.cli import backup as backup_commands
 from client.collections.models import BackupVolume
 from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
 from client.verifications.verify import VerificationRequest, VerificationTools
@@ -49,7 +49,7 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    monkeypatch.setattr(backup_verify, "verify_volumes", shell.verify)
+    monkeypatch.setattr(backup_commands, "verify_volumes", shell.verify)
     monkeypatch.setattr(mover_jobs, "SystemClock", HandClock)
     return shell
 
