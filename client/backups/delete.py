@@ -36,7 +36,7 @@ from client.collections.collection import Backups
 from client.mover_jobs import JobTools
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, BY_KIND
 from core.kube.transport import Deletion
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
@@ -55,8 +55,6 @@ _POLL_SECONDS: Final = 1.0
 _DATE: Final = "the Date of the API server's answer"
 _POD: Final = "the clock of this pod"
 _JOB_POD: Final = "the clock of the check Job's pod"
-
-_BACKUPS: Final = {one.kind: one for one in Backups.models}
 
 _REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, RetentionRule.RESTORING})
 """What holds also a backup that a person names."""
@@ -425,14 +423,14 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: Delet
     left = []
     for copy in copies:
         guard.check()
-        answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
+        answer = await jobs.client.delete(BY_KIND[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
         # A conflict may be about this object, which is still there then.
         if answer in {Deletion.STARTED, Deletion.CONFLICT}:
             left.append(copy)
     held = {}
     for copy in left:
         while True:
-            raw = await jobs.client.read(_BACKUPS[copy.kind], jobs.namespace, copy.transfer)
+            raw = await jobs.client.read(BY_KIND[copy.kind], jobs.namespace, copy.transfer)
             if raw is None or raw["metadata"]["uid"] != copy.uid:
                 break
             if deadline.expired:

@@ -32,7 +32,15 @@ from core.clock import Clock, Deadline
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import InvalidError, KubeError, NotFoundError
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, PODS, Resource
+from core.kube.resources import (
+    BY_KIND,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    PODS,
+    Resource,
+)
 from core.kube.types import Pod, UncheckedObject
 from core.models.base import WireModel
 from core.models.names import (
@@ -241,12 +249,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             BackupError: it is Velero's.
         """
         group, canceled = await self.find_own(name), list[Volume]()
-        resources = {resource.kind: resource for resource in self.models}
         for volume in group.volumes:
             if volume.phase.final:
                 continue
             try:
-                await cancel_transfer(self._client, resources[volume.kind], self._namespace, volume.transfer)
+                await cancel_transfer(self._client, BY_KIND[volume.kind], self._namespace, volume.transfer)
             except NotFoundError:
                 continue
             canceled.append(volume)
@@ -321,13 +328,12 @@ class Backups(Collection[BackupTransfer, Backup]):
             NotFoundError: there is no backup of that name.
         """
         backup, _ = await self.find_one(name)
-        resources = {resource.kind: resource for resource in self.models}
         acknowledged = []
         for one in backup.volumes:
             if one.shrunk is not None and one.shrunk.acknowledged is None:
                 text = replace(one.shrunk, acknowledged=at).to_json()
                 patch = {"metadata": {"annotations": {SHRUNK_ANNOTATION: text}}}
-                await self._client.patch(resources[one.kind], self._namespace, one.transfer, patch)
+                await self._client.patch(BY_KIND[one.kind], self._namespace, one.transfer, patch)
                 acknowledged.append(one)
         return acknowledged
 

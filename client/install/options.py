@@ -148,29 +148,6 @@ class InstallOptions:
         return f"{self.namespace}-{suffix}"
 
 
-_RESOURCES: Final = {
-    resource.kind: resource
-    for resource in (
-        kube.BACKUP_STORAGE_LOCATIONS,
-        kube.CLUSTER_ROLES,
-        kube.CLUSTER_ROLE_BINDINGS,
-        kube.CONFIG_MAPS,
-        kube.CUSTOM_RESOURCE_DEFINITIONS,
-        kube.DAEMON_SETS,
-        kube.JOBS,
-        kube.LEASES,
-        kube.NAMESPACES,
-        kube.NETWORK_POLICIES,
-        kube.PRIORITY_CLASSES,
-        kube.ROLES,
-        kube.ROLE_BINDINGS,
-        kube.SECRETS,
-        kube.SECURITY_CONTEXT_CONSTRAINTS,
-        kube.SERVICE_ACCOUNTS,
-    )
-}
-
-
 def build_object(
     api_version: str, kind: str, name: str, namespace: str = "", labels: Mapping[str, str] = PART_OF_LABELS
 ) -> Manifest:
@@ -180,8 +157,8 @@ def build_object(
 
 
 def resource_of(manifest: Mapping[str, Any]) -> kube.Resource:
-    """Return the resource of an object of an installation, or of one that agents create."""
-    return _RESOURCES[manifest["kind"]]
+    """Return the resource of an object."""
+    return kube.BY_KIND[manifest["kind"]]
 
 
 def place_of(obj: Mapping[str, Any]) -> str:

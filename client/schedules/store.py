@@ -39,10 +39,6 @@ _ROLES: Final = (kube.ROLE_BINDINGS, kube.ROLES, kube.CLUSTER_ROLE_BINDINGS, kub
 _SHARED: Final = frozenset({(kube.CONFIG_MAPS.kind, DELETIONS_CONFIGMAP), (kube.LEASES.kind, DELETIONS_LEASE)})
 """Kinds and names of what all schedules have in common: it stays."""
 
-_KINDS: Final = {
-    one.kind: one for one in (*_ROLES, kube.SERVICE_ACCOUNTS, kube.CONFIG_MAPS, kube.LEASES, kube.CRON_JOBS)
-}
-
 _Key = tuple[str, str, str]
 """Kind, namespace and name of an object; without a namespace, of the cluster."""
 
@@ -74,14 +70,14 @@ class OwnedObjects:
         """
         kind, namespace, name = _key_of(manifest)
         try:
-            await self.client.create(_KINDS[kind], manifest)
+            await self.client.create(kube.BY_KIND[kind], manifest)
         except AlreadyExistsError:
             stored = await self._read(manifest)
             if stored is None:
                 return ApplyResult.UNCHANGED
             patch = _patch_of(manifest)
             patch["metadata"] = patch["metadata"] | {"uid": stored["metadata"]["uid"]}
-            patched = await self.client.patch(_KINDS[kind], namespace, name, patch)
+            patched = await self.client.patch(kube.BY_KIND[kind], namespace, name, patch)
             same = patched["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
             return ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
         return ApplyResult.CREATED
@@ -91,7 +87,7 @@ class OwnedObjects:
         kind, namespace, name = _key_of(manifest)
         if (kind, name) in _SHARED:
             return None
-        stored = await self.client.read(_KINDS[kind], namespace, name)
+        stored = await self.client.read(kube.BY_KIND[kind], namespace, name)
         if stored is not None and not _is_own(stored, manifest):
             schedule = self.request.name
             raise ConfigError(f"{place_of(manifest)} exists, and is not of schedule {schedule}: it is left alone")
@@ -104,11 +100,13 @@ class OwnedObjects:
             ConfigError: an object of such a name is not of the schedule; it and the account are left.
         """
         kept = {_key_of(one) for one in keep}
-        found: dict[_Key, Manifest | Object] = {_key_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
+        found: dict[_Key, Manifest | Object] = {
+            _key_of(one): one for one in known if kube.BY_KIND[one["kind"]] in _ROLES
+        }
         for resource in _ROLES:
             found |= {_key_of(one): one for one in await self._list(resource)}
         # Bindings first: they grant.
-        order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(_KINDS[one[0]]), one))
+        order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(kube.BY_KIND[one[0]]), one))
         await self.remove([found[one] for one in order])
 
     async def _list(self, resource: kube.Resource) -> list[Object]:
@@ -137,7 +135,7 @@ class OwnedObjects:
                 continue
             if stored is None:
                 continue
-            answer = await self.client.delete(_KINDS[kind], namespace, name, uid=stored["metadata"]["uid"])
+            answer = await self.client.delete(kube.BY_KIND[kind], namespace, name, uid=stored["metadata"]["uid"])
             if answer in {Deletion.DONE, Deletion.STARTED}:
                 self.on_deleted(place_of(manifest))
         if foreign:

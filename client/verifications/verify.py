@@ -12,12 +12,11 @@ from client.verifications.scratch import NotRestoredError, compare_restored, rem
 from core.errors import AgentError
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
-from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.resources import BY_KIND
 from core.models.names import VERIFICATION_ANNOTATION
 from core.models.storage import RepositoryKey
 from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot
 
-_RESOURCES = {resource.kind: resource for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 _CAUSE_CHARACTERS = 1000
 
 
@@ -124,7 +123,7 @@ async def _record(
     """Record the result on the transfer of the volume, and return when; None: it is not recorded."""
     if found.outcome is None:
         return None
-    jobs, resource = tools.jobs, _RESOURCES[volume.kind]
+    jobs, resource = tools.jobs, BY_KIND[volume.kind]
     at = tools.now().replace(microsecond=0)
     text = Verification(at=at, outcome=found.outcome, percent=found.percent).to_json()
     patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}}}

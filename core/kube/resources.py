@@ -155,6 +155,8 @@ VOLUME_SNAPSHOT_CLASSES: Final = Resource(
     "VolumeSnapshotClass", "volumesnapshotclasses", _SNAPSHOTS, namespaced=False, form=types.VolumeSnapshotClass
 )
 
+BY_KIND: Final[dict[str, Resource[Any]]] = {one.kind: one for one in list(vars().values()) if isinstance(one, Resource)}
+"""All of these, by the kinds of their objects."""
 
 _SEGMENT: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]+")
 """Superset of the valid names of objects and namespaces; excludes every special path segment.

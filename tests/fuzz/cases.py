@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from core.kube import resources
-from core.kube.resources import Resource
 from core.models.names import (
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
@@ -33,7 +32,7 @@ from tests.support.objects import JsonDict
 
 CASES_PER_ROUND: Final = 12
 _CRDS: Final = Path(__file__).parents[2] / "deploy" / "crds"
-RESOURCES: Final = {value.kind: value for value in vars(resources).values() if isinstance(value, Resource)}
+RESOURCES: Final = resources.BY_KIND
 _PLURALS: Final = sorted(resource.plural for resource in RESOURCES.values())
 _MARKS: Final = (
     ("annotations", OUTCOME_ANNOTATION),

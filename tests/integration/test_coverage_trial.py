@@ -17,7 +17,6 @@ from core.kube import resources
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
-    Resource,
 )
 from tests.client.support.browser import visit
 from tests.client.support.volumes_scene import a_backup, a_cron_job
@@ -31,7 +30,7 @@ from tests.support.ui_command import running_ui
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-_RESOURCES = {one.kind: one for one in vars(resources).values() if isinstance(one, Resource)}
+_RESOURCES = resources.BY_KIND
 _COUNTS = {"app": 20, "db": 8, "shop": 12}
 _SUSPECTS = {
     "shop/data-07": (

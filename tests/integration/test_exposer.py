@@ -12,7 +12,6 @@ from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PRIORITY_CLASSES,
-    Resource,
 )
 from core.models.base import JsonDict
 from core.models.names import RECLAIM_POLICY_ANNOTATION
@@ -31,7 +30,7 @@ from tests.support.objects import build_object
 pytestmark = pytest.mark.integration
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
-_KINDS = {one.kind: one for one in vars(resources).values() if isinstance(one, Resource)}
+_KINDS = resources.BY_KIND
 
 
 _CLAIM: JsonDict = {

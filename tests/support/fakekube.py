@@ -33,7 +33,7 @@ from tests.support.fakestore import Store
 from tests.support.fakewatch import Watches
 from tests.support.objects import JsonDict
 
-_RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
+_RESOURCES: Final = tuple(resources.BY_KIND.values())
 _BY_PATH: Final = {(each.group, each.version, each.plural): each for each in _RESOURCES}
 _WITH_SPEC: Final = frozenset(
     {PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS}

@@ -9,7 +9,7 @@ from core.models.base import JsonDict, without_nulls
 from tests.support.golden import recorded_objects
 from tests.support.scripted import stored
 
-_RESOURCES = {value.kind: value for value in vars(resources).values() if isinstance(value, Resource)}
+_RESOURCES = resources.BY_KIND
 
 
 _RECORDED = [obj for obj in recorded_objects() if obj.get("kind") in _RESOURCES]
