@@ -25,6 +25,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from client.leader_page import LeaderDecision
+from client.text import EventLine
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
@@ -120,16 +121,6 @@ def compute_next(view: MaintenanceView) -> NextMaintenance:
     except OverflowError:
         return NextMaintenance(hold="invalid", reason="a time or duration of its maintenance is out of range")
     return NextMaintenance.of_decision(decision, record, view.now)
-
-
-class EventLine(WireModel):
-    """An Event on an object."""
-
-    type: str = ""
-    reason: str = ""
-    message: str = ""
-    count: int = 1
-    last_seen: Time
 
 
 async def read_events(client: KubeClient, namespace: str, uid: str) -> list[EventLine]:

@@ -1,4 +1,4 @@
-"""Durations, sizes and messages in their short form, for people, and the lines of a log for them."""
+"""Durations, sizes, moments and Events in their short form, for people, and the lines of a log for them."""
 
 import sys
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
 from core.kube.errors import NotFoundError
 from core.models.backups import Shrinkage
-from core.models.base import format_time
+from core.models.base import Time, WireModel, format_time
 from core.models.transfer_settings import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age, hinted, one_line
@@ -65,6 +65,16 @@ def format_moment(moment: datetime | None, now: datetime) -> str:
 def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
     """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
     return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
+
+
+class EventLine(WireModel):
+    """An Event on an object."""
+
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    count: int = 1
+    last_seen: Time
 
 
 def format_event(reason: str, message: str) -> str:

@@ -24,8 +24,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from client.repository_view import EventLine
-from client.text import format_ago, format_event
+from client.text import EventLine, format_ago, format_event
 from core.models.base import JsonDict, WireModel
 from core.text import one_line, printable
 

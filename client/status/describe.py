@@ -11,11 +11,11 @@ from typing import Any, Final, Self, TypeVar
 from msgspec import field
 
 from client.installation import read_named
-from client.repository_view import EventLine, read_events
+from client.repository_view import read_events
 from client.status.health import advise
 from client.status.parse import transfer_record
 from client.status.records import Target, TransferRecord
-from client.text import format_ago, format_bytes
+from client.text import EventLine, format_ago, format_bytes
 from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
