@@ -3,16 +3,20 @@
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn
+from unittest.mock import AsyncMock
 
 import click
 import pytest
 
 from client.cli import preflight
 from client.cli.user_commands import _root
+from client.volume_check_plan import CheckChoice
+from core.errors import ConfigError
 from nodeagent.__main__ import main
-from nodeagent.runtime.connection import ClusterAccess
+from nodeagent.runtime.connection import ClusterAccess, Connection
 
 _IN_INSTALL: Final = {"--dry-run", "--output", "-o", "--wait"}
 """Of `nodeagent install`, which has the flags of `velero install`, written as in Go."""
@@ -167,30 +171,28 @@ def test_each_command_suggests_its_own_options(path: str, capsys: pytest.Capture
     assert f'no such option "{word}x" (did you mean {word}?)' in capsys.readouterr().err
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Namespace and location of each preflight, which then ends."""
+    found: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def connect(access: ClusterAccess) -> AsyncIterator[Connection]:
+        yield Connection(AsyncMock(), access.namespace, AsyncMock(), AsyncMock())
+
+    async def plan_check(_client: object, namespace: str, choice: CheckChoice) -> NoReturn:
+        found.append((namespace, choice.location))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(preflight, "connect", connect)
+    monkeypatch.setattr(preflight, "plan_check", plan_check)
+    return found
+
+
 @pytest.mark.parametrize("word", ["-n", "--namespace", "--agent-namespace"])
-def test_the_namespace_of_the_agents_has_more_than_one_word(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_namespace_of_the_agents_has_more_than_one_word(
+    word: str, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, str]]
+) -> None:
     monkeypatch.setenv("VELERO_NAMESPACE", "other")
-    found = []
-
-    async def run(access: ClusterAccess, *_: object) -> None:
-        found.append(access.namespace)
-
-    monkeypatch.setattr(preflight, "_run", run)
-    assert (main(["preflight", word, "agents"]), main(["preflight"])) == (0, 0)
-    assert found == ["agents", "other"]
-
-
-@pytest.mark.parametrize(
-    ("words", "location"),
-    [([], "default"), (["--location=a"], "a"), (["--storage-location=a"], "a")],
-    ids=["default", "the old word", "the new word"],
-)
-def test_the_old_word_still_works(words: list[str], location: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-
-    async def run(_access: object, _form: object, choice: Any, _timeout: object) -> None:
-        found.append(choice.location)
-
-    monkeypatch.setattr(preflight, "_run", run)
-    assert main(["preflight", *words]) == 0
-    assert found == [location]
+    assert (main(["preflight", word, "agents", "--storage-location=a"]), main(["preflight"])) == (2, 2)
+    assert asked == [("agents", "a"), ("other", "default")]
