@@ -120,8 +120,8 @@ def _explain(error: click.UsageError) -> str:
             return _suggest("command", name, group.list_commands(context))
         case click.MissingParameter(param=click.Parameter() as missing):
             return f"missing {missing.param_type_name} {_name(missing)}"
-        case click.BadParameter(param=click.Parameter() as bad):
-            return f"{_name(bad)}: {error.message.removesuffix('.')}"
+        case click.BadParameter(param=click.Parameter() as bad, message=text):
+            return f"{_name(bad)}: {text.removesuffix('.')}"
     message = error.format_message().removesuffix(".")
     return f"{message[:1].lower()}{message[1:]}"
 
