@@ -17,10 +17,12 @@ from statistics import median
 from typing import Final
 
 from benchmarks.figures import Summary, print_report, spread, table
-from benchmarks.lives import Life, live
+from benchmarks.lives import Life, live, read_events
 from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape, change_tree, make_tree
+from core.contract import DataPathReason
 from tests.cluster.bed import Bed
+from tests.cluster.changes import MIB, announced_changes, open_tracked
 from tests.cluster.followed import Followed
 from tests.cluster.handkopia import HandKopia, open_kopia
 from tests.cluster.site import Site
@@ -165,6 +167,42 @@ class _Benchmark:
         return f"life-{self._names}"
 
 
+def _back_up_changes(bed: Bed, *, quick: bool) -> tuple[Iterator[str], Summary]:
+    """Back a device up, and again when 1 % of its 1 MiB blocks are touched; return a table and the figures.
+
+    Raises:
+        BenchmarkError: not only changed blocks were read, or a restored device differs.
+    """
+    size, used, space = (64, 16, "changes") if quick else (20 << 10, 5 << 10, "changes")
+    bed.user.apply(build_namespace(space))
+    found: dict[str, tuple[float, int, int]] = {}
+    with announced_changes(bed, space), open_tracked(bed, space) as tracked:
+        tracked.create(mib=size, filled_mib=used)
+        places = range(0, used, 100)
+        for name, touched in (("full", ()), ("changed", places)):
+            for at in touched:
+                tracked.write(at * MIB, MIB)
+            _settle()
+            before = tracked.stored_bytes()
+            upload = tracked.back_up(name)
+            events = read_events(bed, upload["metadata"]["name"])
+            began = max(events[DataPathReason.STARTED], events.get(DataPathReason.READY, 0))
+            seconds = events[DataPathReason.COMPLETED] - began
+            found[name] = seconds, tracked.hashed_bytes(upload), tracked.stored_bytes() - before
+            if activities := upload["status"].get("activities"):
+                raise BenchmarkError(f"{name}: {activities}")
+        if tracked.restore(upload) != tracked.content[name]:
+            raise BenchmarkError("the restored device differs")
+    rows = [[name, f"{one[0]:.2f}", *(f"{count / MIB:.1f}" for count in one[1:])] for name, one in found.items()]
+    seconds, read, stored = found["changed"]
+    return table(["backup", "move, seconds", "MiB read", "MiB stored"], rows), {
+        "changed_time_share": round(seconds / found["full"][0], 4),
+        "touched_mib": len(places),
+        "read_mib": round(read / MIB, 1),
+        "stored_mib": round(stored / MIB, 1),
+    }
+
+
 def _settle() -> None:
     """Write all buffers to the disk, so that no run waits for another one's."""
     os.sync()
@@ -182,6 +220,7 @@ def _fill_device(path: Path) -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_life", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="of all runs (default: 3)")
+    parser.add_argument("--changes", action="store_true", help="instead: changed blocks of a device of 20 GiB")
     parser.add_argument("--quick", action="store_true", help="with small trees, to try it")
     return parser.parse_args()
 
@@ -192,6 +231,9 @@ def main() -> int:
     try:
         bed = Bed(dict(os.environ), User(Api(Path(os.environ["KUBECONFIG"]))))
         install_agent(bed.user, bed.env)
+        if arguments.changes:
+            print_report("A device by block", *_back_up_changes(bed, quick=arguments.quick))
+            return 0
         shape = _QUICK if arguments.quick else _MEDIUM
         benchmark = _Benchmark(bed, shape, arguments.rounds)
         benchmark.run()

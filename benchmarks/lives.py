@@ -13,6 +13,7 @@ from typing import Any, Final
 from benchmarks.processes import BenchmarkError
 from core.contract import DataPathReason
 from core.kube.resources import EVENTS, PODS, Resource
+from tests.cluster.bed import Bed
 from tests.cluster.followed import Followed
 from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -121,7 +122,7 @@ def _measure(created: float, own: _Watched, pod: _Watched) -> Life:
     completed = own.first("Completed", reached("Completed"))
     gone = pod.first("the end of the pod", lambda change, _: change == "DELETED")
     released = own.first("the end of the cleanup", lambda _, version: _is_released(version))
-    events = _read_events(own.transfer)
+    events = read_events(own.transfer.bed, own.transfer.name)
     started, moved = (events[one] for one in (DataPathReason.STARTED, DataPathReason.COMPLETED))
     ready, flush = events.get(DataPathReason.READY, started), _read_flush(own.transfer)
     return Life(
@@ -156,11 +157,10 @@ def _read_flush(transfer: Followed) -> float:
     return next((float(one[1]) for one in reversed(found) if one), 0.0)
 
 
-def _read_events(transfer: Followed) -> dict[str, float]:
-    """Return when the mover reported what, in seconds; the end of an Event's name has it in nanoseconds."""
-    found = transfer.bed.api.objects(EVENTS, NAMESPACE)
+def read_events(bed: Bed, name: str) -> dict[str, float]:
+    """Return when a mover reported what, in seconds; the end of an Event's name has it in nanoseconds."""
     return {
         one["reason"]: int(one["metadata"]["name"].rpartition(".")[2], 16) / 1e9
-        for one in found
-        if one["involvedObject"]["name"] == transfer.name
+        for one in bed.api.objects(EVENTS, NAMESPACE)
+        if one["involvedObject"]["name"] == name
     }

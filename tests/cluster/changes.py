@@ -1,12 +1,14 @@
 """Backups by block of a driver that says what has changed: the released sidecar over the test bed's driver."""
 
+import hashlib
 import json
 import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
@@ -21,8 +23,21 @@ from tests.testbed.storage.csi import Storage
 
 MIB: Final = 1 << 20
 
-_SECONDS = 120
+_SECONDS = 300
 _BASE_LABEL = "nodeagent.io/base-claim"
+
+
+class Content(NamedTuple):
+    """All of a device: its size in bytes and its SHA-256."""
+
+    size: int
+    digest: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Content":
+        """Read a device or an image of one."""
+        with path.open("rb") as file:
+            return cls(digest=hashlib.file_digest(file, "sha256").hexdigest(), size=file.tell())
 
 
 @contextmanager
@@ -47,7 +62,7 @@ class Tracked:
     bed: Bed
     space: str
     block: bool = True
-    content: dict[str, bytes] = field(default_factory=dict)
+    content: dict[str, Content] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     @property
@@ -62,11 +77,12 @@ class Tracked:
 
     def write(self, at: int, count: int) -> None:
         """Write random bytes, or zeros for a negative count."""
-        data = self._random.randbytes(count) if count > 0 else bytes(-count)
         path = self.volume.path()
         with (path if self.block else path / "file").open("r+b") as file:
             file.seek(at)
-            file.write(data)
+            for start in range(0, abs(count), MIB):
+                piece = min(MIB, abs(count) - start)
+                file.write(self._random.randbytes(piece) if count > 0 else bytes(piece))
             file.flush()
             os.fsync(file.fileno())
 
@@ -85,15 +101,15 @@ class Tracked:
         assert last["status"]["phase"] == "Completed", last["status"]
         return last
 
-    def _snapshot_content(self, name: str) -> bytes:
+    def _snapshot_content(self, name: str) -> Content:
         found = self.bed.api.get(VOLUME_SNAPSHOTS, self.space, name) or {}
         content = (
             self.bed.api.get(VOLUME_SNAPSHOT_CONTENTS, "", found["status"]["boundVolumeSnapshotContentName"]) or {}
         )
         handle: str = content["status"]["snapshotHandle"]
-        return (self.bed.folder / "snapshots" / handle).read_bytes()
+        return Content.read(self.bed.folder / "snapshots" / handle)
 
-    def restore(self, upload: Json) -> bytes:
+    def restore(self, upload: Json) -> Content:
         """Restore a backup into a new device, and return its content."""
         name = upload["metadata"]["name"]
         target, size = f"{name}-back", str(upload["status"]["progress"]["totalBytes"])
@@ -104,7 +120,7 @@ class Tracked:
         *_, last = follow(self.bed, DATA_DOWNLOADS, [target], seconds=_SECONDS)
         assert last["status"]["phase"] == "Completed", last["status"]
         wait_released(self.bed, DATA_DOWNLOADS, [target])
-        return Volume(self.bed, self.space, target).path().read_bytes()
+        return Content.read(Volume(self.bed, self.space, target).path())
 
     def messages(self, upload: Json, reason: str) -> list[str]:
         """The messages of its Events with that reason."""

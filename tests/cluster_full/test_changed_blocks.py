@@ -90,7 +90,7 @@ def test_a_device_that_has_grown_is_backed_up_with_its_end(tracked: Tracked) -> 
     tracked.write(49 * MIB + 512, 512)
     upload = _back_up(tracked, "grown")
     assert not upload["status"].keys() & {"activities", "fallbackFull"}
-    assert len(tracked.content["grown"]) == 50 * MIB
+    assert tracked.content["grown"].size == 50 * MIB
 
 
 def test_a_base_that_is_lost_means_that_all_is_read(tracked: Tracked) -> None:
