@@ -117,7 +117,7 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
     prometheus.wait_fired(*_OF_WAITING, seconds=_STEP_SECONDS)
     monitored.gate.open()
     prometheus.wait_quiet(*_OF_WAITING, seconds=_STEP_SECONDS)
-    failing = monitored.leave_pending("failing", datamover="velero-block")
+    failing = monitored.leave_pending("failing", snapshotType="unknown")
     prometheus.wait_fired(_OF_FAILURES, _OF_COVERAGE, seconds=_STEP_SECONDS)
     # The agent is removed next, and tests that follow look for what was not cleaned up.
     bed = monitored.upkeep.own.bed
