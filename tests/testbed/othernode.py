@@ -21,6 +21,8 @@ from tests.testbed.settings import node_address, pod_subnet
 _UPLINK = "uplink"
 _START_SECONDS = 60
 _CHECK_SECONDS = 1.0
+_CONTAINERD_READY = b"Start streaming server"
+"""It has found the pods that it had. Source: containerd 1.6, pkg/cri/server/service.go, Run."""
 
 
 def start(node: Node, archives: list[Path], supervisor: Supervisor, driver: list[str]) -> None:
@@ -38,7 +40,6 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor, driver: list
         "containerd": node.containerd,
         "kubelet": node.kubelet,
         "driver": driver,
-        "socket": node.socket,
         "imports": [node.ctr("images", "import", str(archive)) for archive in archives],
         "logs": str(supervisor.logs),
     }
@@ -75,8 +76,11 @@ def main(folder: Path) -> int:
         machine.add_addresses(node_address(index))
         supervisor.wait("the cable", _has_uplink, seconds=_START_SECONDS)
         _connect(node_address(index))
+        log = supervisor.logs / f"containerd-{index}.log"
+        past = log.stat().st_size if log.exists() else 0
         supervisor.start(f"containerd-{index}", task["containerd"])
-        supervisor.wait("containerd", Path(task["socket"]).exists, seconds=_START_SECONDS)
+        # A kubelet that asks before ends.
+        supervisor.wait("containerd", lambda: _CONTAINERD_READY in log.read_bytes()[past:], seconds=_START_SECONDS)
         imported = folder / "imported"
         for argv in task["imports"] if not imported.exists() else ():
             machine.run(*argv)
