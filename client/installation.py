@@ -104,7 +104,7 @@ def serve_words(daemonset: DaemonSet) -> list[str]:
 
 
 async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str | None:
-    """Return why a `what` (backup, restore) is refused beside a Velero server, or if there may be one; else empty."""
+    """Return why a `what` (backup, restore) is refused: a Velero server is there, or may be; None: it is not."""
     advice = f"--ignore-velero-server creates the {what} nevertheless"
     try:
         found = await has_velero_server(client, namespace)
