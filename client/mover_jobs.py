@@ -144,10 +144,8 @@ async def find_subject(tools: JobTools, what: str, location_name: str, volume_na
 
 async def find_subject_of(tools: JobTools, what: str, repository: BackupRepository) -> JobSubject:
     """Return a repository as the subject of a Job; raises the same."""
-    spec = repository.spec
-    location = await read_location(tools.client, tools.namespace, spec.backup_storage_location)
-    key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
-    return JobSubject(Owner.of(repository), what, key, location, record_of(repository))
+    location = await read_location(tools.client, tools.namespace, repository.key.location)
+    return JobSubject(Owner.of(repository), what, repository.key, location, record_of(repository))
 
 
 async def plan_job(

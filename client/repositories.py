@@ -33,7 +33,7 @@ from core.kube.types import Object, Pod
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict, WireModel
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
-from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
+from core.models.storage import BackupRepository, BackupStorageLocation
 from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
@@ -41,11 +41,10 @@ from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import (
-    LocationState,
     MaintenanceView,
     decide_memory,
+    find_location_hold,
     is_full_incomplete,
-    location_state,
     view_of,
 )
 from nodeagent.maintenance.verification import verification_of
@@ -71,8 +70,7 @@ class _Surroundings:
         return (self.locations or {}).get(repository.spec.backup_storage_location)
 
     def settings_of(self, repository: BackupRepository) -> MaintenanceSettings:
-        spec = repository.spec
-        return self.configured.settings_for(RepositoryKey(spec.volume_namespace, spec.backup_storage_location))
+        return self.configured.settings_for(repository.key)
 
     def decide(self, repository: BackupRepository, view: MaintenanceView) -> NextMaintenance:
         known = self.locations is not None
@@ -81,7 +79,7 @@ class _Surroundings:
             view,
             switch=self.switch,
             server=self.server,
-            location=location_state(self.location_of(repository)) if known else LocationState.USABLE,
+            location_hold=find_location_hold(self.location_of(repository)) if known else None,
             job_unfinished=any(not job.ended for job in jobs_of(repository, self.jobs)),
             running_jobs=sum(job.ours and not job.ended for job in self.jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,

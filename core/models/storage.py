@@ -187,19 +187,23 @@ class BackupRepository(CustomResource):
         """`status.phase`; absent reads as New."""
         return self.status.phase or RepositoryPhase.NEW
 
+    @property
+    def key(self) -> RepositoryKey:
+        """Its identity; an absent type reads as kopia."""
+        spec = self.spec
+        return RepositoryKey(
+            spec.volume_namespace, spec.backup_storage_location, spec.repository_type or REPOSITORY_TYPE
+        )
+
     def check_key(self, wanted: RepositoryKey) -> None:
         """Check that the repository has the key `wanted`.
 
         Raises:
             RepositoryError: it has another key; the message has both.
         """
-        spec = self.spec
-        key = RepositoryKey(
-            spec.volume_namespace, spec.backup_storage_location, spec.repository_type or REPOSITORY_TYPE
-        )
-        if key != wanted:
+        if self.key != wanted:
             shown = f"{self.kind_name} {self.metadata.namespace}/{self.name}"
-            raise RepositoryError(f"{shown} is for {key}, not for {wanted}")
+            raise RepositoryError(f"{shown} is for {self.key}, not for {wanted}")
 
 
 def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:

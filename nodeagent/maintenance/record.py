@@ -6,12 +6,11 @@ runs and how much memory it gets; the history is in the BackupRepository's statu
 
 from datetime import datetime
 from enum import Enum, auto
-from typing import Final, Self
+from typing import Final
 
 from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
-from core.errors import ContractError
 from core.models.base import Int64, SparseModel, Time
 from core.snapshot_contract import SnapshotTotal
 
@@ -84,14 +83,6 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
     reported_at: Time | None = None
     orphans: SnapshotTotal | None = None
     running: RunningJob | None = None
-
-    @classmethod
-    def parse(cls, annotation: str | None) -> Self:
-        """Return the record in the annotation's value; an invalid one counts as none."""
-        try:
-            return cls.from_json(annotation) if annotation else cls()
-        except ContractError:
-            return cls()
 
 
 def after_success(

@@ -22,7 +22,6 @@ from core.models.storage import (
     BackupStorageLocation,
     MaintenanceEntry,
     MaintenanceOutcome,
-    RepositoryKey,
     RepositoryPhase,
 )
 from core.models.units import parse_duration
@@ -61,15 +60,6 @@ _FIRST_QUICK_BYTES: Final = 128 * _MIB
 _FIRST_FULL_BYTES: Final = 256 * _MIB
 
 
-class LocationState(StrEnum):
-    """The state of the backup storage location, as far as maintenance depends on it."""
-
-    USABLE = "usable"
-    MISSING = "missing"
-    READ_ONLY = "read-only"
-    UNAVAILABLE = "unavailable"
-
-
 class Hold(StrEnum):
     """Why a repository is not maintained now."""
 
@@ -100,13 +90,6 @@ class Hold(StrEnum):
     """The API server rejects the pod of the Job, as a dry run shows: no rule here."""
 
 
-_OF_LOCATION: Final = {
-    LocationState.MISSING: Hold.LOCATION_MISSING,
-    LocationState.READ_ONLY: Hold.LOCATION_READ_ONLY,
-    LocationState.UNAVAILABLE: Hold.LOCATION_UNAVAILABLE,
-}
-
-
 @dataclass(frozen=True)
 class MaintenanceView:
     """What the decision about one repository depends on, from reads made now.
@@ -131,7 +114,7 @@ class MaintenanceView:
     server: bool = False
     no_server_for: timedelta = _SERVER_GONE
     ready_once: bool = True
-    location: LocationState = LocationState.USABLE
+    location_hold: Hold | None = None
     job_unfinished: bool = False
     running_jobs: int = 0
     max_concurrent_jobs: int = 1
@@ -160,13 +143,13 @@ class Decision:
     may_be_full: bool = False
 
 
-def location_state(location: BackupStorageLocation | None) -> LocationState:
-    """Return the state of the location; None: it does not exist."""
+def find_location_hold(location: BackupStorageLocation | None) -> Hold | None:
+    """Return why nothing can be written to the location now; a `location` of None does not exist."""
     if location is None:
-        return LocationState.MISSING
+        return Hold.LOCATION_MISSING
     if location.read_only:
-        return LocationState.READ_ONLY
-    return LocationState.USABLE if location.available else LocationState.UNAVAILABLE
+        return Hold.LOCATION_READ_ONLY
+    return None if location.available else Hold.LOCATION_UNAVAILABLE
 
 
 def decide_maintenance(view: MaintenanceView) -> Decision:
@@ -203,8 +186,8 @@ def _find_hold(view: MaintenanceView) -> Decision | None:
         return Decision(Hold.SERVER_SEEN, view.now + _SERVER_GONE - view.no_server_for)
     if not view.ready_once:
         return Decision(Hold.NEVER_READY)
-    if (hold := _OF_LOCATION.get(view.location)) is not None:
-        return Decision(hold)
+    if view.location_hold is not None:
+        return Decision(view.location_hold)
     return _find_recorded_hold(view)
 
 
@@ -271,9 +254,14 @@ def _retry_at(view: MaintenanceView) -> datetime | None:
         return None
     last, record = view.entries[-1], view.record
     moments = [moment for moment in (last.start_timestamp, last.complete_timestamp, record.last_failure) if moment]
-    delay = _FIRST_RETRY * 2 ** min(failures - 1, _MOST_DOUBLINGS)
-    delay = view.frequency if record.retry_at_frequency else min(delay, view.frequency)
+    delay = view.frequency if record.retry_at_frequency else retry_delay(failures, view.frequency)
     return max(moments) + delay if moments else view.now
+
+
+def retry_delay(failures: int, longest: timedelta) -> timedelta:
+    """Return the delay after that many failures in a row: 5 minutes, then twice as long each time."""
+    delay: timedelta = _FIRST_RETRY * 2 ** min(failures - 1, _MOST_DOUBLINGS)
+    return min(delay, longest)
 
 
 def _may_be_full(view: MaintenanceView) -> bool:
@@ -382,13 +370,9 @@ _DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 
 
 def record_of(repository: BackupRepository) -> MaintenanceRecord:
-    """Return the record in the repository's annotation."""
-    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
-
-
-def key_of(repository: BackupRepository) -> RepositoryKey:
-    """Return the identity of the repository."""
-    return RepositoryKey(repository.spec.volume_namespace, repository.spec.backup_storage_location)
+    """Return the record in the repository's annotation; an invalid one counts as none."""
+    annotations = repository.metadata.annotations
+    return MaintenanceRecord.read_annotation(annotations, MAINTENANCE_ANNOTATION) or MaintenanceRecord()
 
 
 def was_ready(repository: BackupRepository) -> bool:

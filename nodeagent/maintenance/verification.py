@@ -22,10 +22,7 @@ from core.models.verification import SHARES, Verification, VerificationOutcome, 
 from core.text import some_of
 from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
 from nodeagent.maintenance.restore_tests import RestoreTests, without_future
-from nodeagent.maintenance.rules import Decision, Hold, LocationState
-
-_FIRST_RETRY: Final = timedelta(minutes=5)
-_MOST_DOUBLINGS: Final = 30
+from nodeagent.maintenance.rules import Decision, Hold, retry_delay
 
 _NAME_CHARACTERS: Final = 40
 _DIGEST_DIGITS: Final = 8
@@ -35,11 +32,6 @@ _MOST_COPIES: Final = 3
 _FAULT_CHARACTERS: Final = 200
 _MESSAGE_CHARACTERS: Final = 1000
 """The annotation has a few kilobytes at most."""
-
-_OF_LOCATION: Final = {
-    LocationState.MISSING: Hold.LOCATION_MISSING,
-    LocationState.UNAVAILABLE: Hold.LOCATION_UNAVAILABLE,
-}
 
 
 class RepositoryVerification(WireModel, omit_defaults=True):
@@ -110,16 +102,16 @@ def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerifi
 class VerificationView:
     """What the decision about one repository depends on.
 
-    `plan` is None where verification is not configured. `has_backups`: a completed backup may refer to it.
-    `job_unfinished`: a Job of either kind has not ended. `windows` are maintenance's.
+    `has_backups`: a completed backup may refer to it. `job_unfinished`: a Job of either kind has not ended. `windows`
+    are maintenance's.
     """
 
     now: datetime
-    plan: VerificationPlan | None
+    plan: VerificationPlan
     record: RepositoryVerification = field(default_factory=RepositoryVerification)
     has_backups: bool = True
     ready_once: bool = True
-    location: LocationState = LocationState.USABLE
+    location_hold: Hold | None = None
     job_unfinished: bool = False
     running_jobs: int = 0
     max_concurrent_jobs: int = 1
@@ -128,20 +120,19 @@ class VerificationView:
     @property
     def all_windows(self) -> tuple[Window, ...]:
         """When reading may begin; none: always."""
-        return self.plan.windows if self.plan is not None and self.plan.windows else self.windows
+        return self.plan.windows or self.windows
 
     @property
     def opportunities(self) -> tuple[Window, ...]:
         """What begins when reading may begin; none: always."""
-        starts = self.plan.starts if self.plan is not None else None
-        return (starts,) if starts is not None else self.all_windows
+        return (self.plan.starts,) if self.plan.starts is not None else self.all_windows
 
 
 def decide_verification(view: VerificationView) -> Decision:
     """Return whether shares of the repository are read now, and if not, why, and until when."""
-    record, now = view.record, view.now
+    record, plan, now = view.record, view.plan, view.now
 
-    def is_due(plan: VerificationPlan) -> bool:
+    def is_due() -> bool:
         last = record.job if record.failed_at is None else None
         # What was never read is spread over the period, unless there is a schedule.
         early = plan.starts is None and last is not None and record.proven_at is None
@@ -153,41 +144,37 @@ def decide_verification(view: VerificationView) -> Decision:
 
 def decide_restore_test(view: VerificationView) -> Decision:
     """Return whether a volume of the repository is restored now, and if not, why, and until when."""
-    tests = view.record.tests
-    if view.plan is None or not view.plan.restore_test:
+    tests, plan = view.record.tests, view.plan
+    if not plan.restore_test:
         return Decision(Hold.OFF)
 
-    def is_due(plan: VerificationPlan) -> bool:
+    def is_due() -> bool:
         last = tests.job if tests.failed_at is None else None
-        late = tests.at is None or tests.at + plan.period < _begins_again(view, plan)
+        late = tests.at is None or tests.at + plan.period < _begins_again(view)
         return late and _has_begun(plan, last, view.now)
 
     return _decide(view, tests.failures, tests.failed_at, is_due)
 
 
-def _decide(
-    view: VerificationView, failures: int, failed_at: datetime | None, is_due: Callable[[VerificationPlan], bool]
-) -> Decision:
-    """Return whether a Job of one kind begins, of which so many have failed in a row."""
-    plan = view.plan
-    if plan is None:
-        return Decision(Hold.OFF)
+def _decide(view: VerificationView, failures: int, failed_at: datetime | None, is_due: Callable[[], bool]) -> Decision:
+    """Return whether a Job of one kind begins, of which so many have failed in a row, the last one at `failed_at`."""
     if view.job_unfinished:
         return Decision(Hold.JOB_UNFINISHED)
     if not view.has_backups:
         return Decision(Hold.IDLE)
     if not view.ready_once:
         return Decision(Hold.NEVER_READY)
-    if (hold := _OF_LOCATION.get(view.location)) is not None:
-        return Decision(hold)
-    retry = _find_retry(failures, failed_at, plan)
-    if retry is not None and view.now < retry:
-        return Decision(Hold.BACK_OFF, retry)
-    if not is_due(plan):
+    # What is read-only can be read.
+    if view.location_hold not in {None, Hold.LOCATION_READ_ONLY}:
+        return Decision(view.location_hold)
+    if failures and failed_at is not None:
+        retry_at = failed_at + retry_delay(failures, view.plan.period / SHARES)
+        if view.now < retry_at:
+            return Decision(Hold.BACK_OFF, retry_at)
+    if not is_due():
         return Decision(Hold.NOT_DUE)
-    windows = view.all_windows
-    if not is_open(windows, view.now):
-        return Decision(Hold.WINDOW, next_start(windows, view.now))
+    if not is_open(view.all_windows, view.now):
+        return Decision(Hold.WINDOW, next_start(view.all_windows, view.now))
     if view.running_jobs >= view.max_concurrent_jobs:
         return Decision(Hold.CONCURRENCY)
     return Decision()
@@ -198,20 +185,16 @@ def choose_shares(view: VerificationView) -> tuple[int, ...]:
 
     These are the ones whose last reading will be a period old when reading may next begin.
     """
-    plan = view.plan
-    if plan is None:
-        return ()
-    again = _begins_again(view, plan)
+    again, oldest = _begins_again(view), datetime.min.replace(tzinfo=view.now.tzinfo)
     read = enumerate(view.record.read_at)
-    chosen = [(at, share) for share, at in read if at is None or at + plan.period < again]
-    oldest = datetime.min.replace(tzinfo=view.now.tzinfo)
-    return tuple(share for _, share in sorted((at or oldest, share) for at, share in chosen))
+    chosen = [(at or oldest, share) for share, at in read if at is None or at + view.plan.period < again]
+    return tuple(share for _, share in sorted(chosen))
 
 
-def _begins_again(view: VerificationView, plan: VerificationPlan) -> datetime:
+def _begins_again(view: VerificationView) -> datetime:
     """Return when a Job may next begin after one that begins now."""
     again = next_start(view.opportunities, view.now) or view.now
-    return again if plan.starts is not None else max(again, view.now + plan.period / SHARES)
+    return again if view.plan.starts is not None else max(again, view.now + view.plan.period / SHARES)
 
 
 def _has_begun(plan: VerificationPlan, last: datetime | None, now: datetime) -> bool:
@@ -226,19 +209,9 @@ def _has_begun(plan: VerificationPlan, last: datetime | None, now: datetime) -> 
 
 def least_shares(view: VerificationView) -> int:
     """Return how many shares a Job reads at least, so that all are read in a period."""
-    if view.plan is None:
-        return 1
     pauses = (longest_pause(one.schedule, one.zone, view.now) for one in view.opportunities)
     pause = min(pauses, default=timedelta())
     return max(1, min(SHARES, math.ceil(pause / view.plan.period * SHARES)))
-
-
-def _find_retry(failures: int, failed_at: datetime | None, plan: VerificationPlan) -> datetime | None:
-    """Return when to try again after Jobs that failed; None: the last one did not."""
-    if not failures or failed_at is None:
-        return None
-    delay: timedelta = _FIRST_RETRY * 2 ** min(failures - 1, _MOST_DOUBLINGS)
-    return failed_at + min(delay, plan.period / SHARES)
 
 
 def verification_name(repository: BackupRepository, *, restores: bool = False) -> str:

@@ -53,7 +53,7 @@ from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
-from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, key_of, merge_history, record_of
+from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, merge_history, record_of
 from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.runtime.workqueue import Requeue, Timers
 
@@ -265,7 +265,7 @@ async def read_before_start(
     jobs = await list_jobs(client, namespace)
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
     location = BackupStorageLocation.parse(raw) if raw is not None else None
-    active = await settings(key_of(repository))
+    active = await settings(repository.key)
     fresh = BackupRepository.parse(await client.get(BACKUP_REPOSITORIES, namespace, repository.name))
     if fresh.metadata.resource_version != repository.metadata.resource_version:
         return None

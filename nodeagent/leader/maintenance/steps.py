@@ -42,11 +42,10 @@ from nodeagent.maintenance.rules import (
     count_failures,
     decide_maintenance,
     decide_memory,
+    find_location_hold,
     frequency_of,
     is_report_due,
     job_name,
-    key_of,
-    location_state,
     record_of,
     slot_of,
     view_of,
@@ -174,7 +173,7 @@ class MaintenanceSteps:
 
     async def _hold_for(self, repository: BackupRepository, job: MaintenanceJob | RunningJob) -> Decision:
         """Return when the maintenance after that Job is due, and report it once it is overdue."""
-        backups = self._sources.backups(key_of(repository))
+        backups = self._sources.backups(repository.key)
         if backups is None:
             return Decision(Hold.JOB_UNFINISHED)
         view = await self._view(repository, _fingerprint(backups))
@@ -224,7 +223,7 @@ class MaintenanceSteps:
             return Requeue(STEP_SECONDS)
         kept = self._of(repository).kept
         if kept is None or len(ended) > kept:
-            settings = await self._sources.settings(key_of(repository))
+            settings = await self._sources.settings(repository.key)
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
             self._of(repository).kept = settings.keep_jobs
@@ -232,7 +231,7 @@ class MaintenanceSteps:
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
-        backups = self._sources.backups(key_of(repository))
+        backups = self._sources.backups(repository.key)
         if backups is None:
             return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         view = await self._view(repository, _fingerprint(backups))
@@ -283,7 +282,7 @@ class MaintenanceSteps:
             view,
             server=server,
             no_server_for=self._absence.lasts,
-            location=location_state(location),
+            location_hold=find_location_hold(location),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
             running_jobs=count_running(jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,

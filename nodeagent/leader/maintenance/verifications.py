@@ -77,7 +77,7 @@ from nodeagent.maintenance.jobs import (
 )
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
-from nodeagent.maintenance.rules import Decision, Hold, decide_memory, key_of, location_state, record_of, was_ready
+from nodeagent.maintenance.rules import Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
 from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
@@ -179,7 +179,7 @@ class VerificationSteps:
         plan = self._sources.verification()
         if plan is None:
             return None
-        backups = self._sources.backups(key_of(repository))
+        backups = self._sources.backups(repository.key)
         if backups is None:
             return Requeue(STEP_SECONDS)
         view = VerificationView(
@@ -247,7 +247,7 @@ class VerificationSteps:
         own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
         view = replace(
             view,
-            location=location_state(location),
+            location_hold=find_location_hold(location),
             job_unfinished=any(not job.ended for job in own),
             running_jobs=count_running(jobs) + waiting,
             max_concurrent_jobs=settings.max_concurrent_jobs,
@@ -271,11 +271,11 @@ class VerificationSteps:
 
     async def _create(self, request: JobRequest, view: VerificationView, *, restores: bool) -> bool:
         """Create the Job; return whether there is anything to do for it."""
-        expose, key = self._sources.expose_settings(), key_of(request.repository)
+        expose, key = self._sources.expose_settings(), request.repository.key
         if restores:
             copies = [restorable(cr) async for cr in self._completed() if cr.source_claim and _is_in(cr, key)]
             copy = choose_copy(view.record.tests, copies)
-            if copy is None or view.plan is None:
+            if copy is None:
                 return False
             manifest = build_restore_test(request, expose, copy, view.plan)
         else:
@@ -334,7 +334,7 @@ class VerificationSteps:
         self, repository: BackupRepository, job: MaintenanceJob, found: _Found, transfers: Iterable[Transfer]
     ) -> None:
         """Write what the Job has found to the transfers, and then to the repository, with Events."""
-        cluster, key = self._cluster, key_of(repository)
+        cluster, key = self._cluster, repository.key
         found_by_id = {one.id: one for one in found.snapshots}
         unnamed = dict(found_by_id)
         copies, own = [], []

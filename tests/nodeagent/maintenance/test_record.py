@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
+from core.models.storage import BackupRepository
 from nodeagent.maintenance.record import (
     FailureCause,
     MaintenanceRecord,
@@ -13,7 +14,10 @@ from nodeagent.maintenance.record import (
     after_failure,
     after_success,
 )
+from nodeagent.maintenance.rules import record_of
+from tests.nodeagent.support.maintenance_scene import repository_object
 
+_KEY = "nodeagent.io/maintenance"
 AT = datetime(2026, 7, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 QUICK = MaintenanceResult(
@@ -38,17 +42,22 @@ def fail(record: MaintenanceRecord, cause: FailureCause, limit_bytes: int | None
     return after_failure(record, cause, inputs="inputs", limit_bytes=limit_bytes, at=AT)
 
 
+def repository(annotation: str | None) -> BackupRepository:
+    raw = repository_object()
+    return BackupRepository.parse(raw | {"metadata": raw["metadata"] | {"annotations": {_KEY: annotation}}})
+
+
 @pytest.mark.parametrize("annotation", [None, "", "{", "[]", '"x"', '{"at": 5}', '{"at": "2026-07-01T12:00:00"}'])
 def test_an_invalid_annotation_counts_as_none(annotation: str | None) -> None:
-    assert MaintenanceRecord.parse(annotation) == MaintenanceRecord()
+    assert record_of(repository(annotation)) == MaintenanceRecord()
 
 
 def test_a_record_survives_its_annotation_and_one_without_facts_is_empty() -> None:
     running = RunningJob(name="job", uid="uid", created=AT, fingerprint="b")
     record = replace(fail(succeed(MaintenanceRecord(), FULL), FailureCause.NEEDS_CHANGE), running=running)
-    assert MaintenanceRecord.parse(record.to_json()) == record
+    assert record_of(repository(record.to_json())) == record
     assert MaintenanceRecord().to_json() == "{}"
-    assert MaintenanceRecord.parse('{"contents": 5, "ofALaterVersion": {}}') == MaintenanceRecord(contents=5)
+    assert record_of(repository('{"contents": 5, "ofALaterVersion": {}}')) == MaintenanceRecord(contents=5)
 
 
 def test_a_success_stores_what_kopia_reports() -> None:

@@ -82,7 +82,6 @@ def test_a_volume_that_cannot_be_restored_does_not_keep_the_others_from_it() -> 
     ("plan", "tests", "hold"),
     [
         (_PLAN, RestoreTests(), None),
-        (None, RestoreTests(), Hold.OFF),
         (replace(_PLAN, restore_test=False), RestoreTests(), Hold.OFF),
         (_PLAN, RestoreTests(at=NOW - 28 * DAY), Hold.NOT_DUE),
         (_PLAN, RestoreTests(at=NOW - 29 * DAY), None),
@@ -91,12 +90,10 @@ def test_a_volume_that_cannot_be_restored_does_not_keep_the_others_from_it() -> 
         (replace(_PLAN, windows=(Window("0 22 * * *", parse_time_zone("UTC"), HOUR),)), RestoreTests(), Hold.WINDOW),
     ],
 )
-def test_one_volume_is_restored_in_a_period(
-    plan: VerificationPlan | None, tests: RestoreTests, hold: Hold | None
-) -> None:
+def test_one_volume_is_restored_in_a_period(plan: VerificationPlan, tests: RestoreTests, hold: Hold | None) -> None:
     view = VerificationView(NOW, plan, RepositoryVerification(restore_tests=tests))
     assert decide_restore_test(view).hold is hold
-    assert plan is None or decide_restore_test(replace(view, running_jobs=1)).hold is (hold or Hold.CONCURRENCY)
+    assert decide_restore_test(replace(view, running_jobs=1)).hold is (hold or Hold.CONCURRENCY)
 
 
 def test_with_a_schedule_it_begins_at_its_starts() -> None:

@@ -19,10 +19,9 @@ from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import (
     Decision,
     Hold,
-    LocationState,
     MaintenanceView,
     decide_maintenance,
-    location_state,
+    find_location_hold,
 )
 from nodeagent.runtime.settings import MaintenanceSwitch
 
@@ -81,9 +80,9 @@ FORBIDDEN: dict[Hold, dict[str, Any]] = {
     Hold.JOB_UNFINISHED: {"job_unfinished": True},
     Hold.SERVER_SEEN: {"no_server_for": 59 * MINUTE},
     Hold.NEVER_READY: {"ready_once": False},
-    Hold.LOCATION_MISSING: {"location": LocationState.MISSING},
-    Hold.LOCATION_READ_ONLY: {"location": LocationState.READ_ONLY},
-    Hold.LOCATION_UNAVAILABLE: {"location": LocationState.UNAVAILABLE},
+    Hold.LOCATION_MISSING: {"location_hold": Hold.LOCATION_MISSING},
+    Hold.LOCATION_READ_ONLY: {"location_hold": Hold.LOCATION_READ_ONLY},
+    Hold.LOCATION_UNAVAILABLE: {"location_hold": Hold.LOCATION_UNAVAILABLE},
     Hold.FOREIGN: {"record": with_record(foreign_at=NOW - 2 * DAY)},
     Hold.BLOCKED: {"record": with_record(blocked_inputs="inputs")},
     Hold.BACK_OFF: {"entries": failed(0)},
@@ -307,15 +306,15 @@ def test_as_many_jobs_run_as_may(*, running: int, most: int, held: bool) -> None
 @pytest.mark.parametrize(
     ("spec", "status", "expected"),
     [
-        ({}, {}, LocationState.USABLE),
-        ({}, {"phase": "Available"}, LocationState.USABLE),
-        ({}, {"phase": "Unavailable"}, LocationState.UNAVAILABLE),
-        ({"accessMode": "ReadWrite"}, {}, LocationState.USABLE),
-        ({"accessMode": "ReadOnly"}, {"phase": "Available"}, LocationState.READ_ONLY),
-        ({"accessMode": "ReadOnly"}, {"phase": "Unavailable"}, LocationState.READ_ONLY),
+        ({}, {}, None),
+        ({}, {"phase": "Available"}, None),
+        ({}, {"phase": "Unavailable"}, Hold.LOCATION_UNAVAILABLE),
+        ({"accessMode": "ReadWrite"}, {}, None),
+        ({"accessMode": "ReadOnly"}, {"phase": "Available"}, Hold.LOCATION_READ_ONLY),
+        ({"accessMode": "ReadOnly"}, {"phase": "Unavailable"}, Hold.LOCATION_READ_ONLY),
     ],
 )
-def test_the_state_of_a_location(spec: dict[str, str], status: dict[str, str], expected: LocationState) -> None:
+def test_the_hold_of_a_location(spec: dict[str, str], status: dict[str, str], expected: Hold | None) -> None:
     raw = {
         "apiVersion": "velero.io/v1",
         "kind": "BackupStorageLocation",
@@ -323,5 +322,5 @@ def test_the_state_of_a_location(spec: dict[str, str], status: dict[str, str], e
         "spec": {"provider": "aws", "objectStorage": {"bucket": "b"}} | spec,
         "status": status,
     }
-    assert location_state(BackupStorageLocation.parse(raw)) is expected
-    assert location_state(None) is LocationState.MISSING
+    assert find_location_hold(BackupStorageLocation.parse(raw)) is expected
+    assert find_location_hold(None) is Hold.LOCATION_MISSING

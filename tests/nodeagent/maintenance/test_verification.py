@@ -8,7 +8,7 @@ import pytest
 
 from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
 from nodeagent.config.windows import VerificationPlan, Window, parse_time_zone
-from nodeagent.maintenance.rules import Hold, LocationState
+from nodeagent.maintenance.rules import Hold
 from nodeagent.maintenance.verification import (
     RepositoryVerification,
     VerificationView,
@@ -36,14 +36,13 @@ VIEW = VerificationView(NOW, PLAN)
     ("changes", "hold"),
     [
         ({}, None),
-        ({"plan": None}, Hold.OFF),
         ({"job_unfinished": True}, Hold.JOB_UNFINISHED),
         ({"has_backups": False}, Hold.IDLE),
         ({"ready_once": False}, Hold.NEVER_READY),
-        ({"location": LocationState.MISSING}, Hold.LOCATION_MISSING),
-        ({"location": LocationState.UNAVAILABLE}, Hold.LOCATION_UNAVAILABLE),
+        ({"location_hold": Hold.LOCATION_MISSING}, Hold.LOCATION_MISSING),
+        ({"location_hold": Hold.LOCATION_UNAVAILABLE}, Hold.LOCATION_UNAVAILABLE),
         # It only reads.
-        ({"location": LocationState.READ_ONLY}, None),
+        ({"location_hold": Hold.LOCATION_READ_ONLY}, None),
         ({"running_jobs": 1}, Hold.CONCURRENCY),
         ({"windows": (Window("0 22 * * *", _UTC, 8 * HOUR),)}, Hold.WINDOW),
         ({"plan": replace(PLAN, windows=(Window("0 11 * * *", _UTC, 2 * HOUR),))}, None),
