@@ -40,13 +40,7 @@ from exposer.pod_status import diagnose_pod
 from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord
-from nodeagent.maintenance.rules import (
-    MaintenanceView,
-    decide_memory,
-    find_location_hold,
-    is_full_incomplete,
-    view_of,
-)
+from nodeagent.maintenance.rules import MaintenanceView, decide_memory, find_location_hold, is_full_incomplete, view_of
 from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 

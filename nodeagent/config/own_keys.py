@@ -246,14 +246,10 @@ class ExclusionKeys(Section):
     """One of `exclude.rules`: what the backups of some volumes leave out."""
 
     namespaces: list[ObjectName] = Field(
-        default_factory=list,
-        description="namespaces of the volumes; empty: all of them",
-        examples=[["build"]],
+        default_factory=list, description="namespaces of the volumes; empty: all of them", examples=[["build"]]
     )
     storage_classes: list[ObjectName] = Field(
-        default_factory=list,
-        description="storage classes of the volumes; empty: all of them",
-        examples=[["fast"]],
+        default_factory=list, description="storage classes of the volumes; empty: all of them", examples=[["fast"]]
     )
     patterns: list[Pattern] = Field(
         default_factory=list,
@@ -346,9 +342,7 @@ class VerificationKeys(Section):
         examples=[True],
     )
     restore_test_storage_class: ObjectName = Field(
-        default="",
-        description="class of the scratch PVC; empty: the class of the volume's PVC",
-        examples=["scratch"],
+        default="", description="class of the scratch PVC; empty: the class of the volume's PVC", examples=["scratch"]
     )
 
     def to_plan(self) -> VerificationPlan:

@@ -180,10 +180,7 @@ def _collect_expectations(sources: Sequence[BackupSource]) -> dict[VolumeKey, Ex
 
 
 def _plan_claim(
-    claim: VolumeClaim,
-    cluster: ClusterVolumes,
-    expected: Expectations,
-    leave_out_namespaces: Collection[str] | None,
+    claim: VolumeClaim, cluster: ClusterVolumes, expected: Expectations, leave_out_namespaces: Collection[str] | None
 ) -> VolumePlan:
     namespace, meta = claim.metadata.namespace, claim.metadata
     reason, note = meta.annotations.left_out, None

@@ -222,12 +222,7 @@ class Examiner:
     """Checks New and interrupted transfers."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        rules: DispatchRules,
-        *,
-        agents: Agents,
-        velero_nodes: Callable[[], AbstractSet[str]],
+        self, cluster: Cluster, rules: DispatchRules, *, agents: Agents, velero_nodes: Callable[[], AbstractSet[str]]
     ) -> None:
         """Check transfers of the kinds in `rules`.
 

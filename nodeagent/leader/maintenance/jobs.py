@@ -242,22 +242,15 @@ class JobRequest:
     report_snapshots: bool = False
 
 
-@dataclass(frozen=True)
-class BeforeStart:
-    """What is read at the start of a Job: all Jobs of the namespace, the repository's location, and what applies."""
-
-    jobs: list[MaintenanceJob]
-    location: BackupStorageLocation | None
-    settings: MaintenanceSettings
-
-
 async def read_before_start(
     client: KubeClient,
     namespace: str,
     repository: BackupRepository,
     settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]],
-) -> BeforeStart | None:
-    """Return what a Job of the repository depends on; None: it has changed, and the change is not observed yet.
+) -> tuple[list[MaintenanceJob], BackupStorageLocation | None, MaintenanceSettings] | None:
+    """Return all Jobs of the namespace, the repository's location, and what applies at the start of a Job.
+
+    None: the repository has changed, and the change is not observed yet.
 
     Raises:
         KubeError: the API server rejected a read.
@@ -269,7 +262,7 @@ async def read_before_start(
     fresh = BackupRepository.parse(await client.get(BACKUP_REPOSITORIES, namespace, repository.name))
     if fresh.metadata.resource_version != repository.metadata.resource_version:
         return None
-    return BeforeStart(jobs, location, active)
+    return jobs, location, active
 
 
 def look_again(decision: Decision, now: datetime, seconds: float = LOOK_AGAIN_SECONDS) -> Requeue:

@@ -276,7 +276,7 @@ class MaintenanceSteps:
         read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
-        jobs, location, settings = read.jobs, read.location, read.settings
+        jobs, location, settings = read
         self._most = settings.max_concurrent_jobs
         view = replace(
             view,
@@ -293,9 +293,7 @@ class MaintenanceSteps:
             return decision
         request = JobRequest(
             name=job_name(
-                repository.name,
-                slot_of(view.now, view.frequency, repository.uid),
-                count_failures(view.entries),
+                repository.name, slot_of(view.now, view.frequency, repository.uid), count_failures(view.entries)
             ),
             repository=repository,
             location=location,

@@ -18,23 +18,11 @@ from msgspec import structs
 from core.errors import AgentError, ContractError, ResultError
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUPS,
-    DATA_UPLOADS,
-    JOBS,
-    POD_VOLUME_BACKUPS,
-    Resource,
-)
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUPS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, Resource
 from core.kube.types import Pod, UncheckedObject
 from core.models.base import format_time
 from core.models.job_output import read_output
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    MAINTENANCE_CONTAINER,
-    RESTORE_TEST_ACCOUNT,
-    VERIFICATION_ANNOTATION,
-)
+from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, RESTORE_TEST_ACCOUNT, VERIFICATION_ANNOTATION
 from core.models.phases import Phase
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
@@ -66,6 +54,7 @@ from nodeagent.leader.maintenance.jobs import (
 )
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
+from nodeagent.maintenance import verification
 from nodeagent.maintenance.jobs import (
     MaintenanceJob,
     count_running,
@@ -78,23 +67,7 @@ from nodeagent.maintenance.jobs import (
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
 from nodeagent.maintenance.rules import Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
-from nodeagent.maintenance.verification import (
-    RepositoryVerification,
-    VerificationView,
-    VerifiedCopy,
-    after_job,
-    after_restore_test,
-    before,
-    choose_shares,
-    decide_restore_test,
-    decide_verification,
-    describe_damage,
-    describe_unnamed,
-    least_shares,
-    proves,
-    verification_name,
-    verification_of,
-)
+from nodeagent.maintenance.verification import RepositoryVerification, VerificationView, VerifiedCopy
 from nodeagent.runtime.workqueue import Requeue, Timers
 
 _log = logging.getLogger(__name__)
@@ -151,15 +124,10 @@ class VerificationSteps:
             self._held.pop((name, restores), None)
         self._reported.pop(name, None)
 
-    async def step(
-        self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int = 0
-    ) -> Requeue | None:
-        """Take one step for the repository, and return when to look again.
+    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int) -> Requeue | None:
+        """Take one step for the repository as last observed, given all Jobs; return when to look again.
 
-        Args:
-            repository: as last observed; each write fails if it has changed since.
-            jobs: all Jobs of the namespace, as last observed.
-            waiting: number of repositories whose maintenance waits for a place: it goes first.
+        `waiting` is the number of repositories whose maintenance waits for a place: it goes first.
         """
         own, record = verifications_of(repository, jobs), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
@@ -218,7 +186,7 @@ class VerificationSteps:
         return self._cluster.now() + _CLOCKS
 
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
-        return before(verification_of(repository), self._latest())
+        return verification.before(verification.verification_of(repository), self._latest())
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""
@@ -242,7 +210,7 @@ class VerificationSteps:
         read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
-        jobs, location, settings = read.jobs, read.location, read.settings
+        jobs, location, settings = read
         self._most = settings.max_concurrent_jobs
         own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
         view = replace(
@@ -259,7 +227,7 @@ class VerificationSteps:
         known = record_of(repository)
         known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes or 0))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
-        name = verification_name(repository, restores=restores)
+        name = verification.verification_name(repository, restores=restores)
         request = JobRequest(name, repository, location, settings, memory)
         try:
             created = await self._create(request, view, restores=restores)
@@ -279,7 +247,7 @@ class VerificationSteps:
                 return False
             manifest = build_restore_test(request, expose, copy, view.plan)
         else:
-            spec = VerifySnapshots(shares=choose_shares(view), least=least_shares(view))
+            spec = VerifySnapshots(shares=verification.choose_shares(view), least=verification.least_shares(view))
             manifest = build_verification(request, expose, spec)
         await create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
@@ -344,8 +312,8 @@ class VerificationSteps:
             if _is_in(cr, key):
                 own.append((cr, one))
                 unnamed.pop(cr.status.snapshot_id or "", None)
-        damaged = [redact(text) for text in (*describe_damage(copies), *describe_unnamed(unnamed.values()))]
-        after = self._after(repository, job, found, damaged, {cr.source_claim or "" for cr, _ in own})
+        damage = (*verification.describe_damage(copies), *verification.describe_unnamed(unnamed.values()))
+        after = self._after(repository, job, found, list(map(redact, damage)), {cr.source_claim or "" for cr, _ in own})
         for cr, one in own:
             await self._record(cr, one, after)
         cluster.check_leading()
@@ -365,7 +333,7 @@ class VerificationSteps:
         record, at = self._record_of(repository), self._cluster.now()
         failure = None if found.failure is None else redact(found.failure)
         if not job.restores:
-            return after_job(
+            return verification.after_job(
                 record,
                 job.created,
                 found.shares,
@@ -380,14 +348,15 @@ class VerificationSteps:
         else:
             tests = record.tests.failed(job.created, job.restores, failure or _NO_RESULT, at)
         # Of a Job whose pod never ran, no backups were read.
-        return after_restore_test(record, tests.only(claims) if claims else tests, damaged=damaged, at=at)
+        tests = tests.only(claims) if claims else tests
+        return verification.after_restore_test(record, tests, damaged=damaged, at=at)
 
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
         """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""
         cluster, last = self._cluster, read_verification(cr.metadata.annotations)
         if found is None or found.outcome is None:
             completed = cr.status.completion_timestamp or cr.metadata.creation_timestamp
-            if completed is None or not proves(after, completed, last):
+            if completed is None or not verification.proves(after, completed, last):
                 return
             outcome = VerificationOutcome.PASSED
         else:
@@ -436,7 +405,7 @@ class VerificationSteps:
 
 
 def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
-    return decide_restore_test(view) if restores else decide_verification(view)
+    return verification.decide_restore_test(view) if restores else verification.decide_verification(view)
 
 
 def _is_in(cr: Transfer, key: RepositoryKey) -> bool:

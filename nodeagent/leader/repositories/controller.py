@@ -46,13 +46,7 @@ from core.redact import redact
 from exposer.model import Pending
 from exposer.ownership import diagnose_rejection
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.repositories.init_pod import (
-    INIT_POD_SELECTOR,
-    InitPods,
-    InitState,
-    read_init_pod,
-    start_init_pod,
-)
+from nodeagent.leader.repositories.init_pod import INIT_POD_SELECTOR, InitPods, InitState, read_init_pod, start_init_pod
 from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries, read_inputs
 from nodeagent.metrics import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer

@@ -85,10 +85,7 @@ class ValidationProcess:
             # This process is not in a pod, with an account to read the location with.
             return None
         spec = ValidateLocation(
-            backup_storage_location=name,
-            log_level="error",
-            termination_message_path="/dev/stdout",
-            keys_only=True,
+            backup_storage_location=name, log_level="error", termination_message_path="/dev/stdout", keys_only=True
         )
         return _judge(name, *await self._run(spec.argv))
 
