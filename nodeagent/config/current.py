@@ -328,7 +328,6 @@ class ConfigAnnouncer:
     """Keeps the annotations on the agent's own pod: the hash of the active configuration, and what it can carry out."""
 
     def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
-        """Announce the hash of `current` on `pod`."""
         self._pod = pod
         self._current = current
         self._changed = asyncio.Event()

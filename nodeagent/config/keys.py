@@ -41,7 +41,6 @@ INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
-
 _RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS})
 """What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
 

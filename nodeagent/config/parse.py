@@ -90,7 +90,6 @@ _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
 Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
-
 _LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"))
 """Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else.
 
@@ -100,12 +99,9 @@ Source: Velero v1.18, for perNodeConfig.
 _WINDOWS: Final = "windows"
 """The same, wherever it is."""
 
-
 _DIGEST_DIGITS: Final = 12
 
-
 _SHOWN_LENGTH: Final = 40
-
 
 _ROUNDS: Final = 20
 """Each round removes all invalid values that it finds; most documents need one, none more than three."""
@@ -296,7 +292,6 @@ _TYPE_ERRORS: Final = frozenset(
     }
 )
 _CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
-
 
 _EXPECTED: Final = {
     "int_type": "a whole number",

@@ -405,7 +405,6 @@ class MaintenanceConfig:
     """The settings of maintenance Jobs, read for each one."""
 
     def __init__(self, client: KubeClient, namespace: str, name: str | None) -> None:
-        """Read the ConfigMap `name`; None: there is none."""
         self._client = client
         self._namespace = namespace
         self._name = name

@@ -22,7 +22,6 @@ from nodeagent.config.value_types import Section
 Location = tuple[str | int, ...]
 """Where a value is: keys and indexes from the top."""
 
-
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 

@@ -21,7 +21,6 @@ _UNSCHEDULED: Final = timedelta(days=7)
 _LONGEST_RUN: Final = timedelta(hours=1)
 """How late a run may complete a volume before it counts as missed; a quarter of the interval, if that is shorter."""
 
-
 _EARLIER: Final = "older backups do not count: they are of a deleted PVC of the same name"
 
 

@@ -57,7 +57,6 @@ class NodeBackoff:
     """The failures of all nodes, by node label, and the nodes to pass over."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._clock = clock
         self._accepted: dict[str, str] = {}
         self._nodes: dict[str, _Node] = {}
@@ -227,7 +226,6 @@ def _trim(pod: Pod) -> _LiveAgent:
 _COMPARE_SECONDS: Final = 10.0
 """Between comparisons of the cached hashes; they cost no request."""
 
-
 _GRACE_SECONDS: Final = 60.0
 """An edit reaches all agents within seconds; an agent that did not get it stays different."""
 
@@ -236,7 +234,6 @@ class ConfigAgreement:
     """Compares the active configurations of all agents."""
 
     def __init__(self, clock: Clock, reporter: AgentReporter) -> None:
-        """Report to `reporter` when they have differed for a minute."""
         self._clock = clock
         self._reporter = reporter
 

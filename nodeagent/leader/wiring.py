@@ -48,7 +48,6 @@ class DefinitionCheck:
     """What the definitions drop, as last read; a change is logged, and reported if it needs action."""
 
     def __init__(self, client: KubeClient, clock: Clock, pod: AgentReporter) -> None:
-        """Read through `client`, and report on the agent's pod."""
         self._client = client
         self._clock = clock
         self._pod = pod

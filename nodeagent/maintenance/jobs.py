@@ -141,14 +141,16 @@ class JobEnd:
 
 def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
     """Return the Jobs of the repository among `jobs`, oldest first."""
-    found = [job for job in jobs if job.maintains(repository.name, repository.uid)]
-    return sorted(found, key=lambda job: (job.created, job.name))
+    return _by_age(job for job in jobs if job.maintains(repository.name, repository.uid))
 
 
 def verifications_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
     """Return the Jobs by which the leader verifies the repository, oldest first."""
-    found = [job for job in jobs if job.verifies == repository.uid]
-    return sorted(found, key=lambda job: (job.created, job.name))
+    return _by_age(job for job in jobs if job.verifies == repository.uid)
+
+
+def _by_age(jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 def count_running(jobs: Iterable[MaintenanceJob]) -> int:
@@ -157,12 +159,7 @@ def count_running(jobs: Iterable[MaintenanceJob]) -> int:
 
 
 async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
-    """Return all Jobs of the namespace.
-
-    Raises:
-        KubeError: the API server rejected the request.
-        ContractError: the creation time of one is invalid.
-    """
+    """Return all Jobs of the namespace; a ContractError: the creation time of one is invalid."""
     return [MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace))]
 
 

@@ -49,16 +49,13 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
     """The facts about one repository. By default there are none: the leader has not maintained it yet.
 
     `at` is when the last run that succeeded ended, `mode` what it ran, and `seconds` how long; `at` and `last_failure`
-    are by the leader's clock.
-    `fingerprint` is of the finished backups when it began, `fulls_since_change` how many full ones have succeeded
-    since that changed. `next_quick`, `next_full` and `full_interval_seconds` are kopia's. `foreign_at` is when another
-    cluster or a person last maintained it. `memory_bytes` is the memory limit of the next attempt after one that
-    was out of memory; None: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a
-    change. `retry_at_frequency`: the last attempt found a wrong clock, so the next one is not soon.
-    `incomplete_full`: the last full maintenance did not finish, as kopia's schedule shows.
-    `reported_at` is when the snapshots were last reported, and `orphans` are those that nothing refers to; None: not
-    known.
-    `running` is the Job whose end is not stored yet; None: there is none.
+    are by the leader's clock. `fingerprint` is of the finished backups when it began, `fulls_since_change` how many
+    full ones have succeeded since that changed. `next_quick`, `next_full` and `full_interval_seconds` are kopia's.
+    `foreign_at` is when another cluster or a person last maintained it. `memory_bytes` is the memory limit of the next
+    attempt after one that was out of memory; None: by the peaks. `blocked_inputs` is the hash of what a failure depends
+    on that needs a change. `retry_at_frequency`: the last attempt found a wrong clock. `incomplete_full`: the last full
+    maintenance did not finish. Snapshots were last reported at `reported_at`; nothing refers to `orphans`; None: not
+    known. `running` is the Job whose end is not stored yet.
     """
 
     at: Time | None = None
@@ -88,13 +85,9 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
 def after_success(
     record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str | None, at: datetime
 ) -> MaintenanceRecord:
-    """Return the record after a maintenance that ended `at` with `result`.
+    """Return the record after a maintenance that ended `at`, by the leader's clock, with `result`.
 
-    Args:
-        record: the one before.
-        result: what ran, or that nothing was due.
-        fingerprint: of the finished backups before it began.
-        at: by the leader's clock.
+    `fingerprint` is of the finished backups before it began.
     """
     facts = replace(
         record,
@@ -133,14 +126,10 @@ def after_success(
 def after_failure(
     record: MaintenanceRecord, cause: FailureCause, *, inputs: str | None, limit_bytes: int | None, at: datetime
 ) -> MaintenanceRecord:
-    """Return the record after a maintenance that failed.
+    """Return the record after a maintenance that failed `at` a time by the leader's clock.
 
-    Args:
-        record: the one before.
-        cause: what it means for the next one.
-        inputs: the hash of what decided whether the repository could be opened, if it is known.
-        limit_bytes: the memory limit that the attempt had; None: none, or it is not known.
-        at: when it failed, by the leader's clock.
+    `inputs` is the hash of what decided whether the repository could be opened, if it is known. `limit_bytes` is the
+    memory limit that the attempt had; None: none, or it is not known.
     """
     out_of_memory = cause is FailureCause.OUT_OF_MEMORY
     return replace(

@@ -297,16 +297,10 @@ def after_job(
     at: datetime,
     memory_bytes: int | None = None,
 ) -> RepositoryVerification:
-    """Return the record after the end of the Job that was `created` then.
+    """Return the record after the end, `at` by the leader's clock, of the Job that was `created` then.
 
-    Args:
-        record: the one before.
-        created: by the API server's clock.
-        shares: those that the Job has read.
-        damaged: a text for each volume with a damaged copy.
-        failure: why the Job failed; None: it did not.
-        at: by the leader's clock.
-        memory_bytes: the memory limit of the next Job; None: as usual.
+    `damaged` has a text for each volume with a damaged copy. `failure` is why the Job failed; None: it did not.
+    `memory_bytes` is the memory limit of the next Job; None: as usual.
     """
     read = {str(one.share): created for one in shares if 0 <= one.share < SHARES}
     after = replace(record, job=created, shares=record.shares | read)
@@ -329,13 +323,9 @@ def after_job(
 def after_restore_test(
     record: RepositoryVerification, tests: RestoreTests, *, damaged: Sequence[str], at: datetime
 ) -> RepositoryVerification:
-    """Return the record after the end of a Job that has restored a volume.
+    """Return the record after the end, `at` by the leader's clock, of a Job that has restored a volume.
 
-    Args:
-        record: the one before.
-        tests: what is known of the restore tests now.
-        damaged: a text for each volume with a damaged copy; it stays until all was read again, as damage in shares.
-        at: by the leader's clock.
+    `damaged` has a text for each volume with a damaged copy; it stays until all was read again, as damage in shares.
     """
     after = replace(record, restore_tests=tests)
     if not damaged:

@@ -198,7 +198,6 @@ class AdmissionPass:
         pending: PendingTransfers,
         writer: AdmissionWriter,
     ) -> None:
-        """Run passes by `rules` with the parts of one term."""
         self._rules = rules
         self._ledger = ledger
         self._examiner = examiner

@@ -47,7 +47,6 @@ class CopyHolders:
     """The holders, by the object's kind and name, such as `Secret/token`."""
 
     def __init__(self) -> None:
-        """Know none."""
         self._holders: dict[str, Entry] = {}
         self._pending: dict[str, tuple[str, ...]] = {}
 
@@ -108,22 +107,18 @@ class CopyHolders:
 _SHARED_SECONDS: Final = 1.0
 """How long an answer is shared; a transfer is admitted seconds after its check anyway."""
 
-
 _SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS})
 """What thousands of transfers name alike; one check reads a PVC twice. No pods: a change of a workload
 pod makes its transfer due, and that check must observe the change."""
 
-
 _LISTED_SECONDS: Final = 5.0
 """How long a list of the whole cluster is shared; the agent lists again before it takes a volume."""
-
 
 _LISTED: Final[Mapping[Resource, tuple[str, ...]]] = {
     PERSISTENT_VOLUMES: ("csi", "nfs", "claimRef"),
     VOLUME_ATTACHMENTS: ("source", "nodeName"),
 }
 """Lists that are shared, and the fields of `spec` that are kept beside the names: there may be thousands."""
-
 
 _Key = tuple[Resource, str, str]
 
@@ -132,7 +127,6 @@ class SharedReader:
     """Reads objects for admission checks, and shares each answer among them for a second."""
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
-        """Read through `client`."""
         self._client = client
         self._clock = clock
         self._found: dict[_Key, Object] = {}

@@ -186,7 +186,6 @@ class PendingTransfers:
     """The records of all New and interrupted transfers, by uid."""
 
     def __init__(self, clock: Clock, pods: PodWatch) -> None:
-        """Measure on `clock`; transfers are woken by changes that `pods` observes."""
         self._clock = clock
         self._pods = pods
         self._records: dict[str, PendingTransfer] = {}

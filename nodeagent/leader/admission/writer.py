@@ -293,7 +293,6 @@ class AdmissionChecks:
     def __init__(
         self, rules: DispatchRules, examiner: Examiner, pending: PendingTransfers, writer: AdmissionWriter
     ) -> None:
-        """Check through `examiner`, schedule by `pending`, write through `writer`."""
         self._rules = rules
         self._examiner = examiner
         self._pending = pending
@@ -353,18 +352,14 @@ async def _check_all(
 _SHOW_SECONDS: Final = 1.0
 """Between two updates of the metrics while the queue changes; longer for a longer queue,"""
 
-
 _ENTRIES_PER_SECOND: Final = 10_000
 """so that 100,000 transfers take no more of a core than 10,000: some percent."""
-
 
 _ON_STATUS_PAGE: Final = 1000
 """Transfers that the status page lists; the others are counted."""
 
-
 _IN_METRICS: Final = 100
 """Positions with a time series each: more would make scraping expensive."""
-
 
 _REASONS: Final = frozenset(PendingReason)
 _OTHER_REASON: Final = "Other"

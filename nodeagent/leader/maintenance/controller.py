@@ -52,7 +52,6 @@ class MaintenanceController:
     def __init__(
         self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, switch: MaintenanceSwitch
     ) -> None:
-        """Maintain the repositories in `namespace` as `switch` says."""
         self._cluster = cluster
         self._sources = sources
         self._namespace = namespace

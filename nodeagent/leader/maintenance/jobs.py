@@ -65,7 +65,6 @@ class HistoryWriter:
     """The only writer of maintenance results."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Write to BackupRepositories of `cluster`."""
         self._cluster = cluster
 
     async def note_running(self, repository: BackupRepository, running: RunningJob | None) -> None:
@@ -92,12 +91,7 @@ class HistoryWriter:
             await self._report(stored, job, end)
 
     async def write_lost(self, repository: BackupRepository, running: RunningJob) -> None:
-        """Store that the Job was deleted before it ended.
-
-        Raises:
-            ConflictError: the repository has changed.
-            KubeError: the API server rejected the write.
-        """
+        """Store that the Job was deleted before it ended; errors as of `write`."""
         job = MaintenanceJob.of_lost(running, repository.uid)
         await self.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
 
@@ -251,9 +245,6 @@ async def read_before_start(
     """Return all Jobs of the namespace, the repository's location, and what applies at the start of a Job.
 
     None: the repository has changed, and the change is not observed yet.
-
-    Raises:
-        KubeError: the API server rejected a read.
     """
     jobs = await list_jobs(client, namespace)
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
@@ -321,11 +312,7 @@ def build_verification(request: JobRequest, expose: ExposeSettings, spec: Verify
 
 
 async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
-    """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist.
-
-    Raises:
-        PodRejectedError: it does not accept it.
-    """
+    """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist."""
     meta, template = manifest["metadata"], manifest["spec"]["template"]
     pod: Manifest = {
         "apiVersion": PODS.api_version,
@@ -365,7 +352,6 @@ class JobAttendant:
     def __init__(
         self, cluster: Cluster, causes: CauseFinder, *, history: HistoryWriter, absence: ServerAbsence, namespace: str
     ) -> None:
-        """Attend the Jobs in `namespace`; ask `causes` why a pod is pending."""
         self._cluster = cluster
         self._causes = causes
         self._history = history

@@ -67,13 +67,9 @@ _NO_SKIPS: Final = _WATCHED - {Hold.CONCURRENCY} | {Hold.NOT_DUE}
 class MaintenanceSources:
     """What the steps depend on.
 
-    Attributes:
-        expose_settings: the active settings of pods.
-        causes: why a pod is pending.
-        settings: what applies to the Jobs of a repository.
-        inputs: the hash of what decides whether the repositories of a location can be opened.
-        backups: the UIDs of a repository's finished backups, or None before they are known.
-        verification: how repositories are verified, or None if they are not.
+    `settings` returns what applies to the Jobs of a repository, `inputs` the hash of what decides whether the
+    repositories of a location can be opened, `backups` the UIDs of a repository's finished backups, None before they
+    are known, and `verification` how repositories are verified, None if they are not.
     """
 
     expose_settings: Callable[[], ExposeSettings]
@@ -88,11 +84,9 @@ class MaintenanceSources:
 class _Known:
     """What this term of the leader remembers about a repository.
 
-    Attributes:
-        held: when it was last decided, in seconds, that its maintenance is due and does not start, and why.
-        reported: the last Warning about it, unless a Job has started since.
-        kept: number of ended Jobs that are kept, or None before the surplus was deleted.
-        skip: slot and reason of the skip that was counted last.
+    `held` is when it was last decided, in seconds, that its maintenance is due and does not start, and why. `reported`
+    is the last Warning, unless a Job has started since, `skip` slot and reason of the skip that was counted last. So
+    many ended Jobs are `kept`; None: the surplus was not deleted yet.
     """
 
     held: tuple[float, Decision] | None = None
@@ -136,11 +130,7 @@ class MaintenanceSteps:
         return self._known.setdefault(repository.name, _Known())
 
     async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
-        """Take one step for the repository; return when to look again, and what was decided.
-
-        Args:
-            repository: as last observed; each write fails if it has changed since.
-            jobs: all Jobs of the namespace, as last observed.
+        """Take one step for the repository as last observed, given all Jobs; return the next look and the decision.
 
         Raises:
             ContractError: a time or duration of the repository or of its Jobs is out of range.
@@ -173,10 +163,9 @@ class MaintenanceSteps:
 
     async def _hold_for(self, repository: BackupRepository, job: MaintenanceJob | RunningJob) -> Decision:
         """Return when the maintenance after that Job is due, and report it once it is overdue."""
-        backups = self._sources.backups(repository.key)
-        if backups is None:
+        view = await self._view(repository)
+        if view is None:
             return Decision(Hold.JOB_UNFINISHED)
-        view = await self._view(repository, _fingerprint(backups))
         decision = decide_maintenance(replace(view, last_maintenance=job.created, job_unfinished=True))
         await self._report_hold(repository, decision, f": Job {self._namespace}/{job.name} or its pod has not ended")
         return decision
@@ -231,10 +220,9 @@ class MaintenanceSteps:
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
-        backups = self._sources.backups(repository.key)
-        if backups is None:
+        view = await self._view(repository)
+        if view is None:
             return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
-        view = await self._view(repository, _fingerprint(backups))
         decision = decide_maintenance(replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most))
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
@@ -242,12 +230,16 @@ class MaintenanceSteps:
         seconds = STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else LOOK_AGAIN_SECONDS
         return look_again(decision, self._cluster.now(), seconds), decision
 
-    async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
-        """Return what is known without further reads; `_start` completes it."""
+    async def _view(self, repository: BackupRepository) -> MaintenanceView | None:
+        """Return what is known without further reads, None before backups are; `_start` completes it."""
+        backups = self._sources.backups(repository.key)
+        if backups is None:
+            return None
         view = view_of(repository, self._cluster.now())
         return replace(
             view,
-            fingerprint=fingerprint,
+            # A new backup changes it, and so does one that was deleted.
+            fingerprint=hashlib.sha256(",".join(sorted(backups)).encode()).hexdigest()[:16],
             inputs=await self._read_inputs(repository) if view.record.blocked_inputs else None,
             switch=self._switch,
             server=self._absence.server,
@@ -348,8 +340,3 @@ class MaintenanceSteps:
         """Delete the Job of a BackupRepository that no longer exists, unless it runs."""
         if job.ended or not job.labeled:
             await self._attendant.delete(job)
-
-
-def _fingerprint(uids: Iterable[str]) -> str:
-    """Return a hash of the finished backups: a new one changes it, and so does one that was deleted."""
-    return hashlib.sha256(",".join(sorted(uids)).encode()).hexdigest()[:16]

@@ -97,10 +97,8 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
 _SCAN_SECONDS: Final = 5.0
 """Between scans of the index; they cost no request."""
 
-
 _UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 """A restarting agent is Ready by then and continues its own transfers."""
-
 
 _UNAVAILABLE_CHECK_SECONDS: Final = 30.0
 """Between checks of a transfer with an unavailable agent or a lost node: a cancel or a timeout may be due."""
@@ -109,10 +107,8 @@ _MAY_WAIT: Final = frozenset(
     {RecoveryAction.ADOPT, RecoveryAction.LEAVE_NODE, RecoveryAction.REASSIGN, RecoveryAction.WAIT_FOR_AGENT}
 )
 
-
 _REJECTED_PAUSE_SECONDS: Final = 60.0
 """After an error that a retry does not resolve."""
-
 
 _WORKERS: Final = 4
 
@@ -121,7 +117,6 @@ class OrphanRecovery:
     """Recovers orphaned transfers while this agent is the leader."""
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
-        """Recover the transfers in `index`, given the live `agents`."""
         self._cluster = cluster
         self._kinds: Mapping[str, Admits[Any]] = {kind.spec.name: kind for kind in rules.kinds}
         self._index = index

@@ -44,7 +44,6 @@ _SCHEDULABLE_ONLY_LIMIT: Final = timedelta(seconds=10)
 """How long only schedulable nodes count. After that, cordoned and tainted nodes count too: movers of
 pod volumes run there and need their repository."""
 
-
 _parse_init_result: Final = partial(parse_result, InitResult)
 
 
@@ -155,7 +154,6 @@ class InitPods:
     """The pods of one controller, each for one object: how they are built, what they say, and their deletion."""
 
     def __init__(self, cluster: Cluster, settings: Callable[[], ExposeSettings], causes: CauseFinder) -> None:
-        """Build pods by the active `settings`, and ask `causes` why one is pending."""
         self._settings = settings
         self._cluster = cluster
         self._causes = causes

@@ -175,7 +175,6 @@ class RepositoryRetries:
     """The last attempt for each repository, by uid; not kept over a restart."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
 

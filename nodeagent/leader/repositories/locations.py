@@ -72,7 +72,6 @@ class ValidationProcess:
     """Validates locations by a child process, which reads the location and its Secret as a mover does."""
 
     def __init__(self, clock: Clock, environment: Mapping[str, str]) -> None:
-        """Run it with `environment`, this process's own."""
         self._clock = clock
         self._environment = environment
 
@@ -158,7 +157,6 @@ class LocationProbes:
     """The last answer about each location that transfers wait for."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._clock = clock
         self._probes: dict[str, _Probe] = {}
         self._request: Callable[[str], None] = lambda _: None
