@@ -31,7 +31,7 @@ from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
-from nodeagent.config.current import ConfigSources, LiveConfig
+from nodeagent.config.current import LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
 from nodeagent.metrics import API_REQUESTS, SKIPPED_OBJECTS, Metrics
 from nodeagent.node.wiring import Node, build_node
@@ -172,7 +172,8 @@ def build_parts(client: KubeClient, clock: Clock, spec: AgentSpec, metrics: Metr
     live = LiveConfig(
         client,
         clock,
-        sources=ConfigSources(namespace, settings.config_map_name, settings.backup_repository_config_map),
+        place=(namespace, settings.config_map_name),
+        repository_config_map=settings.backup_repository_config_map,
         parsed=spec.config,
         expose_defaults=spec.expose_defaults,
         report=AgentReport(pod, metrics),

@@ -1,19 +1,14 @@
 """The active configuration of an agent, and the tasks that keep it current by watches of ConfigMap and priority class.
 
-Knows which of two documents is active: an edit with an error is rejected as a whole, and the last
-valid one stays. Does not know what a document means (`nodeagent.config.parse`), nor what follows
-from a setting: pods get a class that exists as a setting.
+An edit with an error is rejected as a whole, and the last valid document stays. The settings of exposers are rebuilt
+when one of their parts changes. What a document means is not known here (`nodeagent.config.parse`).
 Source: Velero v1.18, pkg/util/kube/priority_class.go: a class that is missing is dropped.
-
-Knows which parts belong together, and rebuilds the settings of exposers when one of them changes.
-Does not know what any of them decides.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final
 
 from core.aio import wait_for_event
@@ -38,30 +33,14 @@ from nodeagent.metrics import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
 
-@dataclass(frozen=True)
-class ConfigUpdate:
-    """The result of an edit: activated, or rejected for `reasons` of one line each.
-
-    `changed`: the active configuration, or the reasons why the document is not active, changed.
-    """
-
-    changed: bool
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def rejected(self) -> bool:
-        """Whether the edit was rejected, so that the active configuration stays."""
-        return bool(self.reasons)
-
-
 class CurrentConfig:
-    """The active configuration, and the errors of a newer document that was rejected."""
+    """The active configuration, and why a newer document was rejected: `rejected`, in lines."""
 
     def __init__(self, parsed: ParsedConfig | None = None) -> None:
         """Start with `parsed`; only at start, an invalid value takes its default without a rejection."""
         self._parsed = parsed or ParsedConfig()
-        self._rejected: tuple[str, ...] = ()
         self._subscribers: list[Callable[[], None]] = []
+        self.rejected: tuple[str, ...] = ()
 
     @property
     def config(self) -> AgentConfig:
@@ -87,40 +66,35 @@ class CurrentConfig:
         return self._parsed.warnings
 
     @property
-    def rejected(self) -> tuple[str, ...]:
-        """Why the current document is not active, if it is not."""
-        return self._rejected
-
-    @property
     def valid(self) -> bool:
         """Whether the current document is active exactly as it is written."""
-        return not self._rejected and not self._parsed.errors
+        return not self.rejected and not self._parsed.errors
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` after each change of the active configuration; it must not block."""
         self._subscribers.append(on_change)
 
-    def update(self, edited: ParsedConfig) -> ConfigUpdate:
-        """Activate an edited document, unless it has errors."""
+    def update(self, edited: ParsedConfig) -> bool:
+        """Activate an edited document, unless it has errors; return whether that, or why it is not active, is new."""
         if edited.errors:
             # The document that the agent started with may have errors; read again, it is no edit.
-            if edited.digest == self.digest and not self._rejected:
-                return ConfigUpdate(changed=False)
+            if edited.digest == self.digest and not self.rejected:
+                return False
             return self.reject(tuple(map(str, edited.errors)))
-        was_rejected = bool(self._rejected)
-        self._rejected = ()
+        was_rejected = bool(self.rejected)
+        self.rejected = ()
         if edited.digest == self.digest:
-            return ConfigUpdate(changed=was_rejected)
+            return was_rejected
         self._parsed = edited
         for on_change in self._subscribers:
             on_change()
-        return ConfigUpdate(changed=True)
+        return True
 
-    def reject(self, reasons: tuple[str, ...]) -> ConfigUpdate:
-        """Keep the active configuration, and store why the current document is not active."""
-        changed = reasons != self._rejected
-        self._rejected = reasons
-        return ConfigUpdate(changed=changed, reasons=reasons)
+    def reject(self, reasons: tuple[str, ...]) -> bool:
+        """Keep the active configuration, and store why the current document is not active; return whether it is new."""
+        changed = reasons != self.rejected
+        self.rejected = reasons
+        return changed
 
 
 class ConfigWatch:
@@ -164,24 +138,24 @@ class ConfigWatch:
         try:
             if config_map is None:
                 raise absent(self._namespace, name, FLAG)
-            update = self._current.update(parse_config_map(config_map))
+            changed = self._current.update(parse_config_map(config_map))
         except ConfigError as e:
-            update = self._current.reject((str(e),))
+            changed = self._current.reject((str(e),))
         self._update_metrics()
-        if update.changed:
-            await self._report_update(update)
+        if changed:
+            await self._report_update()
 
     def _update_metrics(self) -> None:
         self._report.metrics.set(CONFIG_VALID, self._current.valid)
         self._report.metrics.show(CONFIG_INFO, {(self._current.digest or "",): 1})
 
-    async def _report_update(self, update: ConfigUpdate) -> None:
-        digest, pod = self._current.digest, self._report.pod
-        if update.rejected:
-            message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(update.reasons)}"
+    async def _report_update(self) -> None:
+        current, digest, pod = self._current, self._current.digest, self._report.pod
+        if current.rejected:
+            message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(current.rejected)}"
             await pod.report("ConfigRejected", message, warning=True)
             return
-        warnings = f"; warnings: {'; '.join(self._current.warnings)}" if self._current.warnings else ""
+        warnings = f"; warnings: {'; '.join(current.warnings)}" if current.warnings else ""
         message = f"configuration {digest} is active for transfers that are exposed from now on{warnings}"
         await pod.report("ConfigActivated", message, warning=bool(warnings))
 
@@ -348,15 +322,6 @@ class ConfigAnnouncer:
                 await self._changed.wait()
 
 
-@dataclass(frozen=True)
-class ConfigSources:
-    """The names of the agent's ConfigMaps, where they are named."""
-
-    namespace: str
-    agent: str | None
-    repositories: str | None
-
-
 class LiveConfig:
     """The active configuration, and the tasks that keep it current."""
 
@@ -365,23 +330,24 @@ class LiveConfig:
         client: KubeClient,
         clock: Clock,
         *,
-        sources: ConfigSources,
+        place: tuple[str, str | None],
+        repository_config_map: str | None,
         parsed: ParsedConfig,
         expose_defaults: ExposeSettings,
         report: AgentReport,
     ) -> None:
-        """Start with `parsed`, and follow the ConfigMaps of `sources` once `run` is called.
+        """Start with `parsed`, and follow the ConfigMap at `place`, its namespace and name, once `run` is called.
 
-        `expose_defaults` are the settings that no document changes.
+        `repository_config_map` is the one of new repositories. `expose_defaults` are the settings that no document
+        changes.
         """
         self.current = CurrentConfig(parsed)
         self.priority = PriorityClass(
             client, clock, current=self.current, report=report, on_change=self._rebuild_expose_settings
         )
         self.repositories = RepositoryConfig(
-            client, sources.namespace, sources.repositories, on_change=self._rebuild_expose_settings
+            client, place[0], repository_config_map, on_change=self._rebuild_expose_settings
         )
-        place = (sources.namespace, sources.agent)
         self._watch = ConfigWatch(client, clock, place=place, current=self.current, report=report)
         self._announcer = ConfigAnnouncer(report.pod, self.current)
         self._expose_defaults = expose_defaults

@@ -1,8 +1,6 @@
 """The settings of exposers: translated from the active configuration, and inherited from the DaemonSet of the agents.
 
-Knows which key becomes which setting. Does not know which values a key accepts
-(`nodeagent.config.keys`), how a DaemonSet is read into a template (`exposer.template`), nor what exposers do with a
-setting.
+Which values a key accepts is in `nodeagent.config.keys`, and how a DaemonSet becomes a template in `exposer.template`.
 """
 
 import logging
@@ -16,6 +14,7 @@ from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NAMESPACES, SECRETS
 from core.kube.types import DaemonSet, NodeRequirement
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from core.models.phases import RetryRules
+from core.models.transfers import KIND_NAMES
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
@@ -31,7 +30,7 @@ from exposer.settings import (
 )
 from exposer.template import AgentTemplate
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
-from nodeagent.config.own_keys import build_retry_rules
+from nodeagent.config.own_keys import rules_of_kind
 from nodeagent.config.value_types import LabelSelector
 from nodeagent.runtime.settings import Settings
 
@@ -39,13 +38,10 @@ from nodeagent.runtime.settings import Settings
 def build_expose_settings(
     defaults: ExposeSettings, config: AgentConfig, *, priority_class: str | None, cache_limit_mib: int
 ) -> ExposeSettings:
-    """Return `defaults` with every setting that `config` determines.
+    """Return `defaults`, which no configuration changes, with every setting that `config` determines.
 
-    Args:
-        defaults: the settings that no configuration changes: what mover pods inherit, and their options.
-        config: the active configuration.
-        priority_class: the priority class of mover pods; None: the default priority.
-        cache_limit_mib: what a cache volume has room for; 0: there are none.
+    `priority_class` is the one of mover pods; None: the default priority. `cache_limit_mib` is what a cache volume has
+    room for; 0: there are none.
     """
     cache = config.cache_pvc
     return replace(
@@ -56,7 +52,7 @@ def build_expose_settings(
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
         excluded_metadata=tuple(config.own.excluded_metadata),
         repository_volumes=tuple(
-            RepositoryMount(volume.mount_path, volume.to_wire()) for volume in config.own.repository_volumes
+            RepositoryMount(one.mount_path, one.to_wire()) for one in config.own.repository_volumes
         ),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
         restore_copies=_copies(config.restore_pvc),
@@ -80,7 +76,7 @@ def build_expose_settings(
 
 def _retries(config: AgentConfig) -> dict[str, RetryRules]:
     """Return the rules of the kinds that have not the default ones; the deadline means nothing to an exposer."""
-    every = build_retry_rules(config.own.retry, velero_server=True)
+    every = {kind: rules_of_kind(config.own.retry, kind, velero_server=True) for kind in KIND_NAMES}
     return {kind: rules for kind, rules in every.items() if rules != RetryRules()}
 
 

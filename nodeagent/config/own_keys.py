@@ -9,7 +9,7 @@ beside Velero's keys (`nodeagent.config.keys`).
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
@@ -201,18 +201,11 @@ class RetryKeys(Section):
     )
 
 
-def build_retry_rules(retry: RetryKeys, *, velero_server: bool) -> dict[str, RetryRules]:
-    """Return the rules for each kind, such as `DataUpload`.
-
-    Args:
-        retry: the active configuration.
-        velero_server: whether a Velero server waits for the transfers, which is no longer than its item timeout.
-    """
-    return {kind: rules_of_kind(retry, kind, velero_server=velero_server) for kind in get_args(_Kind)}
-
-
 def rules_of_kind(retry: RetryKeys, kind: str, *, velero_server: bool) -> RetryRules:
-    """Return the rules for one kind, such as `DataUpload`; arguments as for `build_retry_rules`."""
+    """Return the rules for one kind, such as `DataUpload`.
+
+    `velero_server`: one waits for the transfers, which is no longer than its item timeout.
+    """
     own: RetryOverrides | None = dict(retry.per_kind).get(kind)  # type: ignore[call-overload] # any kind may be asked for
     deadline = RetryRules.deadline if velero_server else None
     chosen = retry if own is None else retry.model_copy(update=own.model_dump(exclude_none=True))

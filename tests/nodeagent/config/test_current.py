@@ -10,7 +10,7 @@ from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES
 from core.models.transfers import DataUpload
 from exposer.settings import CacheRule, ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.current import ConfigSources, CurrentConfig, LiveConfig
+from nodeagent.config.current import CurrentConfig, LiveConfig
 from nodeagent.config.parse import ParsedConfig, parse_config
 from tests.nodeagent.support.own_scene import OwnScene
 from tests.nodeagent.support.transfers import data_upload
@@ -30,47 +30,46 @@ def _slots(current: CurrentConfig) -> int:
 def test_a_valid_edit_is_activated_and_subscribers_are_called() -> None:
     current, calls = CurrentConfig(_document(2)), []
     current.subscribe(lambda: calls.append(_slots(current)))
-    assert current.update(_document(3)).changed
+    assert current.update(_document(3))
     assert calls == [3]
     assert current.valid
 
 
 def test_an_edit_with_an_error_is_rejected_as_a_whole() -> None:
     current = CurrentConfig(_document(2))
-    update = current.update(parse_config('{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'))
-    assert update.rejected
-    assert "loadConcurrency.globalConfig: expected a whole number" in update.reasons[0]
+    assert current.update(parse_config('{"loadConcurrency": {"globalConfig": "x"}, "priorityClassName": "low"}'))
+    (reason,) = current.rejected
+    assert "loadConcurrency.globalConfig: expected a whole number" in reason
     assert (_slots(current), current.config.priority_class_name) == (2, "")
     assert not current.valid
-    assert current.rejected == update.reasons
 
 
 def test_an_edit_back_to_the_active_document_is_a_change_without_a_call() -> None:
     current, calls = CurrentConfig(_document(2)), []
     current.subscribe(lambda: calls.append(1))
     current.update(_document("[]"))
-    assert current.update(_document(2)).changed
+    assert current.update(_document(2))
     assert current.valid
     assert calls == []
 
 
 def test_the_same_document_is_no_change() -> None:
     current = CurrentConfig(_document(2))
-    assert not current.update(_document(2)).changed
+    assert not current.update(_document(2))
 
 
 def test_errors_at_start_are_no_edit() -> None:
     current = CurrentConfig(_document('"x"'))
-    assert not current.update(_document('"x"')).changed
+    assert not current.update(_document('"x"'))
     assert not current.valid
     assert current.rejected == ()
 
 
 def test_a_rejection_is_a_change_once() -> None:
     current = CurrentConfig(_document(2))
-    assert current.reject(("gone",)).changed
-    assert not current.reject(("gone",)).changed
-    assert current.reject(("not JSON",)).changed
+    assert current.reject(("gone",))
+    assert not current.reject(("gone",))
+    assert current.reject(("not JSON",))
 
 
 def test_only_a_transfer_with_an_owner_has_a_deadline_without_configuration() -> None:
@@ -91,7 +90,8 @@ def _live(text: str = "{}") -> tuple[OwnScene, LiveConfig]:
     live = LiveConfig(
         scene.client,
         LoopClock(),
-        sources=ConfigSources("velero", agent=None, repositories="repository-config"),
+        place=("velero", None),
+        repository_config_map="repository-config",
         parsed=parse_config(text),
         expose_defaults=ExposeSettings(AgentTemplate("mover:1")),
         report=scene.report,

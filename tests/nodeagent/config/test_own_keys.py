@@ -10,7 +10,7 @@ from core.models.base import JsonDict
 from core.models.phases import RetryRules
 from core.models.transfer_settings import BandwidthLimits
 from exposer.settings import DEFAULT_EXCLUDED
-from nodeagent.config.own_keys import BandwidthBudget, BandwidthKeys, OwnKeys, build_retry_rules
+from nodeagent.config.own_keys import BandwidthBudget, BandwidthKeys, OwnKeys, rules_of_kind
 from nodeagent.config.parse import parse_config
 from nodeagent.config.windows import VerificationPlan
 from tests.nodeagent.support.hand_clock import NOON
@@ -179,7 +179,7 @@ _ANY_DURATION = 'expected a duration such as "30m" or "6h", or "0"'
 def _rules(*, velero_server: bool = True, **retry: Any) -> dict[str, RetryRules]:
     parsed = parse_config(json.dumps({"nodeagent.io": {"retry": retry}}))
     assert (parsed.errors, parsed.notes) == ((), ())
-    return build_retry_rules(parsed.config.own.retry, velero_server=velero_server)
+    return {kind: rules_of_kind(parsed.config.own.retry, kind, velero_server=velero_server) for kind in TRANSFERS}
 
 
 def test_every_kind_has_the_defaults() -> None:
@@ -268,7 +268,7 @@ def test_an_entry_of_a_kind_replaces_only_the_values_that_it_has() -> None:
 def test_a_wrong_value_is_explained_and_costs_its_own_key_only(retry: Any, finding: str) -> None:
     parsed = parse_config(json.dumps({"nodeagent.io": {"retry": retry, "moverServiceAccount": "movers"}}))
     assert [*map(str, parsed.errors), *map(str, parsed.notes)] == [f"{_PLACE}.{finding}"]
-    assert build_retry_rules(parsed.config.own.retry, velero_server=True)["DataUpload"] == RetryRules()
+    assert rules_of_kind(parsed.config.own.retry, "DataUpload", velero_server=True) == RetryRules()
     assert parsed.config.own.mover_service_account == "movers"
 
 
