@@ -1,9 +1,9 @@
 """What the parts of the leader share: the cluster, and the settings and timeouts of the dispatcher."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -14,14 +14,6 @@ from nodeagent.coverage.states import CoverageRules
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import EventLog, StatusWriter
-
-
-class Agents(Protocol):
-    """The live agents' nodes by node label: those that have announced `feature`; None: all."""
-
-    def __call__(self, feature: str | None = None) -> Mapping[str, str]:
-        """Return the names of the nodes."""
-        ...
 
 
 @dataclass(frozen=True)

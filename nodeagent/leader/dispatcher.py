@@ -123,15 +123,11 @@ class _Term:
         self._agents = LiveAgents(client, clock, namespace=rules.namespace, on_change=self._changed.set)
         self._pods = PodWatch(client, clock, on_change=self._changed.set)
         self._pending = PendingTransfers(clock, self._pods)
-        examiner = Examiner(cluster, rules, agents=self._agents.nodes, velero_nodes=self._agents.velero_nodes)
-        writer = AdmissionWriter(
-            cluster,
-            self._pending,
-            agents=self._agents.nodes,
-            passed_over=self._agents.backoff.labels,
-            on_accepted=on_accepted,
+        examiner = Examiner(cluster, rules, self._agents)
+        writer = AdmissionWriter(cluster, self._pending, self._agents, on_accepted=on_accepted)
+        self._pass = AdmissionPass(
+            rules, self._ledger, self._agents, examiner=examiner, pending=self._pending, writer=writer
         )
-        self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, cluster.now)

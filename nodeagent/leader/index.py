@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -113,14 +113,14 @@ class Entry:
     namespace: str
     name: str
     uid: str
-    phase: Phase
-    queue: str
     created: str
-    stop: bool
-    managed: bool
     node_label: str
     finalizer: bool
-    reason: str | None
+    phase: Phase = Phase.NEW
+    queue: str = ""
+    stop: bool = False
+    managed: bool = False
+    reason: str | None = None
     fault: str | None = None
     not_prepared: NotPrepared | None = None
     copies: tuple[str, ...] = ()
@@ -164,50 +164,40 @@ class Entry:
 
 def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
-    fault = location = feature = reason = None
-    copies: tuple[str, ...] = ()
-    stage, interrupted_by, copy = None, None, None
-    try:
-        cr = kind.parse(raw)
-        copy, feature = read_copy(cr), cr.required_feature
-        copies = tuple(map(sys.intern, cr.copies))
-        queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
-        stop, reason = cr.cancel_requested, _intern(cr.pending_reason)
-        location = sys.intern(cr.spec.backup_storage_location)
-        if cr.phase is Phase.IN_PROGRESS:
-            attempts = cr.attempts
-            stage, interrupted_by = attempts.stage, attempts.last and attempts.last.cause
-    except ContractError as e:
-        meta = raw["metadata"]
-        identity = fields(kind=kind.spec.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-        _log.warning("transfer ignored, the resource is invalid: %s", e, extra=identity)
-        queue, managed, phase, stop = "", False, Phase.NEW, False
-        spec = raw.get("spec")
-        named = spec.get("datamover", "") if isinstance(spec, dict) else ""
-        fault = str(e) if not isinstance(named, str) or named in kind.datamovers else None
     meta = raw["metadata"]
-    return Entry(
+    entry = Entry(
         kind=kind.spec.name,
         namespace=sys.intern(meta["namespace"]),
         name=meta["name"],
         uid=meta["uid"],
-        phase=phase,
-        queue=queue,
         created=meta.get("creationTimestamp", ""),
-        stop=stop,
-        managed=managed,
         node_label=sys.intern((meta.get("labels") or {}).get(NODE_LABEL, "")),
         finalizer=kind.spec.finalizer in (meta.get("finalizers") or []),
-        reason=reason,
-        fault=fault,
         not_prepared=_parse_not_prepared(meta),
-        copies=copies,
-        location=location,
-        stage=stage,
-        interrupted_by=interrupted_by,
-        bound=kind.spec.bound_to_node or bool(feature),
-        copy=copy,
     )
+    try:
+        cr = kind.parse(raw)
+        attempts = cr.attempts if cr.phase is Phase.IN_PROGRESS else None
+        return replace(
+            entry,
+            phase=cr.phase,
+            queue=sys.intern(kind.queue_namespace(cr)),
+            stop=cr.cancel_requested,
+            managed=kind.managed(cr),
+            reason=_intern(cr.pending_reason),
+            copies=tuple(map(sys.intern, cr.copies)),
+            location=sys.intern(cr.spec.backup_storage_location),
+            stage=attempts and attempts.stage,
+            interrupted_by=attempts and attempts.last and attempts.last.cause,
+            bound=kind.spec.bound_to_node or bool(cr.required_feature),
+            copy=read_copy(cr),
+        )
+    except ContractError as e:
+        _log.warning("transfer ignored, the resource is invalid: %s", e, extra=entry.log_fields)
+        spec = raw.get("spec")
+        named = spec.get("datamover", "") if isinstance(spec, dict) else ""
+        meant = not isinstance(named, str) or named in kind.datamovers
+        return replace(entry, fault=str(e) if meant else None)
 
 
 def _parse_not_prepared(meta: Metadata) -> NotPrepared | None:

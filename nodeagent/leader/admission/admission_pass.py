@@ -11,7 +11,7 @@ of them must not keep the quota from all others.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, Self
 
 from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order
@@ -23,7 +23,7 @@ from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free
 from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.leader.live_agents import choose_node, count_idle
+from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
 from nodeagent.runtime.workqueue import attempt
 
 
@@ -41,45 +41,40 @@ class Resumptions:
     waiting: dict[str, Pending] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What resumptions depend on.
-
-    `limit` is the `prepareQueueLength`; None: there is none. `agents` are the live agents' nodes by node label: a
-    transfer of any other is left to recovery. `answering` are the backup storage locations of `awaited_locations` that
-    answer. `passed_over` are the node labels that no transfer is moved to.
-    """
-
-    limit: int | None
-    agents: Mapping[str, str]
-    answering: AbstractSet[str]
-    passed_over: AbstractSet[str] = frozenset()
-
-
 def awaited_locations(entries: Iterable[Entry]) -> set[str]:
     """Return the backup storage locations whose answer interrupted transfers wait for."""
     waiting = (entry.location for entry in entries if _waits_for_location(entry) and not entry.stop)
     return set(filter(None, waiting))
 
 
-def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], conditions: Conditions) -> Resumptions:
+def plan_resumptions(
+    entries: Iterable[Entry],
+    reserved: AbstractSet[str],
+    *,
+    limit: int | None,
+    agents: Mapping[str, str],
+    answering: AbstractSet[str],
+    passed_over: AbstractSet[str] = frozenset(),
+) -> Resumptions:
     """Return what is done about interrupted transfers.
 
     Args:
         entries: all transfers.
         reserved: the uids that use the quota.
-        conditions: what they depend on.
+        limit: the `prepareQueueLength`; None: there is none.
+        agents: the live agents' nodes by node label: a transfer of any other is left to recovery.
+        answering: the backup storage locations of `awaited_locations` that answer.
+        passed_over: the node labels that no transfer is moved to.
     """
     known = [entry for entry in entries if entry.managed]
-    limit = conditions.limit
     free = free_quota(reserved, limit)
-    nodes = _Nodes.of(known, conditions)
+    nodes = _Nodes.of(known, {label: name for label, name in agents.items() if label not in passed_over})
     plan = Resumptions()
     # A reservation comes first: its attempt may have begun.
     ready = (entry for entry in known if entry.stage is AttemptStage.READY)
     for entry in sorted(ready, key=lambda entry: (entry.uid not in reserved, entry.created, entry.name)):
         held = entry.uid in reserved
-        node = conditions.agents.get(entry.node_label, "")
+        node = agents.get(entry.node_label, "")
         # A canceled transfer is ended by its agent.
         usable = bool(node) and not entry.stop
         label = nodes.place(entry) if usable else None
@@ -89,7 +84,7 @@ def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], condi
             message = f"begins after another transfer's on node {node}"
         elif not held and free <= 0:
             message = f"is queued before all New transfers: prepareQueueLength ({limit}) reached"
-        elif _waits_for_location(entry) and entry.location not in conditions.answering:
+        elif _waits_for_location(entry) and entry.location not in answering:
             message = f"begins once BackupStorageLocation {entry.location} answers"
         else:
             plan.start.append(replace(entry, node_label=label))
@@ -107,21 +102,21 @@ def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], condi
 class _Nodes:
     """Where attempts can begin: `busy` are the node labels of agents that expose one.
 
-    `full` are the nodes on which an exposed one waits for a slot.
+    `full` are the nodes on which an exposed one waits for a slot, `preferred` the agents that others are moved to.
     """
 
-    conditions: Conditions
+    preferred: Mapping[str, str]
     idle: Mapping[str, int]
     busy: set[str]
     full: AbstractSet[str]
 
     @classmethod
-    def of(cls, known: Iterable[Entry], conditions: Conditions) -> Self:
+    def of(cls, known: Sequence[Entry], preferred: Mapping[str, str]) -> Self:
         """Return the state of the nodes, given all transfers."""
         exposing = [entry for entry in known if entry.stage is AttemptStage.EXPOSING]
         full = {entry.node_label for entry in exposing if entry.reason == PendingReason.WAITING_FOR_SLOT}
         busy = {entry.node_label for entry in exposing if entry.reason != PendingReason.WAITING_FOR_SLOT}
-        return cls(conditions, count_idle(known), busy, full)
+        return cls(preferred, count_idle(known), busy, full)
 
     def place(self, entry: Entry) -> str | None:
         """Return the node label of the agent that can prepare the next attempt now; None where none can.
@@ -134,8 +129,7 @@ class _Nodes:
             return None if label in self.busy | self.full else label
         if label not in self.busy:
             return label
-        free = self.conditions.agents.keys() - self.busy - self.conditions.passed_over
-        return choose_node({other: self.conditions.agents[other] for other in free}, self.idle)
+        return choose_node({label: name for label, name in self.preferred.items() if label not in self.busy}, self.idle)
 
 
 def _waits_for_location(entry: Entry) -> bool:
@@ -193,6 +187,7 @@ class AdmissionPass:
         self,
         rules: DispatchRules,
         ledger: AdmissionLedger,
+        agents: LiveAgents,
         *,
         examiner: Examiner,
         pending: PendingTransfers,
@@ -200,6 +195,7 @@ class AdmissionPass:
     ) -> None:
         self._rules = rules
         self._ledger = ledger
+        self._agents = agents
         self._examiner = examiner
         self._pending = pending
         self._checks = AdmissionChecks(rules, examiner, pending, writer)
@@ -269,11 +265,14 @@ class AdmissionPass:
 
     async def check_interrupted(self, current: Pass) -> Pass:
         """Choose the interrupted transfers that begin their next attempt; release reservations that they cannot use."""
-        answering = frozenset(filter(self._rules.location_answers, awaited_locations(current.entries)))
-        conditions = Conditions(
-            self._rules.queue_length, self._examiner.agents(), answering, passed_over=self._writer.passed_over()
+        plan = plan_resumptions(
+            current.entries,
+            current.reserved,
+            limit=self._rules.queue_length,
+            agents=self._agents.nodes(),
+            answering=set(filter(self._rules.location_answers, awaited_locations(current.entries))),
+            passed_over=self._agents.backoff.labels(),
         )
-        plan = plan_resumptions(current.entries, current.reserved, conditions)
         released = await self._release(await self._checks.run_interrupted(plan.release))
         resuming = [checked for checked in await self._checks.run_interrupted(plan.start) if checked.ready]
         reserved = (current.reserved - released) | {checked.entry.uid for checked in resuming}
@@ -283,17 +282,19 @@ class AdmissionPass:
         """Choose the next transfers of the queue that may start, as many as the quota has left."""
         free = free_quota(current.reserved, self._rules.queue_length)
         queue, left = current.unreserved, current.checks_left
+        head: list[Entry] = []
         ready: dict[str, Checked] = {}
         while free > 0:
             head = list(islice(self._in_order(queue), free))
             unchecked = [entry for entry in head if entry.uid not in ready][:left]
             if not unchecked:
                 # All of them are ready, or the checks of this pass are used up.
-                picked = _until_gap(ready.get(entry.uid) for entry in head)
-                return replace(current, picked=picked, checks_left=left)
+                break
             left -= len(unchecked)
             ready |= {checked.entry.uid: checked for checked in await self._checks.run(unchecked) if checked.ready}
-        return replace(current, checks_left=left)
+        # No transfer is admitted before one ahead of it was checked.
+        picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head)]
+        return replace(current, picked=picked, checks_left=left)
 
     async def reserve(self, current: Pass) -> Pass:
         """Write the reservations, if they change or a transfer is to begin: this stops every other leader."""
@@ -360,13 +361,9 @@ class AdmissionPass:
         """Fence transfers that cannot use their reservations; return the uids of those that were."""
         fenced = set()
         for checked in unusable:
-            if await attempt(checked.entry.log_fields, self._fence(checked)):
+            if await attempt(checked.entry.log_fields, self._writer.fence(checked)) is not None:
                 fenced.add(checked.entry.uid)
         return fenced
-
-    async def _fence(self, checked: Checked) -> bool:
-        await self._writer.fence(checked)
-        return True
 
 
 def is_queued(entry: Entry) -> bool:
@@ -378,13 +375,3 @@ def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozens
     """Return the uids that use the quota, by the ledger and by what is observed now."""
     phases = {entry.uid: entry.admission_phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
     return settle(ledger.reservations.uids, phases)
-
-
-def _until_gap(results: Iterable[Checked | None]) -> list[Checked]:
-    """Return what comes before the first gap: no transfer is admitted before one ahead of it was checked."""
-    head = []
-    for checked in results:
-        if checked is None:
-            break
-        head.append(checked)
-    return head

@@ -1,20 +1,17 @@
 """The check of one New or interrupted transfer: ready, pending, failed or canceled.
 
-Reads the custom resource and what its kind checks, and writes nothing. What follows from the answer is
-done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, and
-`nodeagent.leader.admission.writer` writes.
+Reads the custom resource and what its kind checks, and writes nothing.
 
 Only one copy of a Secret or ConfigMap of a name can exist in the agent's namespace. A transfer that needs one stays New
 while another holds the name, so that it does not use the admission quota meanwhile.
 
-Reads of resources that many transfers name alike are shared, for a short time. Every other
-read goes to the client. An object that was not found is read again by the next check.
+Reads of resources that many transfers name alike are shared, for a short time. An object that was not found is read
+again by the next check.
 """
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -37,8 +34,9 @@ from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.ownership import copy_in_use
 from nodeagent.leader.admission.quota import NodeShares, NodeSlots
-from nodeagent.leader.context import Agents, Cluster, DispatchRules
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
+from nodeagent.leader.live_agents import LiveAgents
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
 from nodeagent.transfers.status import cancel_cause
 
@@ -51,16 +49,10 @@ class CopyHolders:
         self._pending: dict[str, tuple[str, ...]] = {}
 
     def count(self, entries: Iterable[Entry]) -> list[str]:
-        """Find out again who holds what.
+        """Find out again who holds what; return the uids of the pending transfers that are due: a copy is free.
 
         A transfer that is not New holds what it was accepted with until it is cleaned up; one that was ready when
         it was last checked holds its names while it is New, since its accept may be under way.
-
-        Args:
-            entries: all transfers.
-
-        Returns:
-            The uids of the pending transfers that are due: something that they need is free.
         """
         new: set[str] = set()
         holders: dict[str, Entry] = {}
@@ -83,12 +75,7 @@ class CopyHolders:
         self._pending.pop(uid, None)
 
     def admit(self, entry: Entry, admission: Admission) -> Admission:
-        """Return `admission`, or that the transfer is pending because another one holds what it needs.
-
-        Args:
-            entry: the transfer.
-            admission: the result of its kind's check.
-        """
+        """Return `admission`, its kind's, or that the transfer is pending because another one holds what it needs."""
         if admission.reason == PendingReason.COPY_IN_USE:
             # The copy itself was found: its holder may have been accepted by another leader.
             self._pending[entry.uid] = admission.copies
@@ -139,9 +126,6 @@ class SharedReader:
         """Return the object, at most a second old; None where it does not exist.
 
         A read that fails or is canceled is repeated by the next waiting caller.
-
-        Raises:
-            KubeError: the API server rejected the read, or could not be reached.
         """
         if resource not in _SHARED:
             return await self._client.read(resource, namespace, name)
@@ -151,11 +135,7 @@ class SharedReader:
         return cast("ObjectT | None", found or await self._read(key))
 
     async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
-        """Return the selected objects; a list of the whole cluster is at most some seconds old, and reduced.
-
-        Raises:
-            KubeError: the API server rejected the list, or could not be reached.
-        """
+        """Return the selected objects; a list of the whole cluster is at most some seconds old, and reduced."""
         resource = selection.resource
         if selection != Selection(resource) or (kept := _LISTED.get(resource)) is None:
             return await self._client.list(selection)
@@ -215,17 +195,11 @@ class Checked:
 class Examiner:
     """Checks New and interrupted transfers."""
 
-    def __init__(
-        self, cluster: Cluster, rules: DispatchRules, *, agents: Agents, velero_nodes: Callable[[], AbstractSet[str]]
-    ) -> None:
-        """Check transfers of the kinds in `rules`.
-
-        `agents` returns the live agents' nodes by node label, `velero_nodes` the node labels of Velero's agents.
-        """
+    def __init__(self, cluster: Cluster, rules: DispatchRules, agents: LiveAgents) -> None:
+        """Check transfers of the kinds in `rules`."""
         self._cluster = cluster
         self._rules = rules
-        self.agents = agents
-        self._velero_nodes = velero_nodes
+        self._agents = agents
         self._slots = NodeSlots(cluster.client, cluster.clock, rules.concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(cluster.client, cluster.clock)
@@ -235,21 +209,13 @@ class Examiner:
     def begin_pass(self, entries: Sequence[Entry], held: Mapping[str, str]) -> list[str]:
         """Count the transfers in preparation on each node, and find out who holds which copy.
 
-        Args:
-            entries: all transfers.
-            held: the node labels of the transfers that are pending for a node share, by uid.
-
-        Returns:
-            The uids of those that are due: their node has a free share, a copy is free, or they are to end.
+        `held` are the node labels of the transfers that are pending for a node share, by uid. Return the uids of those
+        that are due: their node has a free share, a copy is free, or they are to end.
         """
         return [*self._shares.count(entries, held), *self._copies.count(entries)]
 
     async def check(self, entry: Entry) -> Checked | None:
-        """Read a transfer and return whether it may start; None where it is not New or not ours any more.
-
-        Raises:
-            AgentError: it could not be read or checked.
-        """
+        """Read a transfer and return whether it may start; None where it is not New or not ours any more."""
         kind, cr = self._kinds[entry.kind], await self._read(entry)
         if cr is None or cr.phase is not Phase.NEW:
             return None
@@ -258,7 +224,7 @@ class Examiner:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, canceled, canceled=True)
         admission = await self._check_kind(kind, cr)
-        if admission.datamover and not self.agents(admission.datamover):
+        if admission.datamover and not self._agents.nodes(admission.datamover):
             admission = replace(admission, datamover=None)
         admission = self._check_agents(admission, cr.required_feature or admission.datamover)
         admission = self._copies.admit(entry, admission)
@@ -271,14 +237,11 @@ class Examiner:
         """Read an interrupted transfer; None unless its next attempt may begin, as far as it alone shows.
 
         It begins on the node of the label that `entry` has, which may be another one than is stored.
-
-        Raises:
-            AgentError: it could not be read.
         """
         cr = await self._read(entry)
         if cr is None or cr.stage is not AttemptStage.READY:
             return None
-        node = self.agents().get(entry.node_label)
+        node = self._agents.nodes().get(entry.node_label)
         decision = AdmissionState.READY if node and not cr.cancel_requested else AdmissionState.PENDING
         return Checked(entry, self._kinds[entry.kind], cr, Admission(decision, node=node))
 
@@ -300,11 +263,11 @@ class Examiner:
     def _check_agents(self, admission: Admission, feature: str | None) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
-        agents = self.agents()
+        agents = self._agents.nodes()
         label = label_value(admission.node) if admission.node else None
-        able = self.agents(feature) if feature else agents
+        able = self._agents.nodes(feature)
         if label is not None and label not in agents:
-            if label in self._velero_nodes():
+            if label in self._agents.velero_nodes():
                 message = f"left to Velero's node agent on node {admission.node}"
                 return Admission(AdmissionState.PENDING, PendingReason.LEFT_TO_VELERO, message, indefinite=True)
             return _blocked(PendingReason.NO_NODE_AGENT, f"no node agent is ready on node {admission.node}")

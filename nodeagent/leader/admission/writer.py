@@ -1,18 +1,13 @@
 """The checks of New and interrupted custom resources, all writes that follow, and how the queue is shown.
 
-Each write is one patch, allowed only while this agent is the leader. The order of accepts is decided in
-`nodeagent.leader.admission.admission_pass`, and their reservations are written before
-(`nodeagent.leader.admission.quota`).
-
-After a check, a transfer that was canceled or can never start is ended, a pending one is reported and postponed, and
-one that is ready is returned to be admitted.
+Each write is one patch, allowed only while this agent is the leader. After a check, a transfer that was canceled or can
+never start is ended, a pending one is reported and postponed, and one that is ready is returned to be admitted.
 """
 
 import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any, Final
 
@@ -34,9 +29,9 @@ from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.context import Agents, Cluster, DispatchRules
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.leader.live_agents import choose_node
+from nodeagent.leader.live_agents import LiveAgents, choose_node
 from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
 from nodeagent.runtime.workqueue import attempt, work_in_parallel
 from nodeagent.transfers.kinds.base import AdmissionState, Admits
@@ -56,39 +51,31 @@ class AdmissionWriter:
         self,
         cluster: Cluster,
         pending: PendingTransfers,
+        agents: LiveAgents,
         *,
-        agents: Agents,
-        passed_over: Callable[[], AbstractSet[str]],
         on_accepted: Callable[[Transfer], None],
     ) -> None:
         """Write through `cluster`.
 
-        Args:
-            cluster: what is written.
-            pending: the records of reports and of accepts without an answer.
-            agents: returns the live agents' nodes by node label.
-            passed_over: returns the node labels of the nodes to choose only if there are no others.
-            on_accepted: is called once with each transfer that was accepted, also when that is found out later.
+        `on_accepted` is called once with each transfer that was accepted, also when that is found out later.
         """
         self._cluster = cluster
         self._pending = pending
         self._agents = agents
-        self.passed_over = passed_over
         self._on_accepted = on_accepted
         self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
 
     async def accept(self, ready: Sequence[Checked], idle: Counter[str]) -> None:
         """Accept transfers one after the other, in order; one that fails keeps its reservation.
 
-        Args:
-            ready: transfers with a reservation each, as read before it was written.
-            idle: the number of transfers that no mover works on, by node label; increased here.
+        Each of `ready` has a reservation, and was read before that was written. `idle` is the number of transfers that
+        no mover works on, by node label; it is increased here.
         """
         async with asyncio.TaskGroup() as events:
             for checked in ready:
-                agents = self._agents(checked.cr.required_feature or checked.admission.datamover)
+                agents = self._agents.nodes(checked.cr.required_feature or checked.admission.datamover)
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, idle, self.passed_over())
+                label = label_value(node) if node else choose_node(agents, idle, self._agents.backoff.labels())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
@@ -99,11 +86,7 @@ class AdmissionWriter:
                     events.create_task(self._record_accepted(checked, stored, agents[label]), name="accepted")
 
     async def resume(self, ready: Sequence[Checked]) -> None:
-        """Begin the next attempts of interrupted transfers, in order; one that fails keeps its reservation.
-
-        Args:
-            ready: transfers with a reservation each, as read before it was written.
-        """
+        """Begin the next attempts of interrupted transfers as `accept` does; one that fails keeps its reservation."""
         for checked in ready:
             if await attempt(checked.entry.log_fields, self._resume(checked)) is not None:
                 await self._record_resumed(checked)
@@ -133,9 +116,6 @@ class AdmissionWriter:
         """Move a New transfer to a final phase; with the finalizer it is cleaned up by the recovery of orphans.
 
         There is something to clean up: the source snapshot was created for this transfer alone.
-
-        Raises:
-            AgentError: it could not be written.
         """
         kind, cr = checked.kind, checked.cr
         self._cluster.check_leading()
@@ -148,11 +128,7 @@ class AdmissionWriter:
             await kind.clean_up(stored)
 
     async def report(self, checked: Checked, pending: Pending) -> None:
-        """Write why a transfer is pending, if that is to be reported now.
-
-        Raises:
-            AgentError: it could not be written.
-        """
+        """Write why a transfer is pending, if that is to be reported now."""
         cr = checked.cr
         report = self._pending.decide_report(cr.uid, pending)
         if not report.message:
@@ -166,20 +142,12 @@ class AdmissionWriter:
         self._pending.mark_reported(cr.uid, pending)
 
     async def report_queued(self, checked: Checked, *, limit: int, position: int) -> None:
-        """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`.
-
-        Raises:
-            AgentError: it could not be written.
-        """
+        """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`."""
         message = f"queued at position {position}: prepareQueueLength ({limit}) reached"
         await self._write_reason(checked, Pending(PendingReason.QUEUED, message))
 
     async def report_waiting(self, checked: Checked, pending: Pending) -> None:
-        """Write what the next attempt of an interrupted transfer waits for, and what interrupted the last one.
-
-        Raises:
-            AgentError: it could not be written.
-        """
+        """Write what the next attempt of an interrupted transfer waits for, and what interrupted the last one."""
         cr, attempts = checked.cr, checked.cr.attempts
         message = f"{attempts.explain_last()}; attempt {attempts.number} {pending.message}"
         if (cr.status.message, cr.pending_reason) != (message, pending.reason):
@@ -188,7 +156,7 @@ class AdmissionWriter:
                 await self._cluster.events.record(stored, pending.reason, message)
         self._pending.mark_reported(cr.uid, pending)
 
-    async def fence(self, checked: Checked) -> None:
+    async def fence(self, checked: Checked) -> Transfer:
         """Write to a transfer, so that an accept or resumption of it that is still under way conflicts.
 
         Raises:
@@ -196,7 +164,7 @@ class AdmissionWriter:
         """
         self._cluster.check_leading()
         change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
-        await self._cluster.status.annotate(checked.kind, checked.cr, change)
+        return await self._cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _accept(self, checked: Checked, node: str) -> Transfer:
         """Accept one transfer by the version that was read before its reservation was written."""
@@ -207,7 +175,7 @@ class AdmissionWriter:
             labels={NODE_LABEL: label_value(node)},
             # The fence, and what a copy of another transfer's manifest brought along.
             annotations=without_marks(cr) | _marks(checked),
-            finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
+            finalizers=_finalizers(kind, cr),
             spec={"datamover": checked.admission.datamover} if checked.admission.datamover else {},
         )
         move = self._cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
@@ -378,14 +346,9 @@ class QueueView:
         entries: Callable[[], Sequence[Entry]],
         order: Callable[[Iterable[Entry]], Iterable[Entry]],
     ) -> None:
-        """Show transfers of the kinds named in `kinds`.
+        """Show transfers of the kinds named in `kinds`, among all that `entries` returns.
 
-        Args:
-            metrics: the metrics that are set.
-            clock: the clock of the pauses.
-            kinds: the names of the kinds.
-            entries: returns all transfers.
-            order: returns the queued ones among its argument, in order.
+        `order` returns the queued ones among its argument, in order.
         """
         self._metrics = metrics
         self._clock = clock

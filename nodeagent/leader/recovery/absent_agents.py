@@ -45,13 +45,8 @@ _log = logging.getLogger(__name__)
 def explain_node_loss(name: str, condition: Condition | None, *, seconds: float, gone_after: timedelta) -> str | None:
     """Return why the node `name` is lost, or None.
 
-    Args:
-        name: the node's name.
-        condition: the Node's condition Ready as JSON dict, empty if it has none; None if there is
-            no such Node.
-        seconds: how long this process has observed that condition.
-        gone_after: how long a node may be not Ready.
-
+    `condition` is the Node's condition Ready as JSON dict, empty if it has none, which this process has observed for so
+    many `seconds`; None if there is no such Node. `gone_after` is how long a node may be not Ready.
     Source: Kubernetes v1.34, API reference, NodeCondition.
     """
     if condition is None:
@@ -96,26 +91,18 @@ class NodeHealth:
         """List and watch until canceled; while the list is rejected, no node is lost."""
         await self._informer.run_despite_rejections(self._warn)
 
-    def explain_loss(self, label: str, name: str) -> str | None:
-        """Return why the node with that label value is lost, or None.
+    def is_lost(self, label: str) -> bool:
+        """Return whether the node with that label value is lost.
 
         No node is lost before the first list, or while the list is empty: this process itself runs
         on a node.
-
-        Args:
-            label: the node's name as a label value.
-            name: the node's name in the message.
         """
         if not self._informer.synced.is_set() or not len(self._informer):
-            return None
-        return self._explain(label, name, self._conditions().get(label))
+            return False
+        return self._explain(label, label, self._conditions().get(label)) is not None
 
     async def confirm_loss(self, name: str) -> NodeLoss | None:
-        """Read the node, and return why it is lost; None if it is not.
-
-        Raises:
-            KubeError: the API server rejected the request.
-        """
+        """Read the node, and return why it is lost; None if it is not."""
         node = await self._client.read(NODES, "", name)
         why = self._explain(label_value(name), name, None if node is None else _trim(node).ready)
         return NodeLoss(why, deleted=node is None) if why else None

@@ -181,7 +181,7 @@ class OrphanRecovery:
         owner = OwnerState(
             unavailable=bool(label) and self._agents.seconds_unavailable(label) >= _UNAVAILABLE_AFTER_SECONDS,
             velero=label in self._agents.velero_nodes(),
-            node_lost=bool(label) and bool(self._nodes.explain_loss(label, label)),
+            node_lost=bool(label) and self._nodes.is_lost(label),
             bound=self._kinds[entry.kind].spec.bound_to_node,
         )
         return decide_recovery(entry, owner)
@@ -266,7 +266,7 @@ class OrphanRecovery:
             pod = await read_mover(self._cluster.client, cr)
             node = (pod and pod_node(pod)) or ""
             # The kubelet of a lost node does not answer.
-            if not self._nodes.explain_loss(label_value(node), node):
+            if not self._nodes.is_lost(label_value(node)):
                 await self._logs.copy(cr, pod)
         requeue = await self._cleaner.step(kind, cr)
         if requeue is None:
@@ -321,7 +321,7 @@ class OrphanRecovery:
         Agents on lost nodes are left out: their pods read as Ready for a while.
         """
         live = self._agents.nodes(cr.required_feature)
-        agents = {label: node for label, node in live.items() if not self._nodes.explain_loss(label, node)}
+        agents = {label: node for label, node in live.items() if not self._nodes.is_lost(label)}
         idle = count_idle(self._index.entries(), self._chosen)
         label = choose_node(agents, idle, self._agents.backoff.labels())
         if label is None:

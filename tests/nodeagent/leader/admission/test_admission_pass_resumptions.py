@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.models.phases import AttemptStage, InterruptionCause, Phase
-from nodeagent.leader.admission.admission_pass import Conditions, Resumptions, awaited_locations, plan_resumptions
+from nodeagent.leader.admission.admission_pass import Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.index import Entry
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 
@@ -27,8 +27,8 @@ def waiting(name: str, label: str = "a", *, outage: bool = False, **others: Any)
 
 
 def plan(*entries: Entry, reserved: tuple[str, ...] = (), limit: int | None = 5, answers: bool = True) -> Resumptions:
-    answering = frozenset({"s3"} if answers else ())
-    return plan_resumptions(entries, frozenset(reserved), Conditions(limit, AGENTS, answering))
+    answering = {"s3"} if answers else set[str]()
+    return plan_resumptions(entries, frozenset(reserved), limit=limit, agents=AGENTS, answering=answering)
 
 
 def started(found: Resumptions) -> list[str]:
@@ -97,8 +97,8 @@ def test_one_that_any_node_can_carry_out_begins_on_the_agent_with_the_fewest() -
         waiting("third"),
         entry("idle", phase=Phase.ACCEPTED, node_label="b"),
     ]
-    conditions = Conditions(None, AGENTS | {"c": "node-c", "d": "node-d"}, frozenset(), passed_over={"d"})
-    found = plan_resumptions(entries, frozenset(), conditions)
+    agents = AGENTS | {"c": "node-c", "d": "node-d"}
+    found = plan_resumptions(entries, frozenset(), limit=None, agents=agents, answering=set(), passed_over={"d"})
     assert [(one.name, one.node_label) for one in found.start] == [("first", "a"), ("second", "c"), ("third", "b")]
 
 
