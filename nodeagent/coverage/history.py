@@ -1,7 +1,6 @@
 """The history of backups by volume and day in UTC: what was new, how large volumes were, how long it took. Pure.
 
-It is kept in ConfigMaps, each with the days of one block. What outlives a backup is here: transfers are deleted with
-their backups.
+It is kept in ConfigMaps, each with the days of one block, and outlives the transfers, which are deleted with backups.
 """
 
 import base64
@@ -123,11 +122,7 @@ class _Block:
 
     @classmethod
     def unpack(cls, data: bytes) -> "_Block":
-        """Return the block in the ConfigMap.
-
-        Raises:
-            ContractError: it cannot be read.
-        """
+        """Return the block in the ConfigMap; ContractError: it cannot be read."""
         width = struct.calcsize(_NUMBERS)
         try:
             text, _, numbers = zlib.decompressobj().decompress(data, _MOST_UNPACKED).partition(b"\n")
@@ -219,14 +214,9 @@ def merge_history(
     """Return the content of a ConfigMap after backups of its block; None: nothing changes.
 
     A backup is added once. Marks stay for today and yesterday, so that a backup is counted also if its transfer is
-    deleted, and another leader does not count it again.
-
-    Args:
-        stored: what is in the ConfigMap; None, of another block, or unreadable: it begins anew.
-        block: the number of the block.
-        backups: complete backups of its days, by the time of their end.
-        today: the day in UTC, as `date.toordinal` counts.
-        most_bytes: the limit of the content.
+    deleted, and another leader does not count it again. What is `stored` may be of another block, or unreadable: then
+    the content begins anew. `backups` are complete ones of its days, by the time of their end, and `today` is the day
+    in UTC, as `date.toordinal` counts.
     """
     days = _Block(block)
     try:
@@ -256,24 +246,22 @@ class VolumeHistory:
             except ContractError:
                 continue
             self._blocks[block.number] = block
-        self.every = tuple(self._sum(day) for day in self._days)
+        self.every = tuple(_sum_day(day, self._rows(day).values()) for day in self._days)
 
     def of(self, key: VolumeKey) -> tuple[HistoryDay, ...]:
         """Return the days of one PVC; all are gaps if it has none of its own."""
-        return tuple(self._build(day, [row] if (row := self._rows(day).get(key)) else []) for day in self._days)
+        return tuple(_sum_day(day, [row] if (row := self._rows(day).get(key)) else []) for day in self._days)
 
     def _rows(self, day: int) -> Mapping[VolumeKey, "array[int]"]:
         block = self._blocks.get(block_of(day))
         return block.volumes if block is not None else {}
 
-    def _sum(self, day: int) -> HistoryDay:
-        return self._build(day, self._rows(day).values())
 
-    def _build(self, day: int, rows: Collection["array[int]"]) -> HistoryDay:
-        new, size, seconds = (
-            _sum_known(row[day % _BLOCK_DAYS + what * _BLOCK_DAYS] for row in rows) for what in (_NEW, _SIZE, _SECONDS)
-        )
-        return HistoryDay(day=date.fromordinal(day), new_bytes=new, total_bytes=size, seconds=seconds)
+def _sum_day(day: int, rows: Collection["array[int]"]) -> HistoryDay:
+    new, size, seconds = (
+        _sum_known(row[day % _BLOCK_DAYS + what * _BLOCK_DAYS] for row in rows) for what in (_NEW, _SIZE, _SECONDS)
+    )
+    return HistoryDay(day=date.fromordinal(day), new_bytes=new, total_bytes=size, seconds=seconds)
 
 
 def _sum_known(codes: Iterable[int]) -> float | None:

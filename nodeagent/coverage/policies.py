@@ -6,7 +6,7 @@ volume_resources_validator.go).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -70,21 +70,6 @@ class _Document(WireModel):
 
 
 @dataclass(frozen=True)
-class _Volume:
-    """What conditions are about; `capacity` in bytes."""
-
-    capacity: Decimal = Decimal()
-    storage_class: str = ""
-    type: str = ""
-    nfs: NfsSource | None = None
-    csi: CsiSource | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    phase: str = ""
-    mode: str = ""
-    access_modes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class _Range:
     """Sizes in bytes, both ends included; 0 as an end: no limit on that side."""
 
@@ -93,11 +78,7 @@ class _Range:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the range in a text such as `1Gi,10Gi`, `,10Gi` or `1Gi,`.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the range in a text such as `1Gi,10Gi`, `,10Gi` or `1Gi,`; ValueError: it is none."""
         ends = [end.strip() for end in (text or ",").split(",")]
         if len(ends) != 2:  # noqa: PLR2004 - lowest and highest
             raise ValueError(f'capacity: "{text}" is no range such as "1Gi,10Gi"')
@@ -134,8 +115,14 @@ class Policies:
         """Return the action for a PVC with its PersistentVolume, or for a volume of a pod without one."""
         if not self.policies:
             return None
-        seen = _see(claim, volume, pod_volume)
-        return next((one.action for one in self.policies if _matches(one, seen)), None)
+        seen, stored, source = claim or _NO_CLAIM, volume or _NO_VOLUME, volume or pod_volume or _NO_VOLUME
+        size = parse_quantity(stored.capacity)
+        sized = (one for one in self.policies if one.sizes.has(size))
+        return next((one.action for one in sized if _matches(one.conditions, seen, stored, source)), None)
+
+
+_NO_CLAIM: Final = VolumeClaim.from_wire({"metadata": {"name": ""}})
+_NO_VOLUME: Final = StoredVolume.from_wire({"metadata": {"name": ""}})
 
 
 def parse_policies(data: Mapping[str, str] | None) -> Policies:
@@ -162,53 +149,24 @@ def parse_policies(data: Mapping[str, str] | None) -> Policies:
     return Policies(rules, document.include_exclude_policy)
 
 
-def _see(claim: VolumeClaim | None, volume: StoredVolume | None, pod_volume: PodVolume | None) -> _Volume:
-    of_claim: dict[str, Any] = {}
-    if claim is not None:
-        of_claim = {
-            "labels": claim.metadata.labels,
-            "phase": claim.status.phase,
-            "mode": claim.spec.volume_mode,
-            "access_modes": claim.spec.access_modes,
-        }
-    if volume is not None:
-        return _Volume(
-            capacity=parse_quantity(volume.capacity),
-            storage_class=volume.storage_class,
-            type=volume.type,
-            nfs=volume.nfs,
-            csi=volume.csi,
-            **of_claim,
-        )
-    if pod_volume is not None:
-        return _Volume(type=pod_volume.type, nfs=pod_volume.nfs, csi=pod_volume.csi, **of_claim)
-    return _Volume(**of_claim)
-
-
-def _matches(rule: _Rule, volume: _Volume) -> bool:
-    wanted = rule.conditions
+def _matches(wanted: _Conditions, claim: VolumeClaim, volume: StoredVolume, source: StoredVolume | PodVolume) -> bool:
     return (
-        rule.sizes.has(volume.capacity)
-        and (not wanted.storage_class or volume.storage_class in wanted.storage_class)
-        and _matches_nfs(wanted.nfs, volume.nfs)
-        and _matches_csi(wanted.csi, volume.csi)
-        and (not wanted.volume_types or volume.type in wanted.volume_types)
-        and wanted.pvc_labels.items() <= volume.labels.items()
-        and (not wanted.pvc_phase or volume.phase in wanted.pvc_phase)
-        and wanted.pvc_volume_mode in {"", volume.mode}
-        and (not wanted.pvc_access_modes or sorted(wanted.pvc_access_modes) == sorted(volume.access_modes))
+        (not wanted.storage_class or volume.storage_class in wanted.storage_class)
+        and (wanted.nfs is None or _matches_nfs(wanted.nfs, source.nfs))
+        and (wanted.csi is None or _matches_csi(wanted.csi, source.csi))
+        and (not wanted.volume_types or source.type in wanted.volume_types)
+        and wanted.pvc_labels.items() <= claim.metadata.labels.items()
+        and (not wanted.pvc_phase or claim.status.phase in wanted.pvc_phase)
+        and wanted.pvc_volume_mode in {"", claim.spec.volume_mode}
+        and (not wanted.pvc_access_modes or sorted(wanted.pvc_access_modes) == sorted(claim.spec.access_modes))
     )
 
 
-def _matches_nfs(wanted: NfsSource | None, found: NfsSource | None) -> bool:
-    if wanted is None:
-        return True
+def _matches_nfs(wanted: NfsSource, found: NfsSource | None) -> bool:
     return found is not None and wanted.server in {"", found.server} and wanted.path in {"", found.path}
 
 
-def _matches_csi(wanted: CsiSource | None, found: CsiSource | None) -> bool:
-    if wanted is None:
-        return True
+def _matches_csi(wanted: CsiSource, found: CsiSource | None) -> bool:
     if found is None or wanted.driver not in {"", found.driver}:
         return False
     return wanted.volume_attributes.items() <= found.volume_attributes.items()

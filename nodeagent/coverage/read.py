@@ -130,12 +130,10 @@ class VolumeReader:
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing = [], False
-        no_cron_jobs: Sequence[UncheckedObject] = ()
-        no_namespaces: Mapping[str, Namespace] = {}
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
             self._try("PVCs", "volumes that were never backed up are not known", self._read_claims, None),
-            self._try("Namespaces", "those that are left out are not known", self._read_namespaces, no_namespaces),
-            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, no_cron_jobs),
+            self._try("Namespaces", "those that are left out are not known", self._read_namespaces, {}),
+            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, ()),
             self._read_selected(),
         )
         if claims is None:
@@ -152,14 +150,11 @@ class VolumeReader:
 
         Only a Schedule that runs selects some.
         """
-        no_pods: tuple[WorkloadPod, ...] = ()
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
-            return schedules, defaults, no_pods, {}
+            return schedules, defaults, (), {}
         pods, volumes = await asyncio.gather(
-            self._try(
-                "Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, no_pods
-            ),
+            self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, ()),
             self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
         )
         return schedules, defaults, pods, volumes
@@ -255,15 +250,11 @@ class VolumeReader:
 
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
-        no_schedules: list[UncheckedObject] = []
-        listed = await self._try(
-            "Schedules", "what Velero is to back up is not known", self._list_schedules, no_schedules
-        )
+        listed = await self._try("Schedules", "what Velero is to back up is not known", self._list_schedules, [])
         if not listed:
             return [], ServerDefaults()
-        unknown: Mapping[str, str] | None = {}
         flags = await self._try(
-            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags, unknown
+            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags, {}
         )
         defaults = await self._read_defaults(flags or {})
         plans = []
@@ -294,27 +285,23 @@ class VolumeReader:
             return {}
 
     async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
-        policies = Policies()
-        if name := flags.get(_POLICIES_FLAG):
-            found = await self._read_policies(name)
-            policies = found if isinstance(found, Policies) else policies
+        name = flags.get(_POLICIES_FLAG)
+        policies = await self._read_policies(name) if name else None
         return ServerDefaults(
             fs_backup=_is_set(flags.get("default-volumes-to-fs-backup")),
             move_data=_is_set(flags.get("default-snapshot-move-data")),
             group_label=flags.get("volume-group-snapshot-label-key") or ServerDefaults().group_label,
-            policies=policies,
+            policies=policies if isinstance(policies, Policies) else Policies(),
         )
 
     async def _with_policies(self, schedule: BackupSchedule) -> _VeleroPlan:
         template = schedule.spec.template
-        if (fault := explain_fault(template)) is not None:
-            return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {fault}")
-        if not template.policy_name:
-            return _VeleroPlan(schedule)
-        policies = await self._read_policies(template.policy_name)
-        if isinstance(policies, str):
-            return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {policies}")
-        return _VeleroPlan(schedule, policies)
+        found: Policies | str = explain_fault(template) or Policies()
+        if template.policy_name and isinstance(found, Policies):
+            found = await self._read_policies(template.policy_name)
+        if isinstance(found, str):
+            return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {found}")
+        return _VeleroPlan(schedule, found)
 
     async def _read_policies(self, name: str) -> Policies | str:
         """Return the volume policies in the ConfigMap; a text: why the server rejects them."""
@@ -328,8 +315,7 @@ class VolumeReader:
             except ContractError as e:
                 return f"volume policies in ConfigMap {name}: {e}"
 
-        none: Policies | str = Policies()
-        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read, none)
+        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read, Policies())
 
     def _build_source(self, one: _VeleroPlan, cluster: ClusterVolumes, defaults: ServerDefaults) -> BackupSource:
         spec, name = one.schedule.spec, f"Schedule {one.schedule.metadata.name}"

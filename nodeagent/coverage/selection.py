@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import msgspec
@@ -69,10 +69,7 @@ _TERM: Final = re.compile(
 def parse_selector(text: str) -> Selector:
     """Return the selector in a text such as `tier=web,env in (a,b),!old`; empty: every object.
 
-    Source: Kubernetes v1.34, apimachinery pkg/labels/selector.go.
-
-    Raises:
-        ValueError: it is none.
+    Source: Kubernetes v1.34, apimachinery pkg/labels/selector.go. ValueError: it is none.
     """
     requirements, position = [], 0
     while position < len(text):
@@ -283,16 +280,10 @@ class _Selection:
         excluded = _resolve(template.excluded_namespace_scoped_resources)
         if (more := self.policies.resources) is not None:
             # What the Backup itself says about a resource has priority.
-            excluded += [
-                name
-                for name in _resolve(more.excluded_namespace_scoped_resources)
-                if name not in {*included, *excluded}
-            ]
-            included += [
-                name
-                for name in _resolve(more.included_namespace_scoped_resources)
-                if name not in {*included, *excluded}
-            ]
+            said = {*included, *excluded}
+            excluded += [name for name in _resolve(more.excluded_namespace_scoped_resources) if name not in said]
+            said.update(excluded)
+            included += [name for name in _resolve(more.included_namespace_scoped_resources) if name not in said]
         return includes(resource, included, excluded)
 
     @cached_property
@@ -305,15 +296,8 @@ class _Selection:
 
     @cached_property
     def _namespaces(self) -> Callable[[str], bool]:
-        known: dict[str, bool] = {}
         excluded = (*self.template.excluded_namespaces, *self.cluster.left_out_namespaces)
-
-        def is_included(namespace: str) -> bool:
-            if namespace not in known:
-                known[namespace] = includes(namespace, self.template.included_namespaces, excluded)
-            return known[namespace]
-
-        return is_included
+        return cache(lambda namespace: includes(namespace, self.template.included_namespaces, excluded))
 
     def _passes(self, one: VolumeClaim | WorkloadPod) -> bool:
         """Return whether nothing but labels may keep the object out."""
@@ -357,21 +341,19 @@ class _Selection:
             yield from (claim for name in names if (claim := self.cluster.claims.get((namespace, name))) is not None)
         elif one.bound:
             yield from (pod for pod in self.cluster.pods_by_claim.get(one.key, ()) if pod.running)
-            yield from self._group_of(one)
+            yield from self._groups.get(self._group_key(one), ())
 
-    def _group_of(self, claim: VolumeClaim) -> Sequence[VolumeClaim]:
-        """Return the PVCs whose snapshots are taken together with the PVC's."""
+    def _group_key(self, claim: VolumeClaim) -> tuple[str, str]:
         label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
-        group = claim.metadata.labels.get(label)
-        return self._groups.get((claim.metadata.namespace, group), ()) if group else ()
+        return claim.metadata.namespace, claim.metadata.labels.get(label, "")
 
     @cached_property
     def _groups(self) -> Mapping[tuple[str, str], Sequence[VolumeClaim]]:
-        label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
+        """The PVCs whose snapshots are taken together."""
         groups: dict[tuple[str, str], list[VolumeClaim]] = {}
         for claim in self.cluster.claims.values():
-            if group := claim.metadata.labels.get(label):
-                groups.setdefault((claim.metadata.namespace, group), []).append(claim)
+            if (key := self._group_key(claim))[1]:
+                groups.setdefault(key, []).append(claim)
         return groups
 
     def choices(self) -> Mapping[VolumeKey, VolumeChoice]:
@@ -412,19 +394,16 @@ class _Selection:
             case PolicyAction.CUSTOM:
                 return VolumeChoice(BackupMethod.SNAPSHOT, "its volume policy leaves the volume to another plugin")
             case PolicyAction.FS_BACKUP:
-                return VolumeChoice(
-                    BackupMethod.NONE, "its volume policy asks for fs-backup, and no running pod mounts the volume"
-                )
+                why = "its volume policy asks for fs-backup, and no running pod mounts the volume"
+                return VolumeChoice(BackupMethod.NONE, why)
             case PolicyAction.SNAPSHOT:
                 pass
             case None:
                 for pod in self.cluster.pods_by_claim.get(claim.key, ()):
-                    if any(
-                        one.claim == claim.metadata.name and self._is_opted_in(pod, one) for one in pod.spec.volumes
-                    ):
-                        return VolumeChoice(
-                            BackupMethod.NONE, f"fs-backup needs pod {pod.metadata.name} to run and to mount it"
-                        )
+                    mounts = (one for one in pod.spec.volumes if one.claim == claim.metadata.name)
+                    if any(self._is_opted_in(pod, one) for one in mounts):
+                        why = f"fs-backup needs pod {pod.metadata.name} to run and to mount it"
+                        return VolumeChoice(BackupMethod.NONE, why)
                 if self.template.snapshot_volumes is False:
                     return self._unsaved(claim)
         return self._moved_or_not(claim)
@@ -442,15 +421,13 @@ class _Selection:
     def _moved_or_not(self, claim: VolumeClaim) -> VolumeChoice:
         stored = self.cluster.volume_of(claim)
         if stored is not None and stored.type in {"nfs", "hostPath", "local", ""}:
-            return VolumeChoice(
-                BackupMethod.NONE, f"no snapshot of a volume of type {stored.type or 'unknown'} is possible"
-            )
+            why = f"no snapshot of a volume of type {stored.type or 'unknown'} is possible"
+            return VolumeChoice(BackupMethod.NONE, why)
         if stored is not None and stored.type != "csi":
             return VolumeChoice(BackupMethod.SNAPSHOT, "it takes native snapshots, which are not moved")
         if claim.spec.storage_class_name is None:
             return VolumeChoice(BackupMethod.NONE, "the PVC has no storage class, which a snapshot needs")
         if not self._moves:
-            return VolumeChoice(
-                BackupMethod.SNAPSHOT, "it takes snapshots, which are not moved: snapshotMoveData is not true"
-            )
+            why = "it takes snapshots, which are not moved: snapshotMoveData is not true"
+            return VolumeChoice(BackupMethod.SNAPSHOT, why)
         return _MOVED
