@@ -264,11 +264,7 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
 
 
 async def _read_checked(client: KubeClient, namespace: str, name: str | None, *, maintenance: bool) -> _Checked:
-    """Return the document in the cluster.
-
-    Raises:
-        ConfigError: no agent would start with it, or it cannot be read.
-    """
+    """Return the document in the cluster; ConfigError: no agent would start with it, or it cannot be read."""
     if not maintenance:
         return _checked(await read_config(client, namespace, name))
     return _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})

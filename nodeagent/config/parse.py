@@ -384,11 +384,7 @@ def parse_config_map(config_map: ConfigObject) -> ParsedConfig:
 
 
 def document_of(config_map: Mapping[str, Any]) -> str:
-    """Return the one value of a v1 ConfigMap.
-
-    Raises:
-        ConfigError: it does not have exactly one key.
-    """
+    """Return the one value of a v1 ConfigMap; ConfigError: it does not have exactly one key."""
     data = config_map.get("data") or {}
     if len(data) != 1:
         found = ", ".join(sorted(data)) or "none"

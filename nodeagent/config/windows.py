@@ -108,11 +108,7 @@ def _expand(written: str, field: _Field) -> str:
 
 
 def parse_time_zone(name: str) -> ZoneInfo:
-    """Return the time zone of that IANA name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the time zone of that IANA name; ValueError: there is none."""
     try:
         return ZoneInfo(name)
     except (KeyError, OSError) as e:

@@ -46,8 +46,7 @@ class _Pod(NamedTuple):
     state: object
 
 
-@dataclass(frozen=True)
-class _Watched:
+class _Watched(NamedTuple):
     """The informer of one namespace, and the task that runs it."""
 
     informer: Informer[_Pod]
@@ -77,7 +76,9 @@ class PodWatch:
                 for namespace in self._watched.keys() - wanted:
                     self._watched.pop(namespace).task.cancel()
                 for namespace in wanted - self._watched.keys():
-                    informer = self._build_informer(namespace)
+                    informer = Informer(
+                        self._client, Selection(PODS, namespace), clock=self._clock, trim=_trim, on_change=self._on_pod
+                    )
                     task = group.create_task(
                         informer.run_despite_rejections(partial(_warn, namespace)), name=f"pods of {namespace}"
                     )
@@ -108,23 +109,17 @@ class PodWatch:
         changed, self._changed = self._changed, set()
         return changed
 
-    def _build_informer(self, namespace: str) -> Informer[_Pod]:
-        selection = Selection(PODS, namespace)
-        return Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=self._on_pod)
-
     def _on_pod(self, pod: _Pod) -> None:
         key = pod.key
         watched = self._watched.get(key[0])
         if key not in self._followers or watched is None:
             return
         # A deletion repeats the last state.
-        gone = watched.informer.get(*key) is None
-        state = None if gone else pod.state
-        if key in self._states and self._states[key] == state:
-            return
-        self._states[key] = state
-        self._changed.add(key)
-        self._on_change()
+        state = None if watched.informer.get(*key) is None else pod.state
+        if key not in self._states or self._states[key] != state:
+            self._states[key] = state
+            self._changed.add(key)
+            self._on_change()
 
 
 def _warn(namespace: str, error: KubeError) -> None:

@@ -2,8 +2,7 @@
 
 The ledger, `node-agent-admissions`, lists the UIDs of all transfers that are, or may become, Accepted or Prepared, and
 of those whose next attempt is, or may become, exposed. Only the agent that wrote it last may accept or resume: a write
-carries the version that was read, so a former leader can reserve nothing more. Which transfer is admitted next is
-decided in `nodeagent.leader.admission.admission_pass`.
+carries the version that was read, so a former leader can reserve nothing more.
 
 Node shares apply to the kinds that only one node can carry out, so that one node cannot fill the admission queue of the
 cluster.
@@ -55,11 +54,8 @@ def settle(uids: AbstractSet[str], phases: Mapping[str, Phase]) -> frozenset[str
     Each Accepted or Prepared transfer does, however it got there. One in a later phase, or deleted,
     does not: phases never go back and UIDs never return. A New one keeps its reservation, since an
     accept may be under way. An attempt after the first begins again with New: what was sent for an earlier one
-    conflicts with the write that ended that one.
-
-    Args:
-        uids: the reservations so far.
-        phases: the phases of all transfers as admission counts them, by uid.
+    conflicts with the write that ended that one. `uids` are the reservations so far, `phases` those of all transfers as
+    admission counts them, by uid.
     """
     holding = {uid for uid, phase in phases.items() if phase in HOLDING_PHASES}
     reserved = {uid for uid in uids if phases.get(uid) is Phase.NEW}
@@ -73,7 +69,7 @@ def free_quota(uids: AbstractSet[str], limit: int | None) -> int:
 
 
 class AdmissionLedger:
-    """The ledger as this process read or wrote it last."""
+    """The ledger as this process read or wrote it last, with its `reservations`."""
 
     def __init__(self, client: KubeClient, namespace: str, *, check_leading: Callable[[], None]) -> None:
         """Keep the ledger in `namespace`; `check_leading` raises unless this agent is the leader."""
@@ -81,19 +77,10 @@ class AdmissionLedger:
         self._namespace = namespace
         self._check_leading = check_leading
         self._stored: ConfigObject | None = None
-        self._reservations = Reservations()
-
-    @property
-    def reservations(self) -> Reservations:
-        """The reservations as last read or written."""
-        return self._reservations
+        self.reservations = Reservations()
 
     async def load(self) -> None:
-        """Read the ledger by a quorum read.
-
-        Raises:
-            KubeError: the API server rejected the read.
-        """
+        """Read the ledger by a quorum read."""
         self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
 
     async def write(self, reservations: Reservations) -> None:
@@ -138,7 +125,7 @@ class AdmissionLedger:
     def _keep(self, stored: ConfigObject | None) -> None:
         self._stored = stored
         data = _data(stored)
-        self._reservations = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
+        self.reservations = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
 
 
 def _data(stored: ConfigObject | None) -> dict[str, str]:
@@ -167,12 +154,8 @@ class NodeShares:
     def count(self, entries: Iterable[Entry], held: Mapping[str, str]) -> list[str]:
         """Count again what is in preparation on each node.
 
-        Args:
-            entries: all transfers.
-            held: the node labels of the transfers that are pending for a node share, by uid.
-
-        Returns:
-            The uids of those in `held` that are due: the oldest for each free share, and those to be canceled.
+        `held` are the node labels of the transfers that are pending for a node share, by uid. Return the uids of those
+        that are due: the oldest for each free share, and those to be canceled.
         """
         bound = [entry for entry in entries if entry.kind in self._bound]
         self._in_preparation = Counter(entry.node_label for entry in bound if entry.admission_phase in HOLDING_PHASES)
@@ -194,12 +177,9 @@ class NodeShares:
         return entry.kind in self._bound
 
     def admit(self, entry: Entry, admission: Admission, *, slots: int) -> Admission:
-        """Return `admission`, or that the transfer is pending because its node has no free share.
+        """Return `admission`, its kind's, or that the transfer is pending because its node has no free share.
 
-        Args:
-            entry: the transfer.
-            admission: the result of its kind's check.
-            slots: the `loadConcurrency` of the node that `admission` names.
+        `slots` is the `loadConcurrency` of the node that `admission` names.
         """
         node = admission.node if admission.decision is AdmissionState.READY else None
         if node is None or entry.kind not in self._bound or entry.uid in self._chosen:
@@ -240,11 +220,7 @@ class NodeSlots:
         self._labels: dict[str, tuple[float, Mapping[str, str]]] = {}
 
     async def of(self, node: str) -> int:
-        """Return how many transfers may be InProgress on `node`.
-
-        Raises:
-            KubeError: its labels could not be read.
-        """
+        """Return how many transfers may be InProgress on `node`."""
         concurrency = self._concurrency()
         if not concurrency.per_node_config:
             return concurrency.global_config

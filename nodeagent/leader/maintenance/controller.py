@@ -41,7 +41,6 @@ from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_res
 
 _log = logging.getLogger(__name__)
 
-_TYPES: Final = frozenset({None, REPOSITORY_TYPE})
 _WORKERS: Final = 4
 _FAULT_SECONDS: Final = 60.0
 
@@ -212,7 +211,7 @@ class MaintenanceController:
 
 
 def _is_kept(repository: BackupRepository) -> bool:
-    return not repository.deleting and repository.spec.repository_type in _TYPES
+    return not repository.deleting and repository.key.repository_type == REPOSITORY_TYPE
 
 
 def _show(decision: Decision) -> JsonDict:

@@ -1,8 +1,4 @@
-"""Transfers with an unavailable agent or a lost node: reported, reassigned, interrupted or set to a final phase.
-
-Which transfers these are, and how often they are checked, is decided in
-`nodeagent.leader.recovery.orphans`.
-"""
+"""Transfers with an unavailable agent or a lost node: reported, reassigned, interrupted or set to a final phase."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -94,8 +90,7 @@ class NodeHealth:
     def is_lost(self, label: str) -> bool:
         """Return whether the node with that label value is lost.
 
-        No node is lost before the first list, or while the list is empty: this process itself runs
-        on a node.
+        None is before the first list, or while the list is empty: this process itself runs on a node.
         """
         if not self._informer.synced.is_set() or not len(self._informer):
             return False
@@ -172,10 +167,8 @@ _PLACED: Final = frozenset({AttemptStage.EXPOSING, AttemptStage.RUNNING})
 class AbsentAgents:
     """Acts for unavailable agents.
 
-    Attributes:
-        canceling: measures, by uid, how long cancel requests have been observed.
-        choose: called to reassign a transfer; returns node label and node name of a live agent,
-            or None if there is none.
+    `canceling` measures, by uid, how long cancel requests have been observed. `choose` returns node label and node name
+    of a live agent that a transfer is reassigned to, or None if there is none.
     """
 
     cluster: Cluster
@@ -215,13 +208,7 @@ class AbsentAgents:
         await self._end_unfinished(kind, cr, why)
 
     async def wait_for_agent(self, kind: Admits[Any], cr: Transfer, *, unavailable_for: timedelta) -> None:
-        """Report that only the unavailable agent can continue; end the transfer after its deadline.
-
-        Args:
-            kind: the transfer's kind.
-            cr: the transfer.
-            unavailable_for: how long the agent has been observed unavailable.
-        """
+        """Report that only the agent, `unavailable_for` so long, can continue; end the transfer after its deadline."""
         node = await node_of(kind, cr)
         cause = f"no node agent is ready on node {node}"
         mover = await self._read_mover(cr)
@@ -265,12 +252,8 @@ class AbsentAgents:
         The only agent that can continue the transfer announces what was running itself, and may find a result. An
         attempt that was only being prepared is given up for it, so that it does not hold its quota.
 
-        Args:
-            kind: the transfer's kind.
-            cr: the transfer, InProgress and without a cancel request.
-            ending: how its attempt ended; None: it has not begun.
-            mover: the pod that ran the attempt, if it is known.
-            why: why its own agent does not act.
+        The transfer is InProgress, without a cancel request. `ending` is how its attempt ended, None if it has not
+        begun, `mover` the pod that ran it, if it is known, and `why` why its own agent does not act.
         """
         if refused := await self._refuse(kind, cr, ending.cause if ending is not None else None):
             return f"not retried: {refused}"

@@ -1,8 +1,4 @@
-"""Garbage collection of leaked objects: expose objects of transfers that were force-deleted.
-
-Cleanup of a transfer that still has its finalizer is up to its agent, or to
-`nodeagent.leader.recovery.orphans`.
-"""
+"""Garbage collection of leaked objects: expose objects of transfers that were force-deleted."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -38,19 +34,11 @@ class GarbageCollector:
     """Collects leaked objects in one namespace while this agent is the leader."""
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, *, transfers: Callable[[], Iterable[Entry]]) -> None:
-        """Delete the objects that belong to none of the transfers.
-
-        Args:
-            cluster: where they are.
-            rules: name the namespace of expose objects, and whether Secrets and ConfigMaps are among them.
-            transfers: called before each collection; returns all transfers of the index.
-        """
-        self._client = cluster.client
+        """Delete the objects that belong to none of the `transfers` of the index, which is called before each time."""
+        self._cluster = cluster
         self._clock = cluster.clock
-        self._check_leading = cluster.check_leading
-        self._namespace = rules.namespace
+        self._rules = rules
         self._transfers = transfers
-        self._has_copies = rules.has_copies
         self._seen: dict[str, Entry] = {}
         self._missing_since_seconds: dict[str, float] = {}
         self._logged: dict[str, str] = {}
@@ -98,7 +86,7 @@ class GarbageCollector:
         """Take the next deletion step for every missing owner; return whether leaked objects are left."""
         transfers = list(self._transfers())
         alive = {entry.uid for entry in transfers if entry.finalizer or not entry.phase.final}
-        found = await list_leaked_objects(self._client, self._namespace, copies=self._has_copies())
+        found = await list_leaked_objects(self._cluster.client, self._rules.namespace, copies=self._rules.has_copies())
         for uid in {entry.uid for entry in transfers} & found.keys():
             found[uid] = replace(found[uid], bases=[])
         leaked = [left for uid, left in found.items() if uid not in alive and left and not _of_repository(left)]
@@ -112,10 +100,10 @@ class GarbageCollector:
         return bool(leaked)
 
     async def _delete(self, left: LeakedObjects) -> None:
-        self._check_leading()
-        log_fields = fields(namespace=self._namespace, uid=left.uid)
+        self._cluster.check_leading()
+        log_fields = fields(namespace=self._rules.namespace, uid=left.uid)
         try:
-            blocked = await delete_leaked_objects(self._client, left)
+            blocked = await delete_leaked_objects(self._cluster.client, left)
         except AgentError as e:
             # One owner must not block the others.
             blocked = self._last_error = str(e)

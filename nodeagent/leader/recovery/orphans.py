@@ -1,8 +1,4 @@
-"""Recovery of orphaned transfers, which have no live owning agent: adopt, reassign, clean up.
-
-What is done for a transfer that only its unavailable agent can continue is in
-`nodeagent.leader.recovery.absent_agents`.
-"""
+"""Recovery of orphaned transfers, which have no live owning agent: adopt, reassign, clean up."""
 
 import asyncio
 import logging
@@ -58,11 +54,8 @@ class RecoveryAction(Enum):
 class OwnerState:
     """The state of a transfer's owning agent.
 
-    Attributes:
-        unavailable: no Ready agent pod of ours on the node of the label for long enough.
-        velero: an agent of Velero runs there.
-        node_lost: the node is lost.
-        bound: only this node can carry out the transfer.
+    `unavailable`: no Ready agent pod of ours is on the node of the label for long enough. `velero`: an agent of Velero
+    runs there. `bound`: only this node can carry out the transfer.
     """
 
     unavailable: bool

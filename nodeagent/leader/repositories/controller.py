@@ -61,9 +61,6 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
 
     To use another password, an operator creates the Secret before the first backup.
     Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
-
-    Raises:
-        KubeError: the API server rejected the request.
     """
     if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
         return False
@@ -84,7 +81,6 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     return True
 
 
-_TYPES: Final = frozenset({None, REPOSITORY_TYPE})
 _DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 """What a Velero server sets for kopia if no frequency is set.
 
@@ -114,13 +110,9 @@ class RepositoryController:
         block_hash: Callable[[], Awaitable[BlockHash | None]],
         frequency: timedelta = timedelta(),
     ) -> None:
-        """Control the repositories in the namespace of `server` if `mode` allows.
+        """Control the repositories in the namespace of `server` if `mode` allows, by `pods` of this controller alone.
 
         Args:
-            cluster: the cluster.
-            pods: the pods of this controller alone.
-            server: looks for a Velero server.
-            mode: when there is something to control.
             new_settings: returns what repositories that are created now get as `repositoryConfig`.
             block_hash: returns the hash of a repository that is created now; None: kopia's default.
             frequency: how often repositories without a `maintenanceFrequency` are maintained; not positive: every hour.
@@ -261,7 +253,7 @@ class RepositoryController:
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""
-        if repository.deleting or repository.spec.repository_type not in _TYPES:
+        if repository.deleting or repository.key.repository_type != REPOSITORY_TYPE:
             return None
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)

@@ -61,14 +61,10 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod.
+    """The state of an init pod: its result or the cause of its failure, and how long this process has observed it.
 
-    Attributes:
-        message: its result or the cause of its failure.
-        by_mover: the mover reported it, so the storage was asked. What the cluster does to a pod says nothing about
-            that.
-        pending: why it does not run yet, or None.
-        age: how long this process has observed it.
+    `by_mover`: the mover reported it, so the storage was asked; what the cluster does to a pod says nothing about that.
+    `pending` is why it does not run yet, or None.
     """
 
     state: InitState
@@ -81,14 +77,10 @@ class PodReport:
 def _inspect_pod(
     uid: str, pod: Pod, age: timedelta, *, pending: Pending | None, parse: Callable[[str], object]
 ) -> PodReport:
-    """Return the state of an init pod, or of the pod that validates a location.
+    """Return the state of an init pod, or of the pod that validates a location, for the object with that `uid`.
 
-    Args:
-        uid: of the object that the pod is for.
-        pod: the pod with that object's name, a v1 Pod as JSON dict.
-        age: how long this process has observed the pod.
-        pending: why the pod does not run yet, as far as Events and PVCs show it.
-        parse: called with the message of a pod that succeeded; raises ResultError if it is invalid.
+    `pod` has that object's name, and was observed for `age`; `pending` is why it does not run yet, as far as Events and
+    PVCs show it. `parse` raises ResultError if the message of a pod that succeeded is invalid.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
@@ -200,10 +192,6 @@ async def tolerate_any_node(client: KubeClient, pod: Pod) -> None:
     """Let `pod`, as it was just read, be scheduled to a cordoned or tainted node.
 
     Source: Kubernetes v1.34, validation of pod updates: tolerations may be added to a pod.
-
-    Raises:
-        ConflictError: it was changed meanwhile.
-        NotFoundError: it was deleted.
     """
     tolerations = [*(pod["spec"].get("tolerations") or []), ONTO_ANY_NODE]
     await client.patch_if_unchanged(PODS, pod, {"spec": {"tolerations": tolerations}})
@@ -218,9 +206,7 @@ async def start_init_pod(
 
     Raises:
         RepositoryError: its location does not exist.
-        AlreadyExistsError: the pod exists.
-        KubeError: the API server rejected the request; InvalidError and ForbiddenError mean that
-            it rejects this pod.
+        KubeError: InvalidError and ForbiddenError mean that the API server rejects this pod.
     """
     owner, spec = Owner.of(repository), repository.spec
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, owner.namespace, spec.backup_storage_location)

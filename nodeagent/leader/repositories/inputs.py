@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from core.clock import Clock
 from core.errors import AgentError
@@ -28,8 +28,7 @@ _RELEVANT: Final = ("provider", "config", "objectStorage", "credential", "access
 """What of a location's spec decides whether its repositories can be opened."""
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     """The inputs of a location as they were read last."""
 
     inputs: str
@@ -50,40 +49,25 @@ class LocationInputs:
         self._seen: dict[str, JsonDict] = {}
 
     async def of(self, location: str, *, within_seconds: float = math.inf) -> str:
-        """Return the hash of the location's inputs.
+        """Return the hash of the inputs of the location of that name; errors as of `read_inputs`.
 
-        Args:
-            location: its name.
-            within_seconds: how old the Secrets' part of it may be; it is never older than a minute.
-
-        Raises:
-            ContractError: the location cannot be parsed.
-            KubeError: the API server rejected a request.
+        `within_seconds` is how old the Secrets' part of it may be; it is never older than a minute.
         """
         # Many repositories of one location ask at the same time.
         async with self._reading:
-            last = self._known.get(location)
-            if last is not None and self._clock.monotonic() - last.at_seconds < within_seconds:
+            last, at_seconds = self._known.get(location), self._clock.monotonic()
+            if last is not None and at_seconds - last.at_seconds < within_seconds:
                 return last.inputs
-            return await self._read(location, last)
-
-    async def _read(self, location: str, last: _Read | None) -> str:
-        """Read the inputs, and report a change of the last known ones."""
-        at_seconds = self._clock.monotonic()
-        current = await read_inputs(self._client, self._namespace, location)
-        # Otherwise the location has changed meanwhile.
-        if self._known.get(location) is last:
-            self._known[location] = _Read(current, at_seconds)
-            if last is not None and last.inputs != current:
-                self._on_change(location)
-        return current
+            current = await read_inputs(self._client, self._namespace, location)
+            # Otherwise the location has changed meanwhile.
+            if self._known.get(location) is last:
+                self._known[location] = _Read(current, at_seconds)
+                if last is not None and last.inputs != current:
+                    self._on_change(location)
+            return current
 
     async def run(self) -> None:
-        """Follow the locations until canceled.
-
-        Raises:
-            ExceptionGroup: with a KubeError if the first list was rejected.
-        """
+        """Follow the locations until canceled; ExceptionGroup: with a KubeError if the first list was rejected."""
         locations: Informer[JsonDict] = Informer(
             self._client,
             Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
@@ -185,7 +169,7 @@ class RepositoryRetries:
         return max(CHECK_SECONDS, failed / _CHECKS_PER_SECOND)
 
     def begin(self, uid: str, inputs: str) -> None:
-        """Record the start of an attempt that depends on `inputs` (`nodeagent.leader.repositories.inputs`)."""
+        """Record the start of an attempt that depends on `inputs`."""
         earlier = self._attempts.get(uid)
         self._attempts[uid] = _Attempt(inputs, earlier.cause if earlier else None)
 

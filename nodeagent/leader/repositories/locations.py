@@ -256,15 +256,10 @@ class LocationController:
         validate: Callable[[str], Awaitable[Verdict | None]],
         probes: LocationProbes,
     ) -> None:
-        """Control the locations in the namespace of `server`; only on demand if `mode` is OFF.
+        """Control the locations in the namespace of `server`, by `pods` of this controller alone.
 
-        Args:
-            cluster: the cluster.
-            pods: the pods of this controller alone.
-            server: looks for a Velero server.
-            mode: the mode of the repository controller.
-            validate: returns the verdict about a location by its name, or None if a pod has to find out.
-            probes: what transfers wait for.
+        That is only on demand if `mode`, the repository controller's, is OFF. `validate` returns the verdict about a
+        location by its name, or None if a pod has to find out; `probes` is what transfers wait for.
         """
         self._cluster = cluster
         self._pods = pods

@@ -378,11 +378,7 @@ class HistoryKeeper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Keep the history until canceled.
-
-        Raises:
-            NotLeaderError: this agent is not the leader any more.
-        """
+        """Keep the history until canceled; NotLeaderError: this agent is not the leader any more."""
         self._ended |= {one.uid: one for entry in self._entries() if (one := _backup_of(entry)) is not None}
         failures = 0
         while True:
@@ -405,12 +401,7 @@ class HistoryKeeper:
         return self._cluster.now().toordinal()
 
     async def _write(self) -> None:
-        """Add what has ended.
-
-        Raises:
-            NotLeaderError: this agent is not the leader any more.
-            KubeError: the API server rejected a request; what was not added is added later.
-        """
+        """Add what has ended; what could not be added is added later."""
         today, ended = self._today(), dict(self._ended)
         shown = [one for one in ended.values() if one.day > today - HISTORY_DAYS]
         shown.sort(key=lambda one: one.completed)
