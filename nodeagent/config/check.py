@@ -1,8 +1,4 @@
-"""The check of a configuration before an agent uses it, for `nodeagent check-config`.
-
-Knows what is printed, the exit code, and which keys name storage classes, a priority class or nodes
-of the cluster. Does not know which documents are valid (`nodeagent.config.parse`). Reads only.
-"""
+"""The check of a configuration before an agent uses it, for `nodeagent check-config`: what is printed. Reads only."""
 
 import json
 import os
@@ -18,11 +14,11 @@ from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
-from core.kube.types import DaemonSet, Object
+from core.kube.types import DaemonSet, Object, StorageClass
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR, CONFIG_ANNOTATION, NO_CONFIG
 from core.text import guess
-from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
+from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig, LoadAffinity
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.parse import FLAG, ParsedConfig, parse_config, read_config, read_config_map, read_document
 from nodeagent.config.repositories import FLAG as MAINTENANCE_FLAG
@@ -41,12 +37,11 @@ async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFin
     """
     findings: list[ConfigFinding] = []
     if names := [(path, name) for path, name in _storage_classes(config) if name]:
-        findings += await _check_storage_classes(client, names, cache=config.cache_pvc.storage_class)
-    if config.priority_class_name:
-        findings += await _check_priority_class(client, config.priority_class_name)
-    if selectors := list(_selectors(config)):
-        findings += await _check_selectors(client, selectors)
-    return findings
+        check = partial(_check_storage_classes, names, config.cache_pvc.storage_class)
+        findings += await _check(client, STORAGE_CLASSES, "storage classes", check)
+    rules = config.load_concurrency.per_node_config
+    selectors = [(f"loadConcurrency.perNodeConfig[{n}]", rule.node_selector) for n, rule in enumerate(rules)]
+    return findings + await _check_pods(client, config.priority_class_name, config.load_affinity, selectors)
 
 
 async def check_queue_length(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
@@ -73,22 +68,9 @@ def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
     yield "cachePVC.storageClass", config.cache_pvc.storage_class
 
 
-def _selectors(config: AgentConfig) -> Iterator[tuple[str, LabelSelector]]:
-    """Yield each node selector that is not empty, with its path."""
-    for index, rule in enumerate(config.load_concurrency.per_node_config):
-        if not rule.node_selector.empty:
-            yield f"loadConcurrency.perNodeConfig[{index}].nodeSelector", rule.node_selector
-    for index, entry in enumerate(config.load_affinity):
-        if not entry.node_selector.empty:
-            yield f"loadAffinity[{index}].nodeSelector", entry.node_selector
-
-
-async def _check_storage_classes(
-    client: KubeClient, named: Iterable[tuple[str, str]], *, cache: str
+def _check_storage_classes(
+    named: Iterable[tuple[str, str]], cache: str, listed: Sequence[StorageClass]
 ) -> list[ConfigFinding]:
-    listed = await _list(client, STORAGE_CLASSES, "storage classes")
-    if isinstance(listed, ConfigFinding):
-        return [listed]
     known = {obj["metadata"]["name"]: obj for obj in listed}
     found = [
         ConfigFinding(path, f"StorageClass {name} does not exist", guess(name, known))
@@ -107,22 +89,30 @@ async def check_maintenance_names(client: KubeClient, parsed: ParsedMaintenance)
     findings: list[ConfigFinding] = []
     for key, entry in parsed.entries.items():
         above = f"{show_key(key).removeprefix('.')}."
-        if entry.priority_class_name:
-            findings += await _check_priority_class(client, entry.priority_class_name, above=above)
-        selectors = [
-            (f"{above}loadAffinity[{index}].nodeSelector", one.node_selector)
-            for index, one in enumerate(entry.load_affinity)
-            if not one.node_selector.empty
-        ]
-        if selectors:
-            findings += await _check_selectors(client, selectors)
+        findings += await _check_pods(client, entry.priority_class_name, entry.load_affinity, above=above)
     return findings
 
 
-async def _check_priority_class(client: KubeClient, name: str, *, above: str = "") -> list[ConfigFinding]:
-    listed = await _list(client, PRIORITY_CLASSES, "priority classes")
-    if isinstance(listed, ConfigFinding):
-        return [listed]
+async def _check_pods(
+    client: KubeClient,
+    priority_class: str,
+    affinity: Iterable[LoadAffinity],
+    selectors: Iterable[tuple[str, LabelSelector]] = (),
+    *,
+    above: str = "",
+) -> list[ConfigFinding]:
+    """Return the findings about the priority class and the nodes of pods; `above` is what precedes their paths."""
+    findings: list[ConfigFinding] = []
+    if priority_class:
+        check = partial(_check_priority_class, priority_class, above)
+        findings += await _check(client, PRIORITY_CLASSES, "priority classes", check)
+    paths = [*selectors, *((f"{above}loadAffinity[{n}]", entry.node_selector) for n, entry in enumerate(affinity))]
+    if chosen := [(f"{path}.nodeSelector", selector) for path, selector in paths if not selector.empty]:
+        findings += await _check(client, NODES, "nodes", partial(_check_selectors, chosen))
+    return findings
+
+
+def _check_priority_class(name: str, above: str, listed: Sequence[Object]) -> list[ConfigFinding]:
     known = {obj["metadata"]["name"] for obj in listed}
     if name in known:
         return []
@@ -130,10 +120,7 @@ async def _check_priority_class(client: KubeClient, name: str, *, above: str = "
     return [ConfigFinding(f"{above}priorityClassName", problem, guess(name, known))]
 
 
-async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, LabelSelector]]) -> list[ConfigFinding]:
-    listed = await _list(client, NODES, "nodes")
-    if isinstance(listed, ConfigFinding):
-        return [listed]
+def _check_selectors(selectors: Iterable[tuple[str, LabelSelector]], listed: Sequence[Object]) -> list[ConfigFinding]:
     labels = [obj["metadata"].get("labels") or {} for obj in listed]
     return [
         ConfigFinding(path, f"matches none of the {len(labels)} nodes")
@@ -142,11 +129,13 @@ async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, La
     ]
 
 
-async def _list(client: KubeClient, resource: Resource, what: str) -> list[Object] | ConfigFinding:
+async def _check(
+    client: KubeClient, resource: Resource, what: str, check: Callable[[list[Any]], list[ConfigFinding]]
+) -> list[ConfigFinding]:
     try:
-        return await client.list(Selection(resource))
+        return check(await client.list(Selection(resource)))
     except KubeError as e:
-        return ConfigFinding("", f"{what} could not be checked: {e}")
+        return [ConfigFinding("", f"{what} could not be checked: {e}")]
 
 
 _EXIT_INVALID: Final = 1

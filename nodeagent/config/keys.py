@@ -1,8 +1,6 @@
 """The models of the document in the ConfigMap named by `--node-agent-configmap`: every key.
 
-Knows names, types, defaults and the meaning of each key; the schema in docs/config.schema.json and
-the page docs/configuration-keys.md are generated from these models. Does not know what happens to an
-invalid value (`nodeagent.config.parse`), nor to a valid one (`nodeagent.config.expose_settings`).
+The schema in docs/config.schema.json and the page docs/configuration-keys.md are generated from these models.
 Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys that Velero
 does not have are marked as our own.
 """

@@ -1,8 +1,5 @@
 """The keys of the configuration that Velero does not have, below the key `nodeagent.io`: limits, windows, retries.
 
-Knows the keys, and the rules for each kind of transfer that follow from them. Does not know what an
-interruption is (`nodeagent.transfers.retries`).
-
 They are under one key, so that none clashes with a later one of Velero's. Three older ones of ours are
 beside Velero's keys (`nodeagent.config.keys`).
 """

@@ -1,8 +1,7 @@
 """The parser of a configuration document, and where it comes from: the ConfigMap, or files for `check-config`.
 
-Knows how a document becomes a configuration, that an invalid value costs no more than its own key, which valid settings
-have no effect beside, or without, others, and what makes a ConfigMap or a file unusable. Does not know whether a
-document with errors becomes active (`nodeagent.config.current`). The agent itself reads no YAML.
+An invalid value costs no more than its own key. Whether a document with errors becomes active is in
+`nodeagent.config.current`. The agent itself reads no YAML.
 """
 
 import hashlib
@@ -11,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -111,9 +111,8 @@ _ROUNDS: Final = 20
 class ParsedConfig:
     """A configuration, the findings about its document, and the document's fingerprint.
 
-    `errors` are invalid values, which have Velero's defaults in `config`. `notes` are tolerated:
-    keys without effect, and settings that may not mean what they seem to. `fatal` are the errors
-    with which no agent starts.
+    `errors` are invalid values, which have Velero's defaults in `config`; with those that are `fatal`, no agent starts.
+    `notes` are tolerated: keys without effect, and settings that may not mean what they seem to.
     """
 
     config: AgentConfig = field(default_factory=AgentConfig)
@@ -338,8 +337,7 @@ async def read_config(client: KubeClient, namespace: str, name: str | None) -> P
     """Return the configuration in the ConfigMap `name`; None: all defaults.
 
     Raises:
-        ConfigError: the ConfigMap is missing, cannot be read, does not have exactly one key, or
-            holds no JSON object.
+        ConfigError: it is missing, cannot be read, does not have exactly one key, or holds no JSON object.
     """
     if not name:
         return ParsedConfig()
@@ -446,18 +444,11 @@ def document_in(text: str) -> str:
 
 def _manifests_in(text: str) -> list[Manifest]:
     """Return the ConfigMaps in `text`, which is JSON or YAML."""
-    try:
-        whole = load_json(text)
-    except (ValueError, RecursionError):
-        return _config_maps(_load_yaml(text))
-    return _config_maps([whole])
-
-
-def _load_yaml(text: str) -> list[Any]:
-    try:
-        return list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return []
+    with suppress(ValueError, RecursionError):
+        return _config_maps([load_json(text)])
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
+        return _config_maps(list(yaml.safe_load_all(text)))
+    return []
 
 
 def _config_maps(objects: list[Any]) -> list[Manifest]:

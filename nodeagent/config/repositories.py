@@ -1,8 +1,6 @@
 """The configuration of new backup repositories and of maintenance Jobs: each a ConfigMap, named by a flag.
 
-Knows their keys, and what applies to one repository. Does not know when a repository is created
-(`nodeagent.leader.repositories.controller`) or maintained, nor what follows from a setting: it is copied to the
-BackupRepository, and an existing repository keeps its own.
+A setting of repositories is copied to a new BackupRepository, and an existing one keeps its own.
 Source: Velero v1.18, pkg/controller/backup_repository_controller.go; docs, "Backup repository configuration";
 pkg/types/repo_maintenance.go; getJobConfig in pkg/repository/maintenance/maintenance.go; VerifyJSONConfigs in
 pkg/util/kube/utils.go.

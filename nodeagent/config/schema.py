@@ -1,9 +1,6 @@
-"""The keys of the configuration document: where each is in the models, and the JSON Schema.
+"""The keys of the configuration document: where each is in the models, its spellings, its path; and the JSON Schema.
 
-Knows how to walk a document and the models side by side: spellings, unknown keys, hints, and the
-path that a reader finds a value by. Does not know which values a key accepts
-(`nodeagent.config.keys`). Rules between keys are not in the schema: `nodeagent check-config`
-checks all of them.
+Rules between keys are not in the schema: `nodeagent check-config` checks all of them.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The value types of the configuration, Kubernetes' selectors and tolerations among them, and the errors of values.
 
-Knows Kubernetes' rules for the names, quantities and selectors that become part of a pod or a PVC: a value
-that the API server would reject is invalid here, or every transfer would fail for one typing error.
-Does not know the configuration's keys (`nodeagent.config.keys`).
+A value that the API server would reject in a pod or a PVC is invalid here, or every transfer would fail for one typing
+error.
 Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/meta/v1, pkg/apis/core/validation.
 """
 
@@ -86,15 +85,10 @@ def _matching(
     return AfterValidator(check)
 
 
-def _is_label_key(key: str) -> bool:
-    prefix, slash, name = key.rpartition("/")
-    if len(name) > _LABEL_LIMIT or not _LABEL_NAME.fullmatch(name):
-        return False
-    return not slash or (len(prefix) <= _NAME_LIMIT and _DOMAIN.fullmatch(prefix) is not None)
-
-
 def _check_label_key(key: str) -> str:
-    if not _is_label_key(key):
+    prefix, slash, name = key.rpartition("/")
+    named = len(name) <= _LABEL_LIMIT and _LABEL_NAME.fullmatch(name)
+    if not named or (slash and (len(prefix) > _NAME_LIMIT or not _DOMAIN.fullmatch(prefix))):
         raise expected("a key such as example.com/name: an optional domain, and a name of at most 63 characters")
     return key
 
@@ -137,14 +131,13 @@ def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
 
 
 def _check_quantity(text: str) -> str:
-    if not text:
-        return text
     try:
-        number = parse_quantity(text)
+        parse_quantity(text or "0")
+        # Also "-0", which no number of things is.
+        valid = not text.startswith("-")
     except (ValueError, ArithmeticError):
-        number = None
-    # Also "-0", which no number of things is.
-    if number is None or text.startswith("-"):
+        valid = False
+    if not valid:
         raise expected('a quantity such as "500m", "2" or "4Gi"')
     return text
 
@@ -166,10 +159,9 @@ def _check_duration(text: str) -> str:
 def _check_optional_duration(text: str) -> str:
     try:
         parse_duration(text or "0")
+        valid = not text.startswith("-")
     except ValueError:
         valid = False
-    else:
-        valid = not text.startswith("-")
     if not valid:
         raise expected('a duration such as "30m" or "6h", or "0"')
     return text

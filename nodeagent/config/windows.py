@@ -129,15 +129,9 @@ def longest_pause(schedule: str, zone: ZoneInfo, after: datetime) -> timedelta:
 
 
 def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
-    """Return the longest pause between two starts of `schedule` in the next weeks.
+    """Return the longest pause between two starts of `schedule` in the weeks after `now`; ValueError: it is invalid.
 
-    Args:
-        schedule: as a CronJob or a Schedule of Velero has it: also `@every 6h`, or with `CRON_TZ=`.
-        zone: the name of its time zone; "": UTC.
-        now: from when on.
-
-    Raises:
-        ValueError: it is invalid.
+    A CronJob or a Schedule of Velero has it: also `@every 6h`, or with `CRON_TZ=`. A `zone` of "" is UTC.
     """
     first, _, rest = schedule.strip().partition(" ")
     for key in _ZONE_KEYS:
