@@ -122,20 +122,9 @@ class CsiSource(WireModel, gc=False):
 
 
 _TYPES: Final = (
-    *(
-        "csi",
-        "nfs",
-        "awsElasticBlockStore",
-        "azureDisk",
-        "azureFile",
-        "cephfs",
-        "cinder",
-        "fc",
-        "flocker",
-        "flexVolume",
-    ),
-    *("gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "photonPersistentDisk", "portworxVolume"),
-    *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
+    *("csi", "nfs", "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "fc", "flocker"),
+    *("flexVolume", "gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "photonPersistentDisk"),
+    *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
 )
 """The types of a PersistentVolume as its spec names them, and as volume policies do.
 

@@ -130,15 +130,22 @@ class VolumeReader:
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing = [], False
+        read_claims = self._read_all(
+            kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
+        )
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
-            self._try("PVCs", "volumes that were never backed up are not known", self._read_claims, None),
-            self._try("Namespaces", "those that are left out are not known", self._read_namespaces, {}),
-            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, ()),
+            self._try("PVCs", "volumes that were never backed up are not known", read_claims, None),
+            self._try(
+                "Namespaces", "those that are left out are not known", self._read_all(kube.NAMESPACES, Namespace), []
+            ),
+            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs(), ()),
             self._read_selected(),
         )
         if claims is None:
             return ObservedVolumes(None, notes=tuple(self._notes), passing=self._passing)
-        cluster = ClusterVolumes(claims, pods, volumes, namespaces)
+        cluster = ClusterVolumes(
+            {one.key: one for one in claims}, pods, volumes, {one.metadata.name: one for one in namespaces}
+        )
         # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
         sources = await run_for_many(len(claims), self._build_sources, cron_jobs, schedules, cluster, defaults)
         return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
@@ -153,11 +160,14 @@ class VolumeReader:
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
             return schedules, defaults, (), {}
+        read_pods = self._read_all(kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters)
+        read_volumes = self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)
         pods, volumes = await asyncio.gather(
-            self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, ()),
-            self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
+            self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", read_pods, []),
+            self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", read_volumes, None),
         )
-        return schedules, defaults, pods, volumes
+        by_name = None if volumes is None else {one.metadata.name: one for one in volumes}
+        return schedules, defaults, tuple(pods), by_name
 
     def _build_sources(
         self,
@@ -169,10 +179,10 @@ class VolumeReader:
         ours = [source for raw in cron_jobs if (source := self._read_cron_job(raw, cluster.claims)) is not None]
         return (*ours, *(self._build_source(one, cluster, defaults) for one in schedules))
 
-    async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
+    async def _try(self, what: str, without: str, read: Awaitable[_T], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
         try:
-            return await read()
+            return await read
         except (UnreachableError, UnauthorizedError):
             raise
         except NotServedError:
@@ -203,21 +213,6 @@ class VolumeReader:
         except ContractError as e:
             self._notes.append(f"a {resource.kind} cannot be read: {e}")
             return None
-
-    async def _read_claims(self) -> Mapping[VolumeKey, VolumeClaim] | None:
-        found = await self._read_all(
-            kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
-        )
-        return {claim.key: claim for claim in found}
-
-    async def _read_namespaces(self) -> Mapping[str, Namespace]:
-        return {one.metadata.name: one for one in await self._read_all(kube.NAMESPACES, Namespace)}
-
-    async def _pods(self) -> tuple[WorkloadPod, ...]:
-        return tuple(await self._read_all(kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters))
-
-    async def _read_volumes(self) -> Mapping[str, StoredVolume] | None:
-        return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)}
 
     async def _list_cron_jobs(self) -> Sequence[UncheckedObject]:
         if self._cron_jobs is not None:
@@ -250,11 +245,12 @@ class VolumeReader:
 
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
-        listed = await self._try("Schedules", "what Velero is to back up is not known", self._list_schedules, [])
+        listing = self._client.list(Selection(kube.SCHEDULES, self._namespace))
+        listed = await self._try("Schedules", "what Velero is to back up is not known", listing, [])
         if not listed:
             return [], ServerDefaults()
         flags = await self._try(
-            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags, {}
+            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags(), {}
         )
         defaults = await self._read_defaults(flags or {})
         plans = []
@@ -269,9 +265,6 @@ class VolumeReader:
             else:
                 plans.append(await self._with_policies(schedule))
         return plans, defaults
-
-    async def _list_schedules(self) -> list[UncheckedObject]:
-        return await self._client.list(Selection(kube.SCHEDULES, self._namespace))
 
     async def _read_server_flags(self) -> Mapping[str, str] | None:
         """Return the flags of the Velero server; None: there is none."""
@@ -315,7 +308,7 @@ class VolumeReader:
             except ContractError as e:
                 return f"volume policies in ConfigMap {name}: {e}"
 
-        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read, Policies())
+        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read(), Policies())
 
     def _build_source(self, one: _VeleroPlan, cluster: ClusterVolumes, defaults: ServerDefaults) -> BackupSource:
         spec, name = one.schedule.spec, f"Schedule {one.schedule.metadata.name}"
