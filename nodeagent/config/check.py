@@ -5,7 +5,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -164,7 +164,7 @@ class _CheckResult:
 
     source: str
     errors: Sequence[ConfigFinding]
-    warnings: Sequence[ConfigFinding] = field(default_factory=list)
+    warnings: Sequence[ConfigFinding] = ()
 
     def write(self, *, as_json: bool) -> None:
         """Print one line for each finding and a summary line; or one JSON object."""
@@ -184,10 +184,7 @@ async def check_config(request: CheckRequest) -> int:
     Raises:
         ConfigError: the configuration could not be read.
     """
-    if request.path:
-        result = await _check_file(request)
-    else:
-        result = await _check_cluster(request)
+    result = await _check_file(request) if request.path else await _check_cluster(request)
     result.write(as_json=request.as_json)
     return _EXIT_INVALID if result.errors or (request.strict and result.warnings) else 0
 
@@ -240,7 +237,10 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
         name = request.config_map_name or await _read_flag(client, namespace, flag)
         source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
         try:
-            checked = await _read_checked(client, namespace, name, maintenance=request.maintenance)
+            if request.maintenance:
+                checked = _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})
+            else:
+                checked = _checked(await read_config(client, namespace, name))
         except ConfigError as e:
             # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
@@ -250,13 +250,6 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
         if not request.maintenance:
             warnings += await _check_active(client, namespace, checked.digest)
         return _CheckResult(source, checked.errors, warnings)
-
-
-async def _read_checked(client: KubeClient, namespace: str, name: str | None, *, maintenance: bool) -> _Checked:
-    """Return the document in the cluster; ConfigError: no agent would start with it, or it cannot be read."""
-    if not maintenance:
-        return _checked(await read_config(client, namespace, name))
-    return _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})
 
 
 async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[ConfigFinding]:

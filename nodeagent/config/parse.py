@@ -140,7 +140,8 @@ def parse_config(text: str) -> ParsedConfig:
     config = validate(keys, AgentConfig, errors)
     notes = (*keys.notes, *advise(config))
     fatal = tuple(errors.found[path] for path in errors.fatal)
-    return ParsedConfig(config, tuple(errors.found.values()), fatal, notes, _digest(text))
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
+    return ParsedConfig(config, tuple(errors.found.values()), fatal, notes, digest)
 
 
 def parse_object(text: str, what: str) -> JsonDict:
@@ -222,7 +223,7 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
 def has_wrong_type(error: ErrorDetails) -> bool:
     """Return whether the value is of a JSON type that Go cannot store in the field."""
     kind, value = error["type"], error["input"]
-    return kind in _TYPE_ERRORS or (kind in _CHOICE_ERRORS and not isinstance(value, str))
+    return (kind in _EXPECTED and kind.endswith("_type")) or (kind in _CHOICE_ERRORS and not isinstance(value, str))
 
 
 def _unit_of(place: Location) -> Location:
@@ -278,18 +279,6 @@ def _guess(kind: str, value: object, what: str) -> str | None:
     return close_name(value, re.findall("'([^']+)'", what))
 
 
-_TYPE_ERRORS: Final = frozenset(
-    {
-        "int_type",
-        "float_type",
-        "bool_type",
-        "string_type",
-        "dict_type",
-        "model_type",
-        "model_attributes_type",
-        "tuple_type",
-    }
-)
 _CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
 
 _EXPECTED: Final = {
@@ -318,10 +307,6 @@ def _meant_quantity(text: str) -> str | None:
     except (ValueError, ArithmeticError):
         return None
     return shorter or None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
 
 
 def _describe(value: object) -> str:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StrictInt
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from core.errors import ConfigError
@@ -194,19 +195,10 @@ class RepositoryConfig:
 FLAG: Final = "--repo-maintenance-job-configmap"
 _GLOBAL: Final = "global"
 
-_REQUIRED_STRINGS: Final = {
-    "cpuRequest": "cpu_request",
-    "memoryRequest": "memory_request",
-    "cpuLimit": "cpu_limit",
-    "memoryLimit": "memory_limit",
-}
+_REQUIRED_STRINGS: Final = ("cpu_request", "memory_request", "cpu_limit", "memory_limit")
 """A Velero server starts no Job if one of them is missing."""
 
-_GLOBAL_BY_DOCUMENTATION: Final = {
-    "priorityClassName": "priority_class_name",
-    "podLabels": "pod_labels",
-    "podAnnotations": "pod_annotations",
-}
+_GLOBAL_BY_DOCUMENTATION: Final = ("priority_class_name", "pod_labels", "pod_annotations")
 
 
 def _check_limit(text: str) -> str:
@@ -369,14 +361,14 @@ def _advise(key: str, entry: RepositoryEntry) -> Iterator[ConfigFinding]:
             "", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{REPOSITORY_TYPE}"
         )
     if (resources := entry.pod_resources) is not None:
-        for name, attribute in _REQUIRED_STRINGS.items():
-            if not getattr(resources, attribute):
+        for name in _REQUIRED_STRINGS:
+            if not getattr(resources, name):
                 problem = "missing, counts as 0; a Velero server starts no Job without it"
-                yield ConfigFinding(f"podResources.{name}", problem)
-    for name, attribute in _GLOBAL_BY_DOCUMENTATION.items():
-        if key != _GLOBAL and getattr(entry, attribute):
+                yield ConfigFinding(f"podResources.{to_camel(name)}", problem)
+    for name in _GLOBAL_BY_DOCUMENTATION:
+        if key != _GLOBAL and getattr(entry, name):
             problem = f"applies only if {_GLOBAL} has none; ignored according to Velero's documentation"
-            yield ConfigFinding(name, problem)
+            yield ConfigFinding(to_camel(name), problem)
     for label in filter(is_reserved_label, entry.pod_labels):
         yield ConfigFinding(f"podLabels{show_key(label)}", "reserved; ignored")
     for index, affinity in enumerate(entry.load_affinity):
