@@ -29,8 +29,8 @@ from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
-from nodeagent.leader.volumes.states import HistoryKeeper, PlanReader
-from nodeagent.leader.volumes.view import CoverageReader, VolumeView
+from nodeagent.leader.volumes.states import HistoryKeeper
+from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes
 
@@ -64,11 +64,8 @@ class Dispatcher:
     ) -> None:
         """Work in `cluster` by `rules`.
 
-        Args:
-            cluster: what is read and written.
-            rules: kinds, timeouts and the active configuration.
-            on_accepted: is called once with each transfer that was accepted.
-            agreement: compares the configurations of the agents; None compares nothing.
+        `on_accepted` is called once with each transfer that was accepted. `agreement` compares the configurations of
+        the agents; None: nothing does.
         """
         self._cluster = cluster
         self._rules = rules
@@ -130,16 +127,7 @@ class _Term:
         )
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
-        plans = PlanReader(client, rules.namespace, cluster.now)
-        coverage = CoverageReader(client, rules.namespace, cluster.now)
-        self._volumes = VolumeView(
-            cluster,
-            plans,
-            coverage,
-            entries=self._index.entries,
-            rules=rules.coverage,
-            verification=rules.verification_period,
-        )
+        self._volumes = VolumeView(cluster, rules, entries=self._index.entries)
         self._history = HistoryKeeper(cluster, rules.namespace, entries=self._index.entries)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)

@@ -397,7 +397,8 @@ class QueueView:
         managed = [entry for entry in self._entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
         pending = [entry for entry in managed if entry.reason and not entry.phase.final]
-        self._metrics.show(PENDING, Counter((entry.kind, _known_reason(entry)) for entry in pending))
+        reasons = ((entry.kind, entry.reason if entry.reason in _REASONS else _OTHER_REASON) for entry in pending)
+        self._metrics.show(PENDING, Counter(reasons))
         head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)
         self._metrics.show(QUEUE_POSITION, {(entry.kind, entry.name): position for position, entry in head})
         return len(managed)
@@ -407,11 +408,6 @@ class QueueView:
             for phase in Phase:
                 if not phase.final:
                     self._metrics.set(QUEUE_LENGTH, counts[(kind, phase)], kind, str(phase))
-
-
-def _known_reason(entry: Entry) -> str:
-    """Return the pending reason as a label: one of those that this project defines, or that others are not."""
-    return entry.reason if entry.reason in _REASONS else _OTHER_REASON
 
 
 def _describe(entry: Entry) -> JsonDict:

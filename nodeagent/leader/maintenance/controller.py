@@ -156,7 +156,9 @@ class MaintenanceController:
             self._waiting.add(repository.name)
         else:
             self._waiting.discard(repository.name)
-        self._decisions[repository.name] = _show(decision)
+        due = format_time(decision.due_at) if decision.due_at is not None else ""
+        shown = {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
+        self._decisions[repository.name] = shown
         self._publish(repository, decision)
         return requeue
 
@@ -212,8 +214,3 @@ class MaintenanceController:
 
 def _is_kept(repository: BackupRepository) -> bool:
     return not repository.deleting and repository.key.repository_type == REPOSITORY_TYPE
-
-
-def _show(decision: Decision) -> JsonDict:
-    due = format_time(decision.due_at) if decision.due_at is not None else ""
-    return {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}

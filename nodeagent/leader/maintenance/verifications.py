@@ -140,7 +140,8 @@ class VerificationSteps:
             and job.created <= self._latest()
         ]
         if new:
-            await self._store(repository, new[0])
+            found = await self._read(new[0], await read_pod(self._cluster.client, self._namespace, new[0].name))
+            await self._write(repository, new[0], found, [one async for one in self._completed()])
             return Requeue(STEP_SECONDS)
         if unfinished := [job for job in own if not job.ended]:
             return await self._attend(repository, unfinished[0])
@@ -251,11 +252,6 @@ class VerificationSteps:
             manifest = build_verification(request, expose, spec)
         await create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
-
-    async def _store(self, repository: BackupRepository, job: MaintenanceJob) -> None:
-        """Store what the Job has found: on the transfers, then on the repository."""
-        found = await self._read(job, await read_pod(self._cluster.client, self._namespace, job.name))
-        await self._write(repository, job, found, [one async for one in self._completed()])
 
     async def _read(self, job: MaintenanceJob, pod: Pod | None) -> _Found:
         """Return what the Job says in its log and its termination message."""

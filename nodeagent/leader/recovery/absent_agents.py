@@ -188,7 +188,8 @@ class AbsentAgents:
         if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(kind, cr, mover):
             await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready")
             return
-        message = f"{why}; {_work_on_node(cr)}"
+        work = "its data path was running there" if _may_run(cr) else "its volume was being prepared there"
+        message = f"{why}; {work}"
         if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and not (kind.spec.bound_to_node and loss.deleted):
             ending = find_interruption(mover, None) if mover is not None else None
             if ending is None and cr.stage in _PLACED:
@@ -232,7 +233,8 @@ class AbsentAgents:
         elif late := self._late(cr, unavailable_for):
             await self._end(kind, cr, Phase.FAILED, f"{late}: {cause}")
             return
-        await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}")
+        runs = "the data mover continues; its result is read when the agent is back"
+        await self._report(kind, cr, f"{cause}: {runs if _may_run(cr) else 'continues when the agent is back'}")
 
     async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
         """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
@@ -362,16 +364,6 @@ class AbsentAgents:
 def _may_run(cr: Transfer) -> bool:
     """Return whether a mover may move data now."""
     return cr.phase in RUNNING_PHASES and not cr.interrupted
-
-
-def _work_on_node(cr: Transfer) -> str:
-    return "its data path was running there" if _may_run(cr) else "its volume was being prepared there"
-
-
-def _how_it_continues(cr: Transfer) -> str:
-    if _may_run(cr):
-        return "the data mover continues; its result is read when the agent is back"
-    return "continues when the agent is back"
 
 
 def _has_result(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> bool:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from operator import attrgetter
 from typing import Final
 
@@ -22,7 +22,7 @@ from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
 from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
 from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
-from nodeagent.leader.context import Cluster
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import ClaimKey, PlanReader, Plans, Remembered, VolumeState, build_states
 from nodeagent.metrics import (
@@ -185,29 +185,15 @@ _ENTRIES_PER_SECOND: Final = 5000
 class VolumeView:
     """Keeps the metrics of volumes up to date."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        plans: PlanReader,
-        coverage: CoverageReader,
-        *,
-        entries: Callable[[], Sequence[Entry]],
-        rules: Callable[[], CoverageRules] = CoverageRules,
-        verification: Callable[[], timedelta | None] = lambda: None,
-    ) -> None:
-        """Show in the metrics what `entries` returns, with what `plans` and `coverage` read.
-
-        `rules` are active, and `verification` returns how often the leader verifies all backups, None if it does not.
-        """
+    def __init__(self, cluster: Cluster, rules: DispatchRules, *, entries: Callable[[], Sequence[Entry]]) -> None:
+        """Show in the metrics what `entries` returns, with what is expected of the volumes in the cluster."""
+        self._cluster = cluster
         self._metrics = cluster.metrics
         self._clock = cluster.clock
-        self._events = cluster.events
-        self._plans = plans
-        self._entries = entries
-        self._coverage = coverage
         self._rules = rules
-        self._verification = verification
-        self._now = cluster.now
+        self._entries = entries
+        self._plans = PlanReader(cluster.client, rules.namespace, cluster.now)
+        self._coverage = CoverageReader(cluster.client, rules.namespace, cluster.now)
         self._planned = PlannedCoverage()
         self._reported_at: datetime | None = None
         self._changed = asyncio.Event()
@@ -223,9 +209,9 @@ class VolumeView:
         """Show the volumes until canceled; then none, since another agent shows them."""
         try:
             while True:
-                plans = replace(await self._plans.read(), verification=self._verification())
+                plans = replace(await self._plans.read(), verification=self._rules.verification_period())
                 await self._show_retention(plans)
-                self._planned = await self._coverage.read(self._rules())
+                self._planned = await self._coverage.read(self._rules.coverage())
                 due_at = self._clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
                 while (left := due_at - self._clock.monotonic()) > 0:
                     await self._show_changes(plans, left)
@@ -244,14 +230,14 @@ class VolumeView:
         for one in plans.cron_jobs:
             if one["metadata"]["name"] == report.schedule:
                 self._reported_at = report.at
-                await self._events.record_warning(one, "RetentionBacklog", report.backlog)
+                await self._cluster.events.record_warning(one, "RetentionBacklog", report.backlog)
 
     async def _show_changes(self, plans: Plans, seconds: float) -> None:
         """Show the volumes, then wait for a change or until `seconds` have passed."""
         self._changed.clear()
         entries = self._entries()
         self._shown = show_volumes(self._metrics, build_states(entries, plans, self._memory), self._shown)
-        await show_coverage(self._metrics, self._planned, entries, self._now())
+        await show_coverage(self._metrics, self._planned, entries, self._cluster.now())
         if await wait_for_event(self._changed, seconds):
             await self._clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,9 +13,11 @@ from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Retry
 from core.models.backups import HeldBackup, RetentionReport
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from nodeagent.config.keys import LoadConcurrency
+from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.states import PlanReader, VolumeState
-from nodeagent.leader.volumes.view import CoverageReader, VolumeView, show_retention, show_volumes
+from nodeagent.leader.volumes.states import VolumeState
+from nodeagent.leader.volumes.view import VolumeView, show_retention, show_volumes
 from nodeagent.metrics import MAX_VOLUMES, Metrics
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.leader.volumes.test_states_plans import NOW, an_object, deletions
@@ -36,10 +39,9 @@ async def showing(
     kube: FakeKube, metrics: Metrics, entries: Callable[[], Sequence[Entry]] = list
 ) -> AsyncIterator[VolumeView]:
     clock = LoopClock()
-    client = KubeClient(kube, Retry(clock))
-    plans = PlanReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    coverage = CoverageReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    view = VolumeView(build_cluster(client, clock, metrics=metrics), plans, coverage, entries=entries)
+    cluster = build_cluster(KubeClient(kube, Retry(clock)), clock, metrics=metrics)
+    cluster = replace(cluster, now=lambda: datetime(2026, 11, 1, tzinfo=UTC))
+    view = VolumeView(cluster, DispatchRules("velero", [], LoadConcurrency), entries=entries)
     async with running(view.run()):
         yield view
 
