@@ -223,7 +223,7 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
 def has_wrong_type(error: ErrorDetails) -> bool:
     """Return whether the value is of a JSON type that Go cannot store in the field."""
     kind, value = error["type"], error["input"]
-    return (kind in _EXPECTED and kind.endswith("_type")) or (kind in _CHOICE_ERRORS and not isinstance(value, str))
+    return kind in _TYPE_ERRORS or (kind in _CHOICE_ERRORS and not isinstance(value, str))
 
 
 def _unit_of(place: Location) -> Location:
@@ -288,15 +288,20 @@ _EXPECTED: Final = {
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "string_type": "a string",
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
     "tuple_type": "a list",
+    "list_type": "a list",
     "enum": "{expected}",
     "literal_error": "{expected}",
 }
 """The error types of pydantic in the terms of the document."""
+
+_TYPE_ERRORS: Final = frozenset(kind for kind in _EXPECTED if kind.endswith("_type")) - {"list_type"}
+"""The value is of another JSON type than a key of Velero's; only our own keys are of the type list."""
 
 
 def _meant_quantity(text: str) -> str | None:

@@ -98,6 +98,8 @@ def _rule(**keys: object) -> JsonDict:
             ),
         ),
         ({"ignoreFilesNamespaces": ["*"]}, "ignoreFilesNamespaces[0]: expected a name of lower-case letters"),
+        ({"ignoreFilesNamespaces": "app"}, 'ignoreFilesNamespaces: expected a list, found the string "app"'),
+        ({"alertNotProtected": "x"}, 'alertNotProtected: expected true or false, found the string "x"'),
         (
             _rule(patterns=["!kept"]),
             'exclude.rules[0].patterns[0]: expected a pattern that kopia takes: pattern "!kept"',
