@@ -56,7 +56,6 @@ async def check_queue_length(client: KubeClient, config: AgentConfig) -> list[Co
 
 
 def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
-    """Yield each configured storage class with its path."""
     for index, entry in enumerate(config.load_affinity):
         yield f"loadAffinity[{index}].storageClass", entry.storage_class
     for source, claim in config.backup_pvc.items():

@@ -265,7 +265,6 @@ class PriorityClass:
                 await self._clock.sleep(_RETRY_SECONDS)
 
     async def _observe(self, priority_class: PriorityClassObject | None) -> None:
-        """Update whether the class exists, and report a change."""
         found = priority_class is not None
         if found is self._found:
             return

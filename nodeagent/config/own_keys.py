@@ -36,7 +36,6 @@ from nodeagent.config.windows import VerificationPlan, Window, is_open, parse_sc
 
 
 def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
-    """Return the validator of a string that `parse` accepts."""
 
     def check(text: str) -> str:
         try:

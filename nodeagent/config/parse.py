@@ -433,7 +433,6 @@ def document_in(text: str) -> str:
 
 
 def _manifests_in(text: str) -> list[Manifest]:
-    """Return the ConfigMaps in `text`, which is JSON or YAML."""
     with suppress(ValueError, RecursionError):
         return _config_maps([load_json(text)])
     with suppress(yaml.YAMLError, ValueError, RecursionError):

@@ -436,7 +436,6 @@ class MaintenanceConfig:
         return f"ConfigMap {self._namespace}/{self._name}"
 
     def _log(self, warnings: list[str]) -> None:
-        """Log the findings when they have changed."""
         if warnings != self._logged:
             self._logged = warnings
             for warning in warnings:

@@ -88,7 +88,6 @@ def parse_schedule(text: str) -> str:
 
 
 def _expand(written: str, field: _Field) -> str:
-    """Return one field of a schedule as a list of numbers, or `*`."""
     numbers: set[int] = set()
     whole = False
     for term in written.split(","):

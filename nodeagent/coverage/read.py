@@ -267,7 +267,6 @@ class VolumeReader:
         return plans, defaults
 
     async def _read_server_flags(self) -> Mapping[str, str] | None:
-        """Return the flags of the Velero server; None: there is none."""
         server = await find_velero_server(self._client, self._namespace)
         if server is None:
             return None

@@ -164,7 +164,6 @@ class _Term:
                 await self._cluster.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
 
     async def _settle(self) -> None:
-        """Write which transfers use the quota."""
         settled = settle_entries(self._ledger, self._index.entries())
         await self._ledger.write(Reservations(settled, self._ledger.reservations.last_namespace))
 

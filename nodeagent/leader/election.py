@@ -135,7 +135,6 @@ class LeaderElection:
         return not await wait_for_event(self._changed, _SETTLE_SECONDS)
 
     async def _try_acquire(self, lease: LeaseObject | None) -> bool:
-        """Acquire the Lease as last observed; return whether that succeeded."""
         try:
             await self._lease.acquire(lease)
         except (KubeError, TimeoutError) as e:

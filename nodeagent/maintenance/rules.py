@@ -213,7 +213,6 @@ class _Due(NamedTuple):
 
 
 def _find_due(view: MaintenanceView) -> _Due:
-    """Return when the next maintenance is due."""
     earliest = (view.last_maintenance or view.created_at) + view.frequency
     if view.record.at is not None and view.record.mode is MaintenanceMode.NONE:
         # A run that had nothing to do moves no time of the status.

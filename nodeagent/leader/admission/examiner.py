@@ -147,7 +147,6 @@ class SharedReader:
             return found
 
     def _find(self, key: _Key) -> Object | None:
-        """Return a recent answer, if there is one."""
         oldest = self._clock.monotonic() - _SHARED_SECONDS
         while self._ages and self._ages[0][0] <= oldest:
             del self._found[self._ages.popleft()[1]]
@@ -196,7 +195,6 @@ class Examiner:
     """Checks New and interrupted transfers."""
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, agents: LiveAgents) -> None:
-        """Check transfers of the kinds in `rules`."""
         self._cluster = cluster
         self._rules = rules
         self._agents = agents

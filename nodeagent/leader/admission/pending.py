@@ -47,8 +47,6 @@ class _Pod(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """The informer of one namespace, and the task that runs it."""
-
     informer: Informer[_Pod]
     task: asyncio.Task[None]
 

@@ -20,7 +20,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, NODES
-from core.kube.types import ConfigObject, Manifest
+from core.kube.types import ConfigObject
 from core.models.names import ADMISSIONS_CONFIGMAP, label_value
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import PendingReason
@@ -72,7 +72,6 @@ class AdmissionLedger:
     """The ledger as this process read or wrote it last, with its `reservations`."""
 
     def __init__(self, client: KubeClient, namespace: str, *, check_leading: Callable[[], None]) -> None:
-        """Keep the ledger in `namespace`; `check_leading` raises unless this agent is the leader."""
         self._client = client
         self._namespace = namespace
         self._check_leading = check_leading
@@ -113,13 +112,8 @@ class AdmissionLedger:
 
     async def _send(self, data: dict[str, str]) -> ConfigObject:
         if self._stored is None:
-            manifest: Manifest = {
-                "apiVersion": CONFIG_MAPS.api_version,
-                "kind": CONFIG_MAPS.kind,
-                "metadata": {"name": ADMISSIONS_CONFIGMAP, "namespace": self._namespace},
-                "data": data,
-            }
-            return await self._client.create(CONFIG_MAPS, manifest)
+            meta = {"name": ADMISSIONS_CONFIGMAP, "namespace": self._namespace}
+            return await self._client.create(CONFIG_MAPS, CONFIG_MAPS.build(meta, data=data))
         return await self._client.patch_if_unchanged(CONFIG_MAPS, self._stored, {"data": data})
 
     def _keep(self, stored: ConfigObject | None) -> None:
@@ -133,7 +127,6 @@ def _data(stored: ConfigObject | None) -> dict[str, str]:
 
 
 def _version(stored: ConfigObject | None) -> str | None:
-    """Return the resourceVersion of the ledger as stored; None if there is none."""
     return None if stored is None else str(stored["metadata"]["resourceVersion"])
 
 
@@ -197,7 +190,6 @@ class NodeShares:
         return admission
 
     def _free(self, label: str) -> int:
-        """Return how many more transfers the node may have in preparation."""
         return _limit(self._slots.get(label, 0)) - self._in_preparation[label]
 
 
@@ -213,7 +205,6 @@ class NodeSlots:
     """The number of slots of each node, read when it is needed."""
 
     def __init__(self, client: KubeClient, clock: Clock, concurrency: Callable[[], LoadConcurrency]) -> None:
-        """Read nodes through `client`; `concurrency` returns the active `loadConcurrency`."""
         self._client = client
         self._clock = clock
         self._concurrency = concurrency

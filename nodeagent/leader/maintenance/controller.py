@@ -133,7 +133,6 @@ class MaintenanceController:
             self._waiting.clear()
 
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
-        """Drop what is remembered about the deleted repository `name`."""
         self._decisions.pop(name, None)
         self._waiting.discard(name)
         self._steps.forget(name)

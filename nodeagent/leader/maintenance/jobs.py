@@ -96,7 +96,6 @@ class HistoryWriter:
         await self.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
 
     def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd) -> MaintenanceRecord:
-        """Return the record after the end of a Job."""
         now = self._cluster.now()
         if not job.ours:
             # It says nothing but whether it succeeded; kopia's own schedule has the rest.
@@ -314,15 +313,10 @@ def build_verification(request: JobRequest, expose: ExposeSettings, spec: Verify
 async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
     """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist."""
     meta, template = manifest["metadata"], manifest["spec"]["template"]
-    pod: Manifest = {
-        "apiVersion": PODS.api_version,
-        "kind": PODS.kind,
-        "metadata": template["metadata"] | {"name": meta["name"], "namespace": meta["namespace"]},
-        "spec": template["spec"],
-    }
-    extra = fields(kind=JOBS.kind, namespace=meta["namespace"], name=meta["name"])
+    name = {"name": meta["name"], "namespace": meta["namespace"]}
+    extra = fields(kind=JOBS.kind, **name)
     try:
-        await client.try_create(PODS, pod)
+        await client.try_create(PODS, PODS.build(template["metadata"] | name, spec=template["spec"]))
     except (ForbiddenError, InvalidError) as e:
         priority_class = template["spec"].get("priorityClassName", "")
         if not priority_class or NO_PRIORITY_CLASS not in str(e):
@@ -400,7 +394,6 @@ class JobAttendant:
         return Requeue(LOOK_AGAIN_SECONDS)
 
     async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: Pod | None) -> None:
-        """Store that the Job's pod did not start, and why; then delete the Job."""
         message = await explain_start(self._causes, pod)
         await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
         await self.delete(job)

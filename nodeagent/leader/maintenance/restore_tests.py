@@ -62,20 +62,17 @@ def build_restore_test(
     if settings.priority_class_name:
         pod["priorityClassName"] = settings.priority_class_name
     labels = {key: value for key, value in settings.labels.items() if not is_reserved_label(key)}
-    return {
-        "apiVersion": JOBS.api_version,
-        "kind": JOBS.kind,
-        "metadata": {
-            "name": request.name,
-            "namespace": meta.namespace,
-            "labels": {VERIFIED_REPOSITORY_LABEL: request.repository.uid},
-            "annotations": {RESTORE_TEST_ANNOTATION: copy.claim},
-        },
-        "spec": {
-            "backoffLimit": 0,
-            # After a restore that failed, the snapshot is read.
-            "activeDeadlineSeconds": int((2 * longest + _CLEANUP).total_seconds()),
-            "ttlSecondsAfterFinished": _KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels, "annotations": dict(settings.annotations)}, "spec": pod},
-        },
+    named = {
+        "name": request.name,
+        "namespace": meta.namespace,
+        "labels": {VERIFIED_REPOSITORY_LABEL: request.repository.uid},
+        "annotations": {RESTORE_TEST_ANNOTATION: copy.claim},
     }
+    spec = {
+        "backoffLimit": 0,
+        # After a restore that failed, the snapshot is read.
+        "activeDeadlineSeconds": int((2 * longest + _CLEANUP).total_seconds()),
+        "ttlSecondsAfterFinished": _KEPT_SECONDS,
+        "template": {"metadata": {"labels": labels, "annotations": dict(settings.annotations)}, "spec": pod},
+    }
+    return JOBS.build(named, spec=spec)

@@ -108,7 +108,6 @@ class MaintenanceSteps:
         switch: MaintenanceSwitch,
         launching: Lock,
     ) -> None:
-        """Maintain the repositories of `namespace` as `switch` says; one Job is created at a time by `launching`."""
         self._cluster = cluster
         self._sources = sources
         self._absence = absence

@@ -107,7 +107,6 @@ class VerificationSteps:
     """Takes the steps of all repositories of a namespace during one term of this leader."""
 
     def __init__(self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, launching: Lock) -> None:
-        """Verify the repositories of `namespace`; one Job is created at a time by `launching`."""
         self._cluster = cluster
         self._sources = sources
         self._namespace = namespace
@@ -405,7 +404,6 @@ def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
 
 
 def _is_in(cr: Transfer, key: RepositoryKey) -> bool:
-    """Return whether the repository has the data of the transfer."""
     return (cr.repository_namespace, cr.spec.backup_storage_location) == key[:2]
 
 

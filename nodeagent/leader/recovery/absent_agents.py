@@ -75,7 +75,6 @@ class NodeHealth:
     """The nodes of the cluster, kept by list and watch."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, gone_after: timedelta) -> None:
-        """Treat a node as lost after `gone_after` without Ready."""
         self._client = client
         self._gone_after = gone_after
         self._not_ready = Timers(clock)
@@ -311,7 +310,6 @@ class AbsentAgents:
             await self.cluster.status.report(kind, cr, message="")
 
     async def _report(self, kind: Admits[Any], cr: Transfer, message: str) -> None:
-        """Write why the transfer is pending, if that is new."""
         if cr.status.message == message:
             return
         change = Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)

@@ -180,7 +180,6 @@ class OrphanRecovery:
         return decide_recovery(entry, owner)
 
     async def _handle(self, key: tuple[str, str, str]) -> Requeue | None:
-        """Take the recovery step that one transfer needs now."""
         kind = self._kinds[key[0]]
         log_fields = fields(kind=key[0], namespace=key[1], name=key[2])
         try:
@@ -304,7 +303,6 @@ class OrphanRecovery:
         )
 
     async def _pod_node(self, cr: Transfer) -> str | None:
-        """Return the node of the mover pod, or None."""
         pod = await read_mover(self._cluster.client, cr)
         return None if pod is None else pod_node(pod)
 

@@ -18,7 +18,7 @@ from core.errors import AgentError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
-from core.kube.types import Manifest, Object, Pod, RepositoryObject
+from core.kube.types import Object, Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models.base import JsonDict, format_time
@@ -64,15 +64,10 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     """
     if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
         return False
-    manifest: Manifest = {
-        "apiVersion": SECRETS.api_version,
-        "kind": SECRETS.kind,
-        "metadata": {"name": REPO_CREDENTIALS_SECRET, "namespace": namespace},
-        "type": "Opaque",
-        "data": {REPO_CREDENTIALS_KEY: base64.b64encode(REPO_DEFAULT_PASSWORD.encode()).decode()},
-    }
+    meta = {"name": REPO_CREDENTIALS_SECRET, "namespace": namespace}
+    data = {REPO_CREDENTIALS_KEY: base64.b64encode(REPO_DEFAULT_PASSWORD.encode()).decode()}
     try:
-        await client.create(SECRETS, manifest)
+        await client.create(SECRETS, SECRETS.build(meta, type="Opaque", data=data))
     except AlreadyExistsError:
         # Created concurrently; that password counts.
         return True
@@ -188,7 +183,6 @@ class RepositoryController:
         queue.add(meta["name"])
 
     def _enqueue_all_of(self, location: str) -> None:
-        """Enqueue the repositories in a location that has changed."""
         if self._repositories is None or self._queue is None:
             return
         for raw in self._repositories.items():
@@ -196,7 +190,6 @@ class RepositoryController:
                 self._queue.add(raw["metadata"]["name"])
 
     def _forget(self, name: str) -> None:
-        """Drop what is remembered about the deleted repository `name`."""
         self._early.pop(name, None)
         self._pods.forget(name)
         self._cluster.metrics.forget(REPOSITORY_READY, repository_name=name)
@@ -252,7 +245,6 @@ class RepositoryController:
             await client.create(BACKUP_REPOSITORIES, repository)
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
-        """Take one step for a repository."""
         if repository.deleting or repository.key.repository_type != REPOSITORY_TYPE:
             return None
         if not await self._in_charge():

@@ -112,7 +112,6 @@ def _inspect_pod(
 
 
 def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
-    """Return the state of a pod that has ended."""
     if end.exit_code != 0:
         if end.message:
             # Not by deletionTimestamp: its kubelet may keep it for a time after it was judged, and deleted.

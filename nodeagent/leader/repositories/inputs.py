@@ -29,8 +29,6 @@ _RELEVANT: Final = ("provider", "config", "objectStorage", "credential", "access
 
 
 class _Read(NamedTuple):
-    """The inputs of a location as they were read last."""
-
     inputs: str
     at_seconds: float
 

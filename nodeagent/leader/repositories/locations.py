@@ -316,7 +316,6 @@ class LocationController:
         self._cluster.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
 
     async def _reconcile(self, raw: UncheckedObject, location: BackupStorageLocation) -> Requeue | None:
-        """Validate the location if that is due, or asked for."""
         wanted = self._probes.is_wanted(location.name)
         if not wanted and await self._leave_to_server(location):
             return self._after_server

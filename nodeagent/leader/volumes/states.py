@@ -20,7 +20,7 @@ from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
-from core.kube.types import Manifest, UncheckedObject
+from core.kube.types import UncheckedObject
 from core.logs import fields
 from core.models.backups import RetentionReport, read_report
 from core.models.base import ObjectMeta, WireModel
@@ -261,7 +261,6 @@ class PlanReader:
     """Reads how often there are to be backups."""
 
     def __init__(self, client: KubeClient, namespace: str, now: Callable[[], datetime]) -> None:
-        """Read PVCs of all namespaces, and the rest in `namespace`; `now` returns the time."""
         self._client = client
         self._namespace = namespace
         self._now = now
@@ -425,8 +424,7 @@ class HistoryKeeper:
             await client.patch_if_unchanged(CONFIG_MAPS, stored, change)
             return
         meta = {"name": name, "namespace": self._namespace}
-        manifest: Manifest = {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta}
-        await client.create(CONFIG_MAPS, manifest | change)
+        await client.create(CONFIG_MAPS, CONFIG_MAPS.build(meta, **change))
 
 
 def _backup_of(entry: Entry) -> EndedBackup | None:

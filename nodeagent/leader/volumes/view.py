@@ -68,7 +68,6 @@ class CoverageReader:
     """Reads what is expected of the PVCs; what it has read of the cluster is not kept."""
 
     def __init__(self, client: KubeClient, namespace: str, now: Callable[[], datetime]) -> None:
-        """Read PVCs, pods and volumes of all namespaces, and schedules in `namespace`; `now` returns the time."""
         self._volumes = VolumeReader(client, namespace, now, most=_MOST_OBJECTS)
         self._last = PlannedCoverage()
         self._failures = 0
@@ -186,7 +185,6 @@ class VolumeView:
     """Keeps the metrics of volumes up to date."""
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, *, entries: Callable[[], Sequence[Entry]]) -> None:
-        """Show in the metrics what `entries` returns, with what is expected of the volumes in the cluster."""
         self._cluster = cluster
         self._metrics = cluster.metrics
         self._clock = cluster.clock
