@@ -27,6 +27,8 @@ from nodeagent.config.value_types import (
     expected,
     is_at_most,
     is_zero,
+    setting,
+    toggle,
 )
 
 LARGEST_PREPARE_QUEUE: Final = 20_000
@@ -66,12 +68,8 @@ PodLabels = Annotated[LabelMap, AfterValidator(_check_no_agent_labels)]
 class NodeRule(Section):
     """One of `loadConcurrency.perNodeConfig`."""
 
-    node_selector: LabelSelector = Field(
-        default_factory=LabelSelector,
-        description="the nodes of this rule",
-        examples=[{"matchLabels": {"pool": "backup"}}],
-    )
-    number: _PositiveNumber = Field(description="slots of each of these nodes", examples=[3])
+    node_selector: LabelSelector = setting(LabelSelector, "the nodes of this rule", {"matchLabels": {"pool": "backup"}})
+    number: _PositiveNumber = setting(..., "slots of each of these nodes", 3)
 
     @field_validator("node_selector")
     @classmethod
@@ -92,36 +90,28 @@ Source: github.com/velero-io/velero/pull/10575.
 class LoadConcurrency(Section):
     """Concurrency of transfers."""
 
-    global_config: _PositiveNumber = Field(
-        default=1, description="slots of a node: how many transfers may be InProgress at a time", examples=[2]
+    global_config: _PositiveNumber = setting(1, "slots of a node: how many transfers may be InProgress at a time", 2)
+    per_node_config: tuple[NodeRule, ...] = setting(
+        (),
+        "other numbers of slots for some nodes; if several rules match, the smallest applies",
+        [{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 8}],
     )
-    per_node_config: tuple[NodeRule, ...] = Field(
-        default=(),
-        description="other numbers of slots for some nodes; if several rules match, the smallest applies",
-        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 8}]],
+    prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = setting(
+        None, "how many transfers of all kinds in the cluster may be Accepted or Prepared at a time", 100
     )
-    prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = Field(
-        default=None,
-        description="how many transfers of all kinds in the cluster may be Accepted or Prepared at a time",
-        examples=[100],
-    )
-    restores_first: StrictBool = Field(
-        default=False, description="admit restores before backups (our own key)", examples=[True]
-    )
+    restores_first: StrictBool = toggle("admit restores before backups (our own key)")
 
 
 class LoadAffinity(Section):
     """One of `loadAffinity`: nodes for data movers."""
 
-    node_selector: LabelSelector = Field(
-        default_factory=LabelSelector,
-        description="nodes on which data movers of DataUploads and DataDownloads may run",
-        examples=[{"matchLabels": {"pool": "backup"}}],
+    node_selector: LabelSelector = setting(
+        LabelSelector,
+        "nodes on which data movers of DataUploads and DataDownloads may run",
+        {"matchLabels": {"pool": "backup"}},
     )
-    storage_class: ObjectName = Field(
-        default="",
-        description="storage class to which the entry applies; for backups, the class in backupPVC",
-        examples=["fast"],
+    storage_class: ObjectName = setting(
+        "", "storage class to which the entry applies; for backups, the class in backupPVC", "fast"
     )
 
 
@@ -137,57 +127,38 @@ class AffinityMode(StrEnum):
 class BackupPVC(Section):
     """An entry of `backupPVC`: the PVC that a backup reads from."""
 
-    storage_class: ObjectName = Field(
-        default="", description="storage class of the PVC; empty: the source's", examples=["fast-single-replica"]
+    storage_class: ObjectName = setting("", "storage class of the PVC; empty: the source's", "fast-single-replica")
+    read_only: StrictBool = toggle("access mode ReadOnlyMany instead of ReadWriteOnce, and a read-only mount")
+    read_write_once_pod: StrictBool = toggle(
+        "access mode ReadWriteOncePod, with which SELinux labels the whole volume as it is mounted; not with readOnly"
     )
-    read_only: StrictBool = Field(
-        default=False,
-        description="access mode ReadOnlyMany instead of ReadWriteOnce, and a read-only mount",
-        examples=[True],
+    spc_no_relabeling: StrictBool = toggle(
+        "SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly"
     )
-    read_write_once_pod: StrictBool = Field(
-        default=False,
-        description="access mode ReadWriteOncePod, with which SELinux labels the whole volume as it is mounted; "
-        "not with readOnly",
-        examples=[True],
+    annotations: AnnotationMap = setting(dict, "annotations of the PVC", {"example.com/clone": "shallow"})
+    secret_names: _CopiedNames = setting(
+        (), "Secrets of the source's namespace that are copied beside the PVC while it exists", ["ceph-csi-kms-token"]
     )
-    spc_no_relabeling: StrictBool = Field(
-        default=False,
-        description="SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly",
-        examples=[True],
-    )
-    annotations: AnnotationMap = Field(
-        default_factory=dict, description="annotations of the PVC", examples=[{"example.com/clone": "shallow"}]
-    )
-    secret_names: _CopiedNames = Field(
-        default=(),
-        description="Secrets of the source's namespace that are copied beside the PVC while it exists",
-        examples=[["ceph-csi-kms-token"]],
-    )
-    config_map_names: _CopiedNames = Field(
-        default=(),
-        description="ConfigMaps of the source's namespace that are copied beside the PVC while it exists",
-        examples=[["ceph-csi-kms-config"]],
+    config_map_names: _CopiedNames = setting(
+        (),
+        "ConfigMaps of the source's namespace that are copied beside the PVC while it exists",
+        ["ceph-csi-kms-config"],
     )
 
 
 class RestorePVC(Section):
     """The PVC that a restore writes to."""
 
-    ignore_delay_binding: StrictBool = Field(
-        default=False,
-        description="restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC",
-        examples=[True],
+    ignore_delay_binding: StrictBool = toggle(
+        "restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC"
     )
-    secret_names: _CopiedNames = Field(
-        default=(),
-        description="Secrets of the target's namespace that are copied beside the PVC while it exists",
-        examples=[["ceph-csi-kms-token"]],
+    secret_names: _CopiedNames = setting(
+        (), "Secrets of the target's namespace that are copied beside the PVC while it exists", ["ceph-csi-kms-token"]
     )
-    config_map_names: _CopiedNames = Field(
-        default=(),
-        description="ConfigMaps of the target's namespace that are copied beside the PVC while it exists",
-        examples=[["ceph-csi-kms-config"]],
+    config_map_names: _CopiedNames = setting(
+        (),
+        "ConfigMaps of the target's namespace that are copied beside the PVC while it exists",
+        ["ceph-csi-kms-config"],
     )
 
 
@@ -196,30 +167,24 @@ class CachePVC(Section):
 
     other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
 
-    storage_class: ObjectName = Field(
-        default="", description="storage class of the PVC; empty: no cache volume", examples=["fast"]
-    )
-    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = Field(
-        default=0,
+    storage_class: ObjectName = setting("", "storage class of the PVC; empty: no cache volume", "fast")
+    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = setting(
+        0,
+        "size of a backup, in MiB, from which its restore uses a cache volume; also residentThresholdMB",
+        1024,
         alias="residentThresholdInMB",
-        description="size of a backup, in MiB, from which its restore uses a cache volume; also residentThresholdMB",
-        examples=[1024],
     )
 
 
 class PodResources(Section):
     """Requests and limits of data movers; empty or `0`: none."""
 
-    cpu_request: QuantityText = Field(default="", description="CPU request", examples=["500m"])
-    cpu_limit: QuantityText = Field(default="", description="CPU limit", examples=["2"])
-    memory_request: QuantityText = Field(default="", description="memory request", examples=["512Mi"])
-    memory_limit: QuantityText = Field(default="", description="memory limit", examples=["2Gi"])
-    ephemeral_storage_request: QuantityText = Field(
-        default="", description="request of ephemeral storage, for kopia's cache", examples=["6Gi"]
-    )
-    ephemeral_storage_limit: QuantityText = Field(
-        default="", description="limit of ephemeral storage", examples=["8Gi"]
-    )
+    cpu_request: QuantityText = setting("", "CPU request", "500m")
+    cpu_limit: QuantityText = setting("", "CPU limit", "2")
+    memory_request: QuantityText = setting("", "memory request", "512Mi")
+    memory_limit: QuantityText = setting("", "memory limit", "2Gi")
+    ephemeral_storage_request: QuantityText = setting("", "request of ephemeral storage, for kopia's cache", "6Gi")
+    ephemeral_storage_limit: QuantityText = setting("", "limit of ephemeral storage", "8Gi")
 
     @field_validator("cpu_limit", "memory_limit", "ephemeral_storage_limit")
     @classmethod
@@ -266,75 +231,56 @@ class AgentConfig(Section):
 
     other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
 
-    load_concurrency: LoadConcurrency = Field(
-        default_factory=LoadConcurrency, description="concurrency of transfers", examples=[{"globalConfig": 2}]
-    )
-    load_affinity: tuple[LoadAffinity, ...] = Field(
-        default=(),
-        description="node affinity of DataUploads and DataDownloads: the first entry for the volume's storage class "
+    load_concurrency: LoadConcurrency = setting(LoadConcurrency, "concurrency of transfers", {"globalConfig": 2})
+    load_affinity: tuple[LoadAffinity, ...] = setting(
+        (),
+        "node affinity of DataUploads and DataDownloads: the first entry for the volume's storage class "
         "applies, else the first without a class",
-        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "storageClass": "fast"}]],
+        [{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "storageClass": "fast"}],
     )
-    load_affinity_mode: AffinityMode = Field(
-        default=AffinityMode.FIRST,
-        description="any: all matching entries are alternatives; first: only the first one applies (our own key)",
-        examples=["any"],
+    load_affinity_mode: AffinityMode = setting(
+        AffinityMode.FIRST,
+        "any: all matching entries are alternatives; first: only the first one applies (our own key)",
+        "any",
     )
-    backup_pvc: dict[str, BackupPVC] = Field(
-        default_factory=dict,
+    backup_pvc: dict[str, BackupPVC] = setting(
+        dict,
+        "PVCs that backups read from, by the storage class of the source volume",
+        {"fast": {"storageClass": "fast-single-replica"}},
         alias="backupPVC",
-        description="PVCs that backups read from, by the storage class of the source volume",
-        examples=[{"fast": {"storageClass": "fast-single-replica"}}],
     )
-    restore_pvc: RestorePVC = Field(
-        default_factory=RestorePVC,
-        alias="restorePVC",
-        description="PVCs that restores write to",
-        examples=[{"ignoreDelayBinding": True}],
+    restore_pvc: RestorePVC = setting(
+        RestorePVC, "PVCs that restores write to", {"ignoreDelayBinding": True}, alias="restorePVC"
     )
-    cache_pvc: CachePVC = Field(
-        default_factory=CachePVC,
-        alias="cachePVC",
-        description="volume for the cache of a restore; also cacheVolume",
-        examples=[{"storageClass": "fast"}],
+    cache_pvc: CachePVC = setting(
+        CachePVC, "volume for the cache of a restore; also cacheVolume", {"storageClass": "fast"}, alias="cachePVC"
     )
-    pod_resources: PodResources = Field(
-        default_factory=PodResources,
-        description="requests and limits of mover pods; one invalid value invalidates all of them",
-        examples=[{"cpuRequest": "500m", "memoryLimit": "2Gi"}],
+    pod_resources: PodResources = setting(
+        PodResources,
+        "requests and limits of mover pods; one invalid value invalidates all of them",
+        {"cpuRequest": "500m", "memoryLimit": "2Gi"},
     )
-    priority_class_name: ObjectName = Field(
-        default="",
-        description="priority class of mover pods; if it does not exist, it is ignored with a warning",
-        examples=["data-mover"],
+    priority_class_name: ObjectName = setting(
+        "", "priority class of mover pods; if it does not exist, it is ignored with a warning", "data-mover"
     )
-    privileged_fs_backup: StrictBool = Field(
-        default=False,
-        description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, if nodes require it",
-        examples=[True],
+    privileged_fs_backup: StrictBool = toggle(
+        "run data movers of PodVolumeBackups and PodVolumeRestores as privileged, if nodes require it"
     )
-    pod_labels: PodLabels = Field(
-        default_factory=dict,
-        description="labels of mover pods, instead of the inherited ones",
-        examples=[{"team": "storage"}],
+    pod_labels: PodLabels = setting(dict, "labels of mover pods, instead of the inherited ones", {"team": "storage"})
+    pod_annotations: AnnotationMap = setting(
+        dict, "annotations of mover pods, instead of the inherited ones", {"sidecar.istio.io/inject": "false"}
     )
-    pod_annotations: AnnotationMap = Field(
-        default_factory=dict,
-        description="annotations of mover pods, instead of the inherited ones",
-        examples=[{"sidecar.istio.io/inject": "false"}],
-    )
-    tolerations: _Tolerations = Field(
-        default=(),
-        description='tolerations of mover pods, in addition to the inherited ones; "inherit": all of the DaemonSet '
-        "(our own key)",
-        examples=[[{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}]],
+    tolerations: _Tolerations = setting(
+        (),
+        'tolerations of mover pods, in addition to the inherited ones; "inherit": all of the DaemonSet (our own key)',
+        [{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}],
     )
 
-    own: OwnKeys = Field(
-        default_factory=OwnKeys,
+    own: OwnKeys = setting(
+        OwnKeys,
+        "keys that Velero does not have (our own key)",
+        {"moverServiceAccount": "node-agent-mover"},
         alias=OWN_KEY,
-        description="keys that Velero does not have (our own key)",
-        examples=[{"moverServiceAccount": "node-agent-mover"}],
     )
 
     @property

@@ -31,6 +31,8 @@ from nodeagent.config.value_types import (
     Section,
     expected,
     is_zero,
+    setting,
+    toggle,
 )
 from nodeagent.config.windows import VerificationPlan, Window, is_open, parse_schedule, parse_time_zone
 
@@ -54,9 +56,9 @@ TimeZoneName = Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone su
 class WindowKeys(Section):
     """One of `windows`."""
 
-    schedule: ScheduleText = Field(description="when the window opens, as in a CronJob", examples=["0 22 * * *"])
-    time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
-    duration: Duration = Field(description="how long it is open", examples=["8h"])
+    schedule: ScheduleText = setting(..., "when the window opens, as in a CronJob", "0 22 * * *")
+    time_zone: TimeZoneName = setting("UTC", "IANA time zone of schedule", "Europe/Berlin")
+    duration: Duration = setting(..., "how long it is open", "8h")
 
     def to_window(self) -> Window:
         """Return it for decisions."""
@@ -79,16 +81,12 @@ _Rate = Annotated[StrictInt, Field(ge=0, le=2**50), AfterValidator(_check_rate)]
 class BandwidthBudget(Section):
     """A limit in each direction, as seen from the node; with windows, it holds in these alone."""
 
-    upload_bytes_per_second: _Rate = Field(
-        default=0, description="bytes per second that are sent; 0: no limit", examples=[50_000_000]
-    )
-    download_bytes_per_second: _Rate = Field(
-        default=0, description="bytes per second that are received; 0: no limit", examples=[50_000_000]
-    )
-    windows: tuple[WindowKeys, ...] = Field(
-        default=(),
-        description="when the limits hold; without one: always",
-        examples=[[{"schedule": "0 8 * * 1-5", "timeZone": "Europe/Berlin", "duration": "10h"}]],
+    upload_bytes_per_second: _Rate = setting(0, "bytes per second that are sent; 0: no limit", 50_000_000)
+    download_bytes_per_second: _Rate = setting(0, "bytes per second that are received; 0: no limit", 50_000_000)
+    windows: tuple[WindowKeys, ...] = setting(
+        (),
+        "when the limits hold; without one: always",
+        [{"schedule": "0 8 * * 1-5", "timeZone": "Europe/Berlin", "duration": "10h"}],
     )
 
     def at(self, moment: datetime) -> BandwidthLimits:
@@ -104,20 +102,16 @@ class BandwidthBudget(Section):
 class BandwidthKeys(Section):
     """The value of `nodeagent.io.bandwidth`."""
 
-    per_mover: BandwidthBudget = Field(
-        default_factory=BandwidthBudget,
-        description="limits of each data mover",
-        examples=[{"uploadBytesPerSecond": 20_000_000}],
+    per_mover: BandwidthBudget = setting(
+        BandwidthBudget, "limits of each data mover", {"uploadBytesPerSecond": 20_000_000}
     )
-    per_node: BandwidthBudget = Field(
-        default_factory=BandwidthBudget,
-        description="limits that all data movers of a node share",
-        examples=[{"uploadBytesPerSecond": 100_000_000}],
+    per_node: BandwidthBudget = setting(
+        BandwidthBudget, "limits that all data movers of a node share", {"uploadBytesPerSecond": 100_000_000}
     )
-    per_location: dict[str, BandwidthBudget] = Field(
-        default_factory=dict,
-        description="limits on each node that its data movers share which use a BackupStorageLocation, by its name",
-        examples=[{"default": {"downloadBytesPerSecond": 50_000_000}}],
+    per_location: dict[str, BandwidthBudget] = setting(
+        dict,
+        "limits on each node that its data movers share which use a BackupStorageLocation, by its name",
+        {"default": {"downloadBytesPerSecond": 50_000_000}},
     )
 
 
@@ -143,57 +137,43 @@ _Limit = Annotated[QuantityText, AfterValidator(_check_limit)]
 class RetryOverrides(Section):
     """An entry of `perKind`: what differs for one kind."""
 
-    enabled: StrictBool | None = Field(default=None, description="enabled of this kind", examples=[False])
-    max_retries: _Retries | None = Field(default=None, description="maxRetries of this kind", examples=[5])
-    initial_backoff: DurationText | None = Field(
-        default=None, description="initialBackoff of this kind", examples=["1m"]
-    )
-    max_backoff: DurationText | None = Field(default=None, description="maxBackoff of this kind", examples=["30m"])
-    deadline: OptionalDurationText | None = Field(default=None, description="deadline of this kind", examples=["8h"])
-    oom_memory_factor: _Factor | None = Field(default=None, description="oomMemoryFactor of this kind", examples=[2])
-    oom_memory_limit_max: _Limit | None = Field(
-        default=None, description="oomMemoryLimitMax of this kind", examples=["16Gi"]
-    )
+    enabled: StrictBool | None = setting(None, "enabled of this kind", example=False)
+    max_retries: _Retries | None = setting(None, "maxRetries of this kind", 5)
+    initial_backoff: DurationText | None = setting(None, "initialBackoff of this kind", "1m")
+    max_backoff: DurationText | None = setting(None, "maxBackoff of this kind", "30m")
+    deadline: OptionalDurationText | None = setting(None, "deadline of this kind", "8h")
+    oom_memory_factor: _Factor | None = setting(None, "oomMemoryFactor of this kind", 2)
+    oom_memory_limit_max: _Limit | None = setting(None, "oomMemoryLimitMax of this kind", "16Gi")
 
 
 class RetryKeys(Section):
     """The value of `nodeagent.io.retry`."""
 
-    enabled: StrictBool = Field(
-        default=True,
-        description="give an interrupted transfer another attempt; false: it is Failed, as in Velero",
-        examples=[False],
+    enabled: StrictBool = toggle(
+        "give an interrupted transfer another attempt; false: it is Failed, as in Velero", default=True
     )
-    max_retries: _Retries = Field(default=3, description="how many more attempts a transfer gets at most", examples=[5])
-    initial_backoff: DurationText = Field(
-        default="30s",
-        description="delay of the second attempt after the interruption; each further one is delayed for twice as long",
-        examples=["1m"],
+    max_retries: _Retries = setting(3, "how many more attempts a transfer gets at most", 5)
+    initial_backoff: DurationText = setting(
+        "30s", "delay of the second attempt after the interruption; each further one is delayed for twice as long", "1m"
     )
-    max_backoff: DurationText = Field(
-        default="10m", description="longest delay, also where initialBackoff is longer", examples=["30m"]
-    )
-    deadline: OptionalDurationText = Field(
-        default="",
-        description='age of a transfer from which it is not retried; "0": none; empty: "4h" if it has an owner, '
+    max_backoff: DurationText = setting("10m", "longest delay, also where initialBackoff is longer", "30m")
+    deadline: OptionalDurationText = setting(
+        "",
+        'age of a transfer from which it is not retried; "0": none; empty: "4h" if it has an owner, '
         "which is as long as a Velero server waits by default, and else none",
-        examples=["8h"],
+        "8h",
     )
-    oom_memory_factor: _Factor = Field(
-        default=1.5,
-        description="factor of the memory limit and request of a data mover after each one that ran out of memory; no "
+    oom_memory_factor: _Factor = setting(
+        1.5,
+        "factor of the memory limit and request of a data mover after each one that ran out of memory; no "
         "effect without podResources.memoryLimit",
-        examples=[2],
+        2,
     )
-    oom_memory_limit_max: _Limit = Field(
-        default="",
-        description="largest memory limit that results from the factor; empty: four times podResources.memoryLimit",
-        examples=["8Gi"],
+    oom_memory_limit_max: _Limit = setting(
+        "", "largest memory limit that results from the factor; empty: four times podResources.memoryLimit", "8Gi"
     )
-    per_kind: dict[_Kind, RetryOverrides] = Field(
-        default_factory=dict,
-        description="other values for some kinds of transfers",
-        examples=[{"DataUpload": {"maxRetries": 5}}],
+    per_kind: dict[_Kind, RetryOverrides] = setting(
+        dict, "other values for some kinds of transfers", {"DataUpload": {"maxRetries": 5}}
     )
 
 
@@ -219,44 +199,34 @@ def rules_of_kind(retry: RetryKeys, kind: str, *, velero_server: bool) -> RetryR
 class CompressionKeys(Section):
     """The value of `nodeagent.io.compression`."""
 
-    default: Compression = Field(
-        default=Compression.NONE,
-        description="kopia's algorithm for volumes whose storage class is not in perStorageClass, or that have none",
-        examples=["zstd-fastest"],
+    default: Compression = setting(
+        Compression.NONE,
+        "kopia's algorithm for volumes whose storage class is not in perStorageClass, or that have none",
+        "zstd-fastest",
     )
-    per_storage_class: dict[str, Compression] = Field(
-        default_factory=dict,
-        description="kopia's algorithms, by the storage class of the source volume",
-        examples=[{"fast": "zstd"}],
+    per_storage_class: dict[str, Compression] = setting(
+        dict, "kopia's algorithms, by the storage class of the source volume", {"fast": "zstd"}
     )
 
 
 class ExclusionKeys(Section):
     """One of `exclude.rules`: what the backups of some volumes leave out."""
 
-    namespaces: list[ObjectName] = Field(
-        default_factory=list, description="namespaces of the volumes; empty: all of them", examples=[["build"]]
-    )
-    storage_classes: list[ObjectName] = Field(
-        default_factory=list, description="storage classes of the volumes; empty: all of them", examples=[["fast"]]
-    )
-    patterns: list[Pattern] = Field(
-        default_factory=list,
-        description="what is left out, as in a .kopiaignore or .gitignore: *.tmp in any directory, /cache/ a directory "
+    namespaces: list[ObjectName] = setting(list, "namespaces of the volumes; empty: all of them", ["build"])
+    storage_classes: list[ObjectName] = setting(list, "storage classes of the volumes; empty: all of them", ["fast"])
+    patterns: list[Pattern] = setting(
+        list,
+        "what is left out, as in a .kopiaignore or .gitignore: *.tmp in any directory, /cache/ a directory "
         "at the top; without exceptions (!) and classes such as [:alpha:]",
-        examples=[["/cache/", "*.tmp"]],
+        ["/cache/", "*.tmp"],
     )
-    sets: list[Literal["lost+found", "caches", "snapshots"]] = Field(
-        default_factory=list,
-        description="ready patterns: the folder lost+found, caches of programs, the snapshots of storage systems",
-        examples=[["lost+found", "caches", "snapshots"]],
+    sets: list[Literal["lost+found", "caches", "snapshots"]] = setting(
+        list,
+        "ready patterns: the folder lost+found, caches of programs, the snapshots of storage systems",
+        ["lost+found", "caches", "snapshots"],
     )
-    one_file_system: bool = Field(
-        default=False, description="whether file systems that are mounted in a volume are left out", examples=[True]
-    )
-    largest_size: QuantityText = Field(
-        default="", description="size above which files are left out; empty: no limit", examples=["10Gi"]
-    )
+    one_file_system: bool = toggle("whether file systems that are mounted in a volume are left out")
+    largest_size: QuantityText = setting("", "size above which files are left out; empty: no limit", "10Gi")
 
     @model_validator(mode="after")
     def _is_valid(self) -> Self:
@@ -284,16 +254,16 @@ _MOST_PATTERNS: Final = 200
 class ExcludeKeys(Section):
     """The value of `nodeagent.io.exclude`."""
 
-    rules: tuple[ExclusionKeys, ...] = Field(
-        default=(),
-        description="what backups of file systems leave out; all rules that fit a volume apply",
-        examples=[[{"namespaces": ["build"], "patterns": ["/cache/"]}]],
+    rules: tuple[ExclusionKeys, ...] = setting(
+        (),
+        "what backups of file systems leave out; all rules that fit a volume apply",
+        [{"namespaces": ["build"], "patterns": ["/cache/"]}],
     )
-    annotation_namespaces: list[ObjectName] = Field(
-        default_factory=list,
-        description="namespaces in which the annotation nodeagent.io/exclude of a PVC counts: a pattern, or a set such "
+    annotation_namespaces: list[ObjectName] = setting(
+        list,
+        "namespaces in which the annotation nodeagent.io/exclude of a PVC counts: a pattern, or a set such "
         "as @caches, on each line",
-        examples=[["build"]],
+        ["build"],
     )
 
     @field_validator("rules")
@@ -307,31 +277,27 @@ class ExcludeKeys(Section):
 class VerificationKeys(Section):
     """The value of `nodeagent.io.verification`: the leader has all backup repositories read back."""
 
-    period: DurationText = Field(
-        default="720h",
-        description="time in which all that the snapshots of a repository have is read once, a sixteenth at a time",
-        examples=["720h"],
+    period: DurationText = setting(
+        "720h", "time in which all that the snapshots of a repository have is read once, a sixteenth at a time", "720h"
     )
-    schedule: ScheduleText | None = Field(
-        default=None,
-        description="when shares are read, as in a CronJob, as many each time as the period takes; without it they are "
+    schedule: ScheduleText | None = setting(
+        None,
+        "when shares are read, as in a CronJob, as many each time as the period takes; without it they are "
         "spread over the period",
-        examples=["0 2 * * 6"],
+        "0 2 * * 6",
     )
-    time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
-    windows: tuple[WindowKeys, ...] = Field(
-        default=(),
-        description="when reading may start; without windows in maintenance's",
-        examples=[[{"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "8h"}]],
+    time_zone: TimeZoneName = setting("UTC", "IANA time zone of schedule", "Europe/Berlin")
+    windows: tuple[WindowKeys, ...] = setting(
+        (),
+        "when reading may start; without windows in maintenance's",
+        [{"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "8h"}],
     )
-    restore_test: bool = Field(
-        default=False,
-        description="whether one volume of each repository is also restored once in the period, into a scratch PVC in "
-        "the agents' namespace, and compared with its snapshot",
-        examples=[True],
+    restore_test: bool = toggle(
+        "whether one volume of each repository is also restored once in the period, into a scratch PVC in "
+        "the agents' namespace, and compared with its snapshot"
     )
-    restore_test_storage_class: ObjectName = Field(
-        default="", description="class of the scratch PVC; empty: the class of the volume's PVC", examples=["scratch"]
+    restore_test_storage_class: ObjectName = setting(
+        "", "class of the scratch PVC; empty: the class of the volume's PVC", "scratch"
     )
 
     def to_plan(self) -> VerificationPlan:
@@ -354,10 +320,8 @@ OWN_KEY: Final = "nodeagent.io"
 class NfsVolume(Section):
     """A directory that an NFS server exports; empty: none."""
 
-    server: HostName = Field(
-        default="", description="host name or IP address of the NFS server", examples=["nfs.example.com"]
-    )
-    path: AbsolutePath = Field(default="", description="directory that it exports", examples=["/export/backups"])
+    server: HostName = setting("", "host name or IP address of the NFS server", "nfs.example.com")
+    path: AbsolutePath = setting("", "directory that it exports", "/export/backups")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -369,20 +333,18 @@ class NfsVolume(Section):
 class RepositoryVolume(Section):
     """One of `repositoryVolumes`: a shared volume with the repositories of locations in a file system."""
 
-    mount_path: MountPath = Field(
-        description="where data movers mount it: config.fspath of the BackupStorageLocation is this path, or a "
-        "directory in it",
-        examples=["/backups"],
+    mount_path: MountPath = setting(
+        ...,
+        "where data movers mount it: config.fspath of the BackupStorageLocation is this path, or a directory in it",
+        "/backups",
     )
-    persistent_volume_claim: ObjectName = Field(
-        default="",
-        description="PVC in the agent's namespace that pods of all nodes can mount, or nfs instead",
-        examples=["shared-backups"],
+    persistent_volume_claim: ObjectName = setting(
+        "", "PVC in the agent's namespace that pods of all nodes can mount, or nfs instead", "shared-backups"
     )
-    nfs: NfsVolume = Field(
-        default_factory=NfsVolume,
-        description="directory of an NFS server, instead of persistentVolumeClaim",
-        examples=[{"server": "nfs.example.com", "path": "/export/backups"}],
+    nfs: NfsVolume = setting(
+        NfsVolume,
+        "directory of an NFS server, instead of persistentVolumeClaim",
+        {"server": "nfs.example.com", "path": "/export/backups"},
     )
 
     @model_validator(mode="after")
@@ -401,97 +363,89 @@ class RepositoryVolume(Section):
 class OwnKeys(Section):
     """The value of `nodeagent.io`."""
 
-    mover_service_account: ObjectName = Field(
-        default="",
-        description="ServiceAccount of mover pods; empty: the one of --mover-service-account (our own key)",
-        examples=["node-agent-mover"],
+    mover_service_account: ObjectName = setting(
+        "", "ServiceAccount of mover pods; empty: the one of --mover-service-account (our own key)", "node-agent-mover"
     )
-    excluded_metadata: list[KeyPrefix] = Field(
-        default_factory=lambda: list(DEFAULT_EXCLUDED),
-        description="how the keys of annotations and labels begin that are not copied from a target PVC or a source "
+    excluded_metadata: list[KeyPrefix] = setting(
+        lambda: list(DEFAULT_EXCLUDED),
+        "how the keys of annotations and labels begin that are not copied from a target PVC or a source "
         "VolumeSnapshot to ours, instead of the default list (our own key)",
-        examples=[["cdi.kubevirt.io/"]],
+        ["cdi.kubevirt.io/"],
     )
-    repository_volumes: tuple[RepositoryVolume, ...] = Field(
-        default=(),
-        description="shared volumes with the repositories of locations with provider velero.io/fs, each mounted by "
+    repository_volumes: tuple[RepositoryVolume, ...] = setting(
+        (),
+        "shared volumes with the repositories of locations with provider velero.io/fs, each mounted by "
         "the data movers of the locations in it (our own key)",
-        examples=[[{"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"}]],
+        [{"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"}],
     )
-    retry: RetryKeys = Field(
-        default_factory=RetryKeys,
-        description="when an interrupted transfer gets another attempt (our own key)",
-        examples=[{"maxRetries": 5}],
+    retry: RetryKeys = setting(
+        RetryKeys, "when an interrupted transfer gets another attempt (our own key)", {"maxRetries": 5}
     )
-    compression: CompressionKeys = Field(
-        default_factory=CompressionKeys,
-        description="compression of what backups store (our own key)",
-        examples=[{"default": "none", "perStorageClass": {"fast": "zstd"}}],
+    compression: CompressionKeys = setting(
+        CompressionKeys,
+        "compression of what backups store (our own key)",
+        {"default": "none", "perStorageClass": {"fast": "zstd"}},
     )
-    ignore_files_namespaces: list[ObjectName] = Field(
-        default_factory=list,
-        description="namespaces whose users may leave files out of the backups of their volumes, by files named "
+    ignore_files_namespaces: list[ObjectName] = setting(
+        list,
+        "namespaces whose users may leave files out of the backups of their volumes, by files named "
         ".kopiaignore (our own key)",
-        examples=[["build"]],
+        ["build"],
     )
-    exclude: ExcludeKeys = Field(
-        default_factory=ExcludeKeys,
-        description="what backups of file systems leave out (our own key)",
-        examples=[{"rules": [{"namespaces": ["build"], "patterns": ["/cache/"]}]}],
+    exclude: ExcludeKeys = setting(
+        ExcludeKeys,
+        "what backups of file systems leave out (our own key)",
+        {"rules": [{"namespaces": ["build"], "patterns": ["/cache/"]}]},
     )
-    read_all_files_namespaces: list[ObjectName] = Field(
-        default_factory=list,
-        description="namespaces in whose volumes each backup also reads files whose size and time are unchanged "
+    read_all_files_namespaces: list[ObjectName] = setting(
+        list,
+        "namespaces in whose volumes each backup also reads files whose size and time are unchanged "
         "since the last one (our own key)",
-        examples=[["vault"]],
+        ["vault"],
     )
-    block_hash: BlockHash | None = Field(
-        default=None,
-        description="hash of repositories that are created without a Velero server; without the key HMAC-SHA256-128 "
+    block_hash: BlockHash | None = setting(
+        None,
+        "hash of repositories that are created without a Velero server; without the key HMAC-SHA256-128 "
         "where the definitions are Velero 1.19's, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
-        examples=["HMAC-SHA256-128"],
+        "HMAC-SHA256-128",
     )
-    block_storage_classes: list[ObjectName] = Field(
-        default_factory=list,
-        description="storage classes whose volumes nodeagent backup create and schedules back up by block unless "
+    block_storage_classes: list[ObjectName] = setting(
+        list,
+        "storage classes whose volumes nodeagent backup create and schedules back up by block unless "
         "--data-mover says otherwise; of a class that has no raw block volumes, files are backed up (our own key)",
-        examples=[["fast"]],
+        ["fast"],
     )
-    verification: VerificationKeys = Field(
-        default_factory=VerificationKeys,
-        description="how the leader verifies backup repositories, also beside a Velero server; without the key it does "
+    verification: VerificationKeys = setting(
+        VerificationKeys,
+        "how the leader verifies backup repositories, also beside a Velero server; without the key it does "
         "not (our own key)",
-        examples=[{"period": "720h"}],
+        {"period": "720h"},
     )
-    leave_out_namespaces: list[ObjectName] = Field(
-        default_factory=list,
-        description="namespaces whose users may leave a PVC out of backups on purpose, by the annotation "
+    leave_out_namespaces: list[ObjectName] = setting(
+        list,
+        "namespaces whose users may leave a PVC out of backups on purpose, by the annotation "
         "nodeagent.io/exclude-from-backup with the reason; elsewhere it does not count (our own key)",
-        examples=[["build"]],
+        ["build"],
     )
-    mover: MoverMethod = Field(
-        default=MoverMethod.ONE_OPEN,
-        description="how data movers run kopia: plain by its own commands; one-open by one process, which opens the "
+    mover: MoverMethod = setting(
+        MoverMethod.ONE_OPEN,
+        "how data movers run kopia: plain by its own commands; one-open by one process, which opens the "
         "repository once, and in a backup also reads files that were changed without a new time (our own key)",
-        examples=["plain"],
+        "plain",
     )
-    alert_not_protected: bool = Field(
-        default=False,
-        description="whether nodeagent_volume_not_protected names volumes of all namespaces, not only of those with "
-        'the label nodeagent.io/alert-not-protected: "true" (our own key)',
-        examples=[True],
+    alert_not_protected: bool = toggle(
+        "whether nodeagent_volume_not_protected names volumes of all namespaces, not only of those with "
+        'the label nodeagent.io/alert-not-protected: "true" (our own key)'
     )
-    require_file_attributes: bool = Field(
-        default=False,
-        description="whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "
-        "it is Completed, with a message (our own key)",
-        examples=[True],
+    require_file_attributes: bool = toggle(
+        "whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "
+        "it is Completed, with a message (our own key)"
     )
-    bandwidth: BandwidthKeys = Field(
-        default_factory=BandwidthKeys,
-        description="limits of the bytes that data movers exchange with storages; without the key, nothing is between "
+    bandwidth: BandwidthKeys = setting(
+        BandwidthKeys,
+        "limits of the bytes that data movers exchange with storages; without the key, nothing is between "
         "kopia and the storage (our own key)",
-        examples=[{"perNode": {"uploadBytesPerSecond": 100_000_000}}],
+        {"perNode": {"uploadBytesPerSecond": 100_000_000}},
     )
 
     @property

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -244,6 +244,17 @@ OptionalDurationText = Annotated[
 """A duration as it is written, also 0; empty: none."""
 
 
+def setting(default: object, description: str, example: object, **more: Any) -> Any:  # noqa: ANN401 - pydantic's own
+    """Return the field of a key; `default` is a value, a function that builds it, or `...`: the key is required."""
+    kept = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(description=description, examples=[example], **kept, **more)
+
+
+def toggle(description: str, *, default: bool = False) -> Any:  # noqa: ANN401 - pydantic's own
+    """Return the field of a key that is true or false."""
+    return setting(default, description, not default)
+
+
 class Section(BaseModel):
     """A JSON object of the document; unknown keys are ignored.
 
@@ -275,16 +286,14 @@ NUMBER_OPERATORS: Final = frozenset({Operator.GREATER, Operator.LESS})
 class Requirement(Section):
     """One of `matchExpressions`."""
 
-    key: LabelKey = Field(description="label of the node", examples=["pool"])
-    operator: Operator = Field(
-        description="comparison of the label's value; no Gt and Lt in perNodeConfig", examples=["NotIn"]
-    )
-    values: tuple[LabelValue, ...] = Field(
-        default=(),
-        validate_default=True,
-        description="values to compare with: at least one for In and NotIn, one whole number for Gt and Lt, none for "
+    key: LabelKey = setting(..., "label of the node", "pool")
+    operator: Operator = setting(..., "comparison of the label's value; no Gt and Lt in perNodeConfig", "NotIn")
+    values: tuple[LabelValue, ...] = setting(
+        (),
+        "values to compare with: at least one for In and NotIn, one whole number for Gt and Lt, none for "
         "Exists and DoesNotExist",
-        examples=[["db", "web"]],
+        ["db", "web"],
+        validate_default=True,
     )
 
     @field_validator("values")
@@ -321,13 +330,9 @@ class Requirement(Section):
 class LabelSelector(Section):
     """A node selector: all parts must match; empty: every node."""
 
-    match_labels: LabelMap = Field(
-        default_factory=dict, description="labels that a node must have", examples=[{"disk": "ssd"}]
-    )
-    match_expressions: tuple[Requirement, ...] = Field(
-        default=(),
-        description="further conditions on a node's labels",
-        examples=[[{"key": "pool", "operator": "NotIn", "values": ["db", "web"]}]],
+    match_labels: LabelMap = setting(dict, "labels that a node must have", {"disk": "ssd"})
+    match_expressions: tuple[Requirement, ...] = setting(
+        (), "further conditions on a node's labels", [{"key": "pool", "operator": "NotIn", "values": ["db", "web"]}]
     )
 
     @property
@@ -345,22 +350,15 @@ class LabelSelector(Section):
 class Toleration(Section):
     """A toleration of a pod."""
 
-    operator: Literal["Equal", "Exists", ""] = Field(
-        default="", description="Equal (the default) or Exists", examples=["Exists"]
+    operator: Literal["Equal", "Exists", ""] = setting("", "Equal (the default) or Exists", "Exists")
+    key: OptionalLabelKey = setting(
+        "", "key of the tolerated taint; empty, with Exists: every taint", "dedicated", validate_default=True
     )
-    key: OptionalLabelKey = Field(
-        default="",
-        validate_default=True,
-        description="key of the tolerated taint; empty, with Exists: every taint",
-        examples=["dedicated"],
+    value: LabelValue = setting("", "value of the taint; none with Exists", "backup")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = setting(
+        "", "effect of the taint; empty: every effect", "NoSchedule"
     )
-    value: LabelValue = Field(default="", description="value of the taint; none with Exists", examples=["backup"])
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
-        default="", description="effect of the taint; empty: every effect", examples=["NoSchedule"]
-    )
-    toleration_seconds: StrictInt | None = Field(
-        default=None, description="how long a NoExecute taint is tolerated, in seconds", examples=[600]
-    )
+    toleration_seconds: StrictInt | None = setting(None, "how long a NoExecute taint is tolerated, in seconds", 600)
 
     @field_validator("key")
     @classmethod
