@@ -97,11 +97,12 @@ class NodeBackoff:
         return [
             {
                 "node": names.get(label, label),
-                "failures": self._nodes[label].failures,
-                "cause": self._nodes[label].cause,
-                "seconds": round(self._nodes[label].until_seconds - now),
+                "failures": node.failures,
+                "cause": node.cause,
+                "seconds": round(node.until_seconds - now),
             }
-            for label in sorted(self.labels())
+            for label, node in sorted(self._nodes.items())
+            if node.until_seconds > now
         ]
 
     def _count(self, label: str, cause: NotPrepared) -> None:
@@ -115,12 +116,8 @@ class NodeBackoff:
         node.times += 1
         node.until_seconds = now + pause.total_seconds()
         failed = f"the last {node.failures} transfers of this node failed before Prepared"
-        self._news.append(
-            (
-                label,
-                f"other nodes are preferred for {format_duration(pause)}: {failed}, the last one because of {cause}",
-            )
-        )
+        message = f"other nodes are preferred for {format_duration(pause)}: {failed}, the last one because of {cause}"
+        self._news.append((label, message))
 
 
 class _LiveAgent(NamedTuple):
@@ -149,13 +146,8 @@ class LiveAgents:
         self._velero_nodes: AbstractSet[str] | None = None
         self._unavailable = Timers(clock)
         self.backoff = NodeBackoff(clock)
-        self._informer = Informer(
-            client,
-            Selection(PODS, namespace, label_selector=AGENT_SELECTOR),
-            clock=clock,
-            trim=_trim,
-            on_change=self._on_pod,
-        )
+        selection = Selection(PODS, namespace, label_selector=AGENT_SELECTOR)
+        self._informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_pod)
 
     async def run(self) -> None:
         """List and watch until canceled."""
@@ -215,12 +207,9 @@ def _trim(pod: Pod) -> _LiveAgent:
     node = (pod.get("spec") or {}).get("nodeName", "")
     runs = bool(node) and is_ready(pod)
     annotations = meta.get("annotations") or {}
-    config, features = annotations.get(CONFIG_ANNOTATION, ""), annotations.get(FEATURES_ANNOTATION, "")
-    live = runs and bool(config) and not meta.get("deletionTimestamp")
-    velero = runs and not config
-    return _LiveAgent(
-        meta["name"], meta["uid"], node, live, velero=velero, config=config, features=sys.intern(features)
-    )
+    config, features = annotations.get(CONFIG_ANNOTATION, ""), sys.intern(annotations.get(FEATURES_ANNOTATION, ""))
+    live, velero = runs and bool(config) and not meta.get("deletionTimestamp"), runs and not config
+    return _LiveAgent(meta["name"], meta["uid"], node, live, velero, config, features)
 
 
 _COMPARE_SECONDS: Final = 10.0
@@ -276,9 +265,7 @@ def describe_difference(active: Mapping[str, str]) -> str | None:
 def count_idle(entries: Iterable[Entry], chosen: Mapping[str, str] | None = None) -> Counter[str]:
     """Return the number of transfers that are assigned but not moving data, by node label.
 
-    Args:
-        entries: all transfers.
-        chosen: node labels, by uid, that `entries` may not show yet.
+    `chosen` are node labels, by uid, that `entries` may not show yet.
     """
     return Counter(({entry.uid: entry.node_label for entry in entries if entry.idle} | dict(chosen or {})).values())
 
@@ -286,12 +273,9 @@ def count_idle(entries: Iterable[Entry], chosen: Mapping[str, str] | None = None
 def choose_node(
     agents: Mapping[str, str], idle: Mapping[str, int], passed_over: AbstractSet[str] = frozenset()
 ) -> str | None:
-    """Return the node label of the live agent with the fewest idle transfers, or None without agents.
+    """Return the node label of the live agent with the fewest `idle` transfers, or None without agents.
 
-    Args:
-        agents: node names of all live agents, by node label.
-        idle: the result of `count_idle`.
-        passed_over: node labels that are chosen only if there are no others.
+    `agents` are node names by node label. Those `passed_over` are chosen only if there are no others.
     """
     preferred = agents.keys() - passed_over or agents.keys()
     return min(preferred, key=lambda label: (idle.get(label, 0), label), default=None)

@@ -74,12 +74,10 @@ class PodWatch:
                 for namespace in self._watched.keys() - wanted:
                     self._watched.pop(namespace).task.cancel()
                 for namespace in wanted - self._watched.keys():
-                    informer = Informer(
-                        self._client, Selection(PODS, namespace), clock=self._clock, trim=_trim, on_change=self._on_pod
-                    )
-                    task = group.create_task(
-                        informer.run_despite_rejections(partial(_warn, namespace)), name=f"pods of {namespace}"
-                    )
+                    pods = Selection(PODS, namespace)
+                    informer = Informer(self._client, pods, clock=self._clock, trim=_trim, on_change=self._on_pod)
+                    running = informer.run_despite_rejections(partial(_warn, namespace))
+                    task = group.create_task(running, name=f"pods of {namespace}")
                     self._watched[namespace] = _Watched(informer, task)
                 await self._wanted_changed.wait()
 

@@ -187,11 +187,8 @@ class AdmissionWriter:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
         self._cluster.check_leading()
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
-        change = Change(
-            status={"message": None},
-            labels={NODE_LABEL: checked.entry.node_label},
-            annotations={ATTEMPTS_ANNOTATION: attempts.to_json()},
-        )
+        labels, annotations = {NODE_LABEL: checked.entry.node_label}, {ATTEMPTS_ANNOTATION: attempts.to_json()}
+        change = Change({"message": None}, labels, annotations)
         return await self._answered(checked, self._cluster.status.annotate(checked.kind, checked.cr, change))
 
     async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:

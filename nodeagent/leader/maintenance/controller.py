@@ -72,15 +72,14 @@ class MaintenanceController:
 
     async def _run_once(self) -> None:
         """Maintain the repositories until canceled, or until a first list is rejected."""
-        cluster, namespace = self._cluster, self._namespace
-        queue: WorkQueue[str] = WorkQueue(cluster.clock, name="maintenance", workers=_WORKERS)
-        repositories = Informer(
-            cluster.client,
-            Selection(BACKUP_REPOSITORIES, namespace),
-            clock=cluster.clock,
-            trim=lambda raw: raw,
-            on_change=lambda raw: queue.add(raw["metadata"]["name"]),
-        )
+        cluster, client, clock, namespace = self._cluster, self._cluster.client, self._cluster.clock, self._namespace
+        queue: WorkQueue[str] = WorkQueue(clock, name="maintenance", workers=_WORKERS)
+        selection = Selection(BACKUP_REPOSITORIES, namespace)
+
+        def enqueue_changed(raw: RepositoryObject) -> None:
+            queue.add(raw["metadata"]["name"])
+
+        repositories = Informer(client, selection, clock=clock, trim=lambda raw: raw, on_change=enqueue_changed)
 
         def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
@@ -91,14 +90,8 @@ class MaintenanceController:
                 if job.ended or job.verifies == meta["uid"] or job.maintains(meta["name"], meta["uid"]):
                     queue.add(meta["name"])
 
-        jobs = Informer(
-            cluster.client,
-            Selection(JOBS, namespace),
-            clock=cluster.clock,
-            trim=MaintenanceJob.parse,
-            on_change=enqueue,
-        )
-        absence = ServerAbsence(cluster.client, cluster.clock, namespace)
+        jobs = Informer(client, Selection(JOBS, namespace), clock=clock, trim=MaintenanceJob.parse, on_change=enqueue)
+        absence = ServerAbsence(client, clock, namespace)
         # Two repositories must not both take the last place of maxConcurrentJobs.
         launching = asyncio.Lock()
         steps = MaintenanceSteps(

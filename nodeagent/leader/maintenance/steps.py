@@ -199,9 +199,8 @@ class MaintenanceSteps:
         # A Velero server keeps 3 entries, and may keep more Jobs.
         new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
-            ends = [
-                (job, describe_end(job, await read_pod(self._cluster.client, self._namespace, job.name))) for job in new
-            ]
+            client, namespace = self._cluster.client, self._namespace
+            ends = [(job, describe_end(job, await read_pod(client, namespace, job.name))) for job in new]
             await self._history.write(repository, ends)
             self._of(repository).kept = None
             for job, end in ends:
@@ -282,16 +281,13 @@ class MaintenanceSteps:
         decision = decide_maintenance(view)
         if decision.hold is not None or location is None:
             return decision
+        slot, most_bytes = slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
         request = JobRequest(
-            name=job_name(
-                repository.name, slot_of(view.now, view.frequency, repository.uid), count_failures(view.entries)
-            ),
-            repository=repository,
-            location=location,
-            settings=settings,
-            memory=decide_memory(
-                view.record, may_be_full=decision.may_be_full, most_bytes=settings.memory_limit_max_bytes
-            ),
+            job_name(repository.name, slot, count_failures(view.entries)),
+            repository,
+            location,
+            settings,
+            decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes),
             ignore_foreign=self._switch is MaintenanceSwitch.ON,
             report_snapshots=is_report_due(view.record, view.now),
         )

@@ -80,6 +80,8 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
     (POD_VOLUME_BACKUPS, PodVolumeBackup),
 )
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
 _CLOCKS: Final = timedelta(minutes=15)
 """The most by which clocks differ; later times are from one that was wrong."""
 
@@ -132,11 +134,7 @@ class VerificationSteps:
         # Within a second, a Job that was created again after its loss has the time of the first one.
         stored = {False: record.job, True: record.tests.job}
         new = [
-            job
-            for job in own
-            if job.ended
-            and ((last := stored[bool(job.restores)]) is None or job.created > last)
-            and job.created <= self._latest()
+            job for job in own if job.ended and (stored[bool(job.restores)] or _NEVER) < job.created <= self._latest()
         ]
         if new:
             found = await self._read(new[0], await read_pod(self._cluster.client, self._namespace, new[0].name))
@@ -418,7 +416,7 @@ def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
         cr.repository_namespace,
         cr.source_claim or cr.name,
         f"{name} in location {cr.spec.backup_storage_location}",
-        created or datetime.min.replace(tzinfo=UTC),
+        created or _NEVER,
         found,
         read_verification(meta.annotations),
     )

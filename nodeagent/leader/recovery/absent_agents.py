@@ -333,9 +333,8 @@ class AbsentAgents:
         # With another `status.node`, the new owner would take it for a transfer that another agent has taken over.
         change = Change(status={"node": node}, labels={NODE_LABEL: label})
         stored = await self.cluster.status.annotate(kind, cr, change)
-        await self.cluster.events.record(
-            stored, "Reassigned", f"{why}; the node agent on node {node} takes over the result"
-        )
+        message = f"{why}; the node agent on node {node} takes over the result"
+        await self.cluster.events.record(stored, "Reassigned", message)
         return True
 
     def _late(self, cr: Transfer, unavailable_for: timedelta) -> str | None:

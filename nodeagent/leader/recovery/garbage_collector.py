@@ -119,10 +119,8 @@ class GarbageCollector:
 
 def may_have_leaked(before: dict[str, Entry], now: dict[str, Entry]) -> bool:
     """Return whether a missing transfer may have leaked objects: it had an agent, and its cleanup was not done."""
-    return any(
-        uid not in now and entry.node_label and (entry.finalizer or not entry.phase.final)
-        for uid, entry in before.items()
-    )
+    missing = (entry for uid, entry in before.items() if uid not in now)
+    return any(entry.node_label and (entry.finalizer or not entry.phase.final) for entry in missing)
 
 
 def _of_repository(left: LeakedObjects) -> bool:

@@ -79,9 +79,8 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
         # It has taken the transfer over, since the mover pod runs there.
         return RecoveryAction.NOTHING
     if not orphaned:
-        return (
-            RecoveryAction.CLEAR_REPORT if entry.reason == PendingReason.AGENT_UNAVAILABLE else RecoveryAction.NOTHING
-        )
+        reported = entry.reason == PendingReason.AGENT_UNAVAILABLE
+        return RecoveryAction.CLEAR_REPORT if reported else RecoveryAction.NOTHING
     if entry.idle and not owner.bound:
         return RecoveryAction.REASSIGN
     return RecoveryAction.LEAVE_NODE if owner.node_lost else RecoveryAction.WAIT_FOR_AGENT
@@ -296,11 +295,8 @@ class OrphanRecovery:
         previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
         accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
         stored = await self._cluster.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
-        await self._cluster.events.record(
-            stored,
-            "Reassigned",
-            f"node agent on {previous} is not available; assigned to the node agent on node {node}",
-        )
+        message = f"node agent on {previous} is not available; assigned to the node agent on node {node}"
+        await self._cluster.events.record(stored, "Reassigned", message)
 
     async def _pod_node(self, cr: Transfer) -> str | None:
         pod = await read_mover(self._cluster.client, cr)

@@ -148,20 +148,11 @@ class RepositoryController:
         self._early.clear()
         queue: WorkQueue[str] = WorkQueue(cluster.clock, name="repositories", workers=_WORKERS)
         self._queue = queue
-        self._repositories = Informer(
-            cluster.client,
-            Selection(BACKUP_REPOSITORIES, self._namespace),
-            clock=cluster.clock,
-            trim=lambda raw: raw,
-            on_change=partial(self._observe, queue),
-        )
-        pods = Informer(
-            cluster.client,
-            Selection(PODS, self._namespace, label_selector=INIT_POD_SELECTOR),
-            clock=cluster.clock,
-            trim=_trim_pod,
-            on_change=lambda pod: _enqueue_owner(queue, pod),
-        )
+        client, clock, observe = cluster.client, cluster.clock, partial(self._observe, queue)
+        selection = Selection(BACKUP_REPOSITORIES, self._namespace)
+        self._repositories = Informer(client, selection, clock=clock, trim=lambda raw: raw, on_change=observe)
+        init_pods, enqueue = Selection(PODS, self._namespace, INIT_POD_SELECTOR), partial(_enqueue_owner, queue)
+        pods = Informer(client, init_pods, clock=clock, trim=_trim_pod, on_change=enqueue)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repositories.run(), name="repositories")
             group.create_task(pods.run(), name="init pods")
@@ -374,11 +365,9 @@ class RepositoryController:
         self._cluster.metrics.set(REPOSITORY_READY, 1, stored.name)
         await self._cluster.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
-            what = (
-                "it was empty, so the snapshots of earlier backups are lost"
-                if result.created
-                else f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
-            )
+            what = f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
+            if result.created:
+                what = "it was empty, so the snapshots of earlier backups are lost"
             text = f"the location has another repository than before (ID {result.unique_id}, was {last_id}): {what}"
             await self._cluster.events.record(stored, "DifferentRepository", text, warning=True)
 

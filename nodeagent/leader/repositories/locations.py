@@ -282,13 +282,8 @@ class LocationController:
         # Nothing of an earlier term counts: another leader may have validated since.
         self._known.clear()
         queue: WorkQueue[str] = WorkQueue(cluster.clock, name="locations", workers=_WORKERS)
-        locations = Informer(
-            cluster.client,
-            Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
-            clock=cluster.clock,
-            trim=lambda raw: str(raw["metadata"]["name"]),
-            on_change=queue.add,
-        )
+        selection = Selection(BACKUP_STORAGE_LOCATIONS, self._namespace)
+        locations = Informer(cluster.client, selection, clock=cluster.clock, trim=_name_of, on_change=queue.add)
         async with asyncio.TaskGroup() as group:
             if not self._off:
                 group.create_task(locations.run(), name="locations")
@@ -446,6 +441,10 @@ class LocationController:
         pod = await self._read_pod(location)
         if pod is not None:
             await self._pods.delete(location, pod)
+
+
+def _name_of(raw: UncheckedObject) -> str:
+    return str(raw["metadata"]["name"])
 
 
 def _frequency_seconds(location: BackupStorageLocation) -> float:

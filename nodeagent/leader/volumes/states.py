@@ -316,10 +316,8 @@ class PlanReader:
                 self._intervals[key] = parse_interval(*key, self._now())
             except ValueError as e:
                 self._intervals[key] = None
-                name = one.metadata.name
-                _log.warning(
-                    "schedule cannot be read, the metrics have no interval for it: %s", e, extra=fields(name=name)
-                )
+                extra = fields(name=one.metadata.name)
+                _log.warning("schedule cannot be read, the metrics have no interval for it: %s", e, extra=extra)
         return Plan(self._intervals[key], one.annotated.verification)
 
 

@@ -139,25 +139,22 @@ def _build_series(
     plans: Sequence[VolumePlan], alerting: Collection[str], entries: Iterable[Entry], now: datetime
 ) -> tuple[_Series, _Series]:
     """Return the values of both metrics by labels: how many PVCs are in each state, and those that are named."""
-    copies = (_copy_of(entry) for entry in entries if entry.copy is not None)
-    coverage = build_coverage(plans, (copy for copy in copies if copy is not None), now)
+    copies = [
+        CompletedBackup(
+            (entry.queue, copy.claim or ""),
+            copy.created,
+            entry.name,
+            complete=copy.complete,
+            failed=entry.phase is Phase.FAILED,
+            shrunk="" if copy.shrunk else None,
+        )
+        for entry in entries
+        if (copy := entry.copy) is not None
+    ]
+    coverage = build_coverage(plans, copies, now)
     urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in alerting]
     named: _Series = {(one.namespace, one.volume, str(one.state)): 1 for one in urgent[:MAX_NAMED_VOLUMES]}
     return _count(coverage), named
-
-
-def _copy_of(entry: Entry) -> CompletedBackup | None:
-    copy = entry.copy
-    if copy is None:
-        return None
-    return CompletedBackup(
-        (entry.queue, copy.claim or ""),
-        copy.created,
-        entry.name,
-        complete=copy.complete,
-        failed=entry.phase is Phase.FAILED,
-        shrunk="" if copy.shrunk else None,
-    )
 
 
 def _count(coverage: Coverage) -> _Series:
