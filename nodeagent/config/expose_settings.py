@@ -15,19 +15,7 @@ from core.kube.types import DaemonSet, NodeRequirement
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from core.models.phases import RetryRules
 from core.models.transfers import KIND_NAMES
-from exposer.settings import (
-    BackupPVCSettings,
-    CacheRule,
-    CompressionRules,
-    ExclusionRule,
-    ExclusionRules,
-    ExposeSettings,
-    MoverOptions,
-    PlacementRule,
-    PlacementRules,
-    PodSettings,
-    RepositoryMount,
-)
+from exposer import settings as expose
 from exposer.template import AgentTemplate
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.own_keys import rules_of_kind
@@ -36,8 +24,8 @@ from nodeagent.runtime.settings import Settings
 
 
 def build_expose_settings(
-    defaults: ExposeSettings, config: AgentConfig, *, priority_class: str | None, cache_limit_mib: int
-) -> ExposeSettings:
+    defaults: expose.ExposeSettings, config: AgentConfig, *, priority_class: str | None, cache_limit_mib: int
+) -> expose.ExposeSettings:
     """Return `defaults`, which no configuration changes, with every setting that `config` determines.
 
     `priority_class` is the one of mover pods; None: the default priority. `cache_limit_mib` is what a cache volume has
@@ -52,18 +40,20 @@ def build_expose_settings(
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
         excluded_metadata=tuple(config.own.excluded_metadata),
         repository_volumes=tuple(
-            RepositoryMount(one.mount_path, one.to_wire()) for one in config.own.repository_volumes
+            expose.RepositoryMount(one.mount_path, one.to_wire()) for one in config.own.repository_volumes
         ),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
         restore_copies=_copies(config.restore_pvc),
-        cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
+        cache=expose.CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class
         else None,
-        compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
+        compression=expose.CompressionRules(
+            config.own.compression.default, dict(config.own.compression.per_storage_class)
+        ),
         ignore_files_namespaces=frozenset(config.own.ignore_files_namespaces),
-        exclusions=ExclusionRules(
+        exclusions=expose.ExclusionRules(
             tuple(
-                ExclusionRule(rule.exclusions, frozenset(rule.namespaces), frozenset(rule.storage_classes))
+                expose.ExclusionRule(rule.exclusions, frozenset(rule.namespaces), frozenset(rule.storage_classes))
                 for rule in config.own.exclude.rules
             ),
             frozenset(config.own.exclude.annotation_namespaces),
@@ -80,8 +70,8 @@ def _retries(config: AgentConfig) -> dict[str, RetryRules]:
     return {kind: rules for kind, rules in every.items() if rules != RetryRules()}
 
 
-def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
-    return BackupPVCSettings(
+def _backup_pvc(entry: BackupPVC) -> expose.BackupPVCSettings:
+    return expose.BackupPVCSettings(
         storage_class=entry.storage_class or None,
         read_only=entry.read_only,
         one_pod=entry.read_write_once_pod,
@@ -100,9 +90,9 @@ def _copies(pvc: BackupPVC | RestorePVC) -> tuple[str, ...]:
     return tuple(sorted({f"{resource.kind}/{name}" for resource, names in named for name in names}))
 
 
-def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: str | None) -> PodSettings:
+def _pod_settings(defaults: expose.PodSettings, config: AgentConfig, priority_class: str | None) -> expose.PodSettings:
     inherit = config.tolerations == INHERIT
-    return PodSettings(
+    return expose.PodSettings(
         service_account=config.own.mover_service_account or defaults.service_account,
         priority_class_name=priority_class,
         resources=config.pod_resources.to_wire(),
@@ -114,12 +104,12 @@ def _pod_settings(defaults: PodSettings, config: AgentConfig, priority_class: st
     )
 
 
-def _node_rules(config: AgentConfig) -> PlacementRules:
+def _node_rules(config: AgentConfig) -> expose.PlacementRules:
     rules = tuple(
-        PlacementRule(tuple(node_requirements(entry.node_selector)), entry.storage_class or None)
+        expose.PlacementRule(tuple(node_requirements(entry.node_selector)), entry.storage_class or None)
         for entry in config.load_affinity
     )
-    return PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
+    return expose.PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
 
 
 def node_requirements(selector: LabelSelector) -> list[NodeRequirement]:
@@ -137,15 +127,15 @@ def node_requirements(selector: LabelSelector) -> list[NodeRequirement]:
 _log = logging.getLogger(__name__)
 
 
-def build_defaults(settings: Settings, template: AgentTemplate, cluster: str | None = None) -> ExposeSettings:
+def build_defaults(settings: Settings, template: AgentTemplate, cluster: str | None = None) -> expose.ExposeSettings:
     """Return the expose settings that no configuration changes; `cluster` identifies the cluster in snapshots."""
-    options = MoverOptions(
+    options = expose.MoverOptions(
         resource_timeout=settings.resource_timeout,
         log_level=settings.log_level,
         log_format=settings.log_format,
         cluster=cluster,
     )
-    return ExposeSettings(template, PodSettings(service_account=settings.mover_service_account), options)
+    return expose.ExposeSettings(template, expose.PodSettings(service_account=settings.mover_service_account), options)
 
 
 async def read_cluster(client: KubeClient) -> str | None:

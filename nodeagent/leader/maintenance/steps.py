@@ -33,23 +33,10 @@ from nodeagent.leader.maintenance.jobs import (
     read_before_start,
     starts_of,
 )
+from nodeagent.maintenance import rules
 from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, read_pod
 from nodeagent.maintenance.record import RunningJob
-from nodeagent.maintenance.rules import (
-    Decision,
-    Hold,
-    MaintenanceView,
-    count_failures,
-    decide_maintenance,
-    decide_memory,
-    find_location_hold,
-    frequency_of,
-    is_report_due,
-    job_name,
-    record_of,
-    slot_of,
-    view_of,
-)
+from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView
 from nodeagent.metrics import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
@@ -154,7 +141,7 @@ class MaintenanceSteps:
         if unfinished:
             requeue = await self._attendant.attend(repository, unfinished[0])
             return requeue, await self._hold_for(repository, unfinished[0])
-        running = record_of(repository).running
+        running = rules.record_of(repository).running
         if running is not None:
             requeue = await self._attendant.look_for(repository, running)
             return requeue, await self._hold_for(repository, running)
@@ -165,7 +152,7 @@ class MaintenanceSteps:
         view = await self._view(repository)
         if view is None:
             return Decision(Hold.JOB_UNFINISHED)
-        decision = decide_maintenance(replace(view, last_maintenance=job.created, job_unfinished=True))
+        decision = rules.decide_maintenance(replace(view, last_maintenance=job.created, job_unfinished=True))
         await self._report_hold(repository, decision, f": Job {self._namespace}/{job.name} or its pod has not ended")
         return decision
 
@@ -173,7 +160,7 @@ class MaintenanceSteps:
         """Count each reason once for each slot of the repository in which it held the maintenance."""
         if hold is None or hold in _NO_SKIPS:
             return
-        skip = (slot_of(self._cluster.now(), frequency_of(repository), repository.uid), hold)
+        skip = (rules.slot_of(self._cluster.now(), rules.frequency_of(repository), repository.uid), hold)
         if self._of(repository).skip != skip:
             self._of(repository).skip = skip
             self._cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
@@ -182,7 +169,7 @@ class MaintenanceSteps:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
         for job in jobs:
             if job.ours and not job.labeled and not job.ended:
-                running = record_of(repository).running
+                running = rules.record_of(repository).running
                 if running is not None and running.uid == job.uid:
                     # It ran nothing, so its end is no failure.
                     await self._history.note_running(repository, None)
@@ -221,7 +208,9 @@ class MaintenanceSteps:
         view = await self._view(repository)
         if view is None:
             return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
-        decision = decide_maintenance(replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most))
+        decision = rules.decide_maintenance(
+            replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most)
+        )
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
@@ -233,7 +222,7 @@ class MaintenanceSteps:
         backups = self._sources.backups(repository.key)
         if backups is None:
             return None
-        view = view_of(repository, self._cluster.now())
+        view = rules.view_of(repository, self._cluster.now())
         return replace(
             view,
             # A new backup changes it, and so does one that was deleted.
@@ -272,24 +261,24 @@ class MaintenanceSteps:
             view,
             server=server,
             no_server_for=self._absence.lasts,
-            location_hold=find_location_hold(location),
+            location_hold=rules.find_location_hold(location),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
             running_jobs=count_running(jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
-        decision = decide_maintenance(view)
+        decision = rules.decide_maintenance(view)
         if decision.hold is not None or location is None:
             return decision
-        slot, most_bytes = slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
+        slot, most_bytes = rules.slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
         request = JobRequest(
-            job_name(repository.name, slot, count_failures(view.entries)),
+            rules.job_name(repository.name, slot, rules.count_failures(view.entries)),
             repository,
             location,
             settings,
-            decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes),
+            rules.decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes),
             ignore_foreign=self._switch is MaintenanceSwitch.ON,
-            report_snapshots=is_report_due(view.record, view.now),
+            report_snapshots=rules.is_report_due(view.record, view.now),
         )
         inputs = await self._read_inputs(repository)
         try:

@@ -32,16 +32,7 @@ from core.models.names import (
 )
 from core.models.verification import Verification
 from nodeagent.config.windows import parse_interval
-from nodeagent.coverage.history import (
-    HISTORY_DAYS,
-    HISTORY_KEY,
-    EndedBackup,
-    block_of,
-    content_of,
-    count_volumes,
-    merge_history,
-    name_of_block,
-)
+from nodeagent.coverage import history
 from nodeagent.coverage.states import parse_annotated
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
@@ -359,7 +350,7 @@ class HistoryKeeper:
         self._cluster = cluster
         self._namespace = namespace
         self._entries = entries
-        self._ended: dict[str, EndedBackup] = {}
+        self._ended: dict[str, history.EndedBackup] = {}
         self._added: dict[str, int] = {}
         self._changed = asyncio.Event()
 
@@ -400,23 +391,23 @@ class HistoryKeeper:
     async def _write(self) -> None:
         """Add what has ended; what could not be added is added later."""
         today, ended = self._today(), dict(self._ended)
-        shown = [one for one in ended.values() if one.day > today - HISTORY_DAYS]
+        shown = [one for one in ended.values() if one.day > today - history.HISTORY_DAYS]
         shown.sort(key=lambda one: one.completed)
-        for block, members in groupby(shown, key=lambda one: block_of(one.day)):
+        for block, members in groupby(shown, key=lambda one: history.block_of(one.day)):
             await self._add(block, list(members), today)
         self._ended = {uid: one for uid, one in self._ended.items() if uid not in ended}
         added = self._added | {uid: one.day for uid, one in ended.items()}
         self._added = {uid: day for uid, day in added.items() if day >= today - 1}
 
-    async def _add(self, block: int, backups: Sequence[EndedBackup], today: int) -> None:
-        client, name = self._cluster.client, name_of_block(block)
+    async def _add(self, block: int, backups: Sequence[history.EndedBackup], today: int) -> None:
+        client, name = self._cluster.client, history.name_of_block(block)
         stored = await client.read(CONFIG_MAPS, self._namespace, name)
-        before = content_of(stored)
-        number = max(len(backups), count_volumes(before or b""))
-        after = await run_for_many(number, merge_history, before, block, backups, today)
+        before = history.content_of(stored)
+        number = max(len(backups), history.count_volumes(before or b""))
+        after = await run_for_many(number, history.merge_history, before, block, backups, today)
         if after is None:
             return
-        change = {"binaryData": {HISTORY_KEY: base64.b64encode(after).decode()}}
+        change = {"binaryData": {history.HISTORY_KEY: base64.b64encode(after).decode()}}
         self._cluster.check_leading()
         if stored is not None:
             await client.patch_if_unchanged(CONFIG_MAPS, stored, change)
@@ -425,11 +416,11 @@ class HistoryKeeper:
         await client.create(CONFIG_MAPS, CONFIG_MAPS.build(meta, **change))
 
 
-def _backup_of(entry: Entry) -> EndedBackup | None:
+def _backup_of(entry: Entry) -> history.EndedBackup | None:
     """Return the backup that a transfer was; None: it is none, or is not complete."""
     copy = entry.copy
     if copy is None or not copy.complete or copy.completed is None or not entry.managed:
         return None
-    return EndedBackup(
+    return history.EndedBackup(
         entry.uid, entry.queue, copy.claim or "", copy.completed, copy.bytes, copy.new_bytes, max(0.0, copy.seconds)
     )
