@@ -8,8 +8,7 @@ import hashlib
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,52 +35,26 @@ from nodeagent.config.value_types import Section
 FLAG: Final = "--node-agent-configmap"
 
 
-def advise(config: AgentConfig) -> list[ConfigFinding]:
-    """Return a finding for each setting of `config` that has no effect, or a wider one than intended."""
-    return [*_on_affinity(config), *_on_backup_claims(config), *_on_cache(config), *_on_rules(config)]
-
-
-def _on_affinity(config: AgentConfig) -> list[ConfigFinding]:
-    if config.load_affinity_mode is AffinityMode.ANY:
-        return []
-    notes = []
-    seen: Counter[str] = Counter()
+def advise(config: AgentConfig) -> Iterator[ConfigFinding]:
+    """Yield a finding for each setting of `config` that has no effect, or a wider one than intended."""
+    seen: set[str] = set()
     for index, entry in enumerate(config.load_affinity):
-        seen[entry.storage_class] += 1
-        if seen[entry.storage_class] > 1:
+        if entry.storage_class in seen and config.load_affinity_mode is AffinityMode.FIRST:
             which = f"for storage class {entry.storage_class}" if entry.storage_class else "without a storage class"
             problem = f"only the first entry {which} applies; this one is ignored"
-            hint = '"loadAffinityMode": "any" makes them alternatives'
-            notes.append(ConfigFinding(f"loadAffinity[{index}]", problem, hint))
-    return notes
-
-
-def _on_backup_claims(config: AgentConfig) -> list[ConfigFinding]:
-    notes = []
+            yield ConfigFinding(f"loadAffinity[{index}]", problem, '"loadAffinityMode": "any" makes them alternatives')
+        seen.add(entry.storage_class)
     for name, claim in config.backup_pvc.items():
         if claim.spc_no_relabeling and not claim.read_only:
-            notes.append(ConfigFinding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly"))
+            yield ConfigFinding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly")
         if claim.read_write_once_pod and claim.read_only:
-            notes.append(ConfigFinding(f"backupPVC{show_key(name)}.readWriteOncePod", "has no effect with readOnly"))
-    return notes
-
-
-def _on_cache(config: AgentConfig) -> list[ConfigFinding]:
-    cache = config.cache_pvc
-    if cache.resident_threshold_in_mb and not cache.storage_class:
-        return [ConfigFinding("cachePVC", "no cache volume without storageClass")]
-    return []
-
-
-def _on_rules(config: AgentConfig) -> list[ConfigFinding]:
-    return [
-        ConfigFinding(
-            "loadConcurrency.perNodeConfig",
-            f"the rule with number {rule.number} has no nodeSelector: every node matches",
-        )
-        for rule in config.load_concurrency.per_node_config
-        if rule.node_selector.empty
-    ]
+            yield ConfigFinding(f"backupPVC{show_key(name)}.readWriteOncePod", "has no effect with readOnly")
+    if config.cache_pvc.resident_threshold_in_mb and not config.cache_pvc.storage_class:
+        yield ConfigFinding("cachePVC", "no cache volume without storageClass")
+    for rule in config.load_concurrency.per_node_config:
+        if rule.node_selector.empty:
+            problem = f"the rule with number {rule.number} has no nodeSelector: every node matches"
+            yield ConfigFinding("loadConcurrency.perNodeConfig", problem)
 
 
 _WHOLE: Final = frozenset({"loadAffinity", "podResources", "tolerations"})
