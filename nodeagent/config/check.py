@@ -31,10 +31,7 @@ from nodeagent.runtime.preflight import judge_definitions, read_definitions
 
 
 async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
-    """Return a finding for each name in `config` that does not exist in the cluster.
-
-    A resource that cannot be listed is a finding too.
-    """
+    """Return a finding for each name in `config` that the cluster has not, and for each list that is rejected."""
     findings: list[ConfigFinding] = []
     if names := [(path, name) for path, name in _storage_classes(config) if name]:
         check = partial(_check_storage_classes, names, config.cache_pvc.storage_class)

@@ -197,10 +197,7 @@ class PriorityClass:
         report: AgentReport,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Watch the class that `current` names.
-
-        `on_change` is called when the class appears or is found missing; it must not block.
-        """
+        """Watch the class of `current`; call `on_change`, which must not block, when it appears or is missing."""
         self._client = client
         self._clock = clock
         self._current = current

@@ -1,7 +1,4 @@
-"""The settings of exposers: translated from the active configuration, and inherited from the DaemonSet of the agents.
-
-Which values a key accepts is in `nodeagent.config.keys`, and how a DaemonSet becomes a template in `exposer.template`.
-"""
+"""The settings of exposers: translated from the active configuration, and inherited from the agents' DaemonSet."""
 
 import logging
 from dataclasses import replace

@@ -140,10 +140,7 @@ class RepositoryConfig:
     def __init__(
         self, client: KubeClient, namespace: str, name: str | None, *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        """Read the ConfigMap `name`; None: there is none.
-
-        `on_change` is called after each read that changed the settings; it must not block.
-        """
+        """Read the ConfigMap `name`, if any; call `on_change`, which must not block, after settings have changed."""
         self._client = client
         self._namespace = namespace
         self._name = name

@@ -83,10 +83,7 @@ def _nested(annotation: object, container: str) -> Nested | None:
 
 @dataclass
 class SortedKeys:
-    """A document with known keys only, each in its canonical spelling.
-
-    `written` has the original spelling where that differs, by the location of the key.
-    """
+    """A document with known keys in canonical spelling; `written` has the original, where it differs, by location."""
 
     document: JsonDict = field(default_factory=dict)
     notes: list[ConfigFinding] = field(default_factory=list)

@@ -256,10 +256,7 @@ def toggle(description: str, *, default: bool = False) -> Any:  # noqa: ANN401 -
 
 
 class Section(BaseModel):
-    """A JSON object of the document; unknown keys are ignored.
-
-    `other_names` maps an alternative name of a key to the key.
-    """
+    """A JSON object of the document; unknown keys are ignored. `other_names` maps an alternative name to a key."""
 
     other_names: ClassVar[Mapping[str, str]] = {}
 

@@ -52,10 +52,7 @@ _Model = TypeVar("_Model", bound=WireModel)
 
 @dataclass(frozen=True)
 class PlannedVolumes:
-    """The volumes and the backups that are expected of them; None: the PVCs may not be listed.
-
-    `notes` are what could not be read.
-    """
+    """The volumes and the backups expected of them, None: PVCs may not be listed; `notes`: what could not be read."""
 
     plans: tuple[VolumePlan, ...] | None
     notes: tuple[str, ...] = ()
@@ -153,10 +150,7 @@ class VolumeReader:
     async def _read_selected(
         self,
     ) -> tuple[list[_VeleroPlan], ServerDefaults, tuple[WorkloadPod, ...], Mapping[str, StoredVolume] | None]:
-        """Return the Schedules of a Velero server, what its flags say, and the pods and volumes that these may select.
-
-        Only a Schedule that runs selects some.
-        """
+        """Return the Schedules, what the server's flags say, and the pods and volumes that active ones may select."""
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
             return schedules, defaults, (), {}

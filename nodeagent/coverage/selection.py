@@ -229,10 +229,7 @@ def explain_fault(template: BackupTemplate) -> str | None:
 def select_volumes(
     template: BackupTemplate, cluster: ClusterVolumes, defaults: ServerDefaults, policies: Policies | None = None
 ) -> Mapping[VolumeKey, VolumeChoice]:
-    """Return the volumes that a Backup by the template concerns now, and what it does with each.
-
-    `policies` are from its ConfigMap. PVCs that are not bound are left out.
-    """
+    """Return the bound volumes that a Backup by template and `policies` concerns now, and what it does with each."""
     merged = (policies or Policies()) + defaults.policies
     return _Selection(template, cluster, defaults, merged).choices()
 

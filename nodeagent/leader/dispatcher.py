@@ -78,10 +78,7 @@ class Dispatcher:
         return self._term.finished_backups(key) if self._term is not None else None
 
     async def run(self) -> None:
-        """Dispatch until canceled.
-
-        Whenever another leader has written the ledger, everything is read again, by quorum.
-        """
+        """Dispatch until canceled; once another leader has written the ledger, everything is read again, by quorum."""
         try:
             while True:
                 self._term = term = _Term(self._cluster, self._rules, self._on_accepted)

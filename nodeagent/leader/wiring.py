@@ -1,7 +1,4 @@
-"""The leader's half of an agent: builds its parts, and runs them while the agent holds the Lease.
-
-Knows which parts exist and which need each other. Does not decide anything.
-"""
+"""The leader's half of an agent: builds its parts, and runs them while the agent holds the Lease."""
 
 import asyncio
 import logging

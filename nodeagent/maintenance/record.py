@@ -85,10 +85,7 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
 def after_success(
     record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str | None, at: datetime
 ) -> MaintenanceRecord:
-    """Return the record after a maintenance that ended `at`, by the leader's clock, with `result`.
-
-    `fingerprint` is of the finished backups before it began.
-    """
+    """Return the record after a maintenance `at` that time of the leader; `fingerprint` is of the backups before it."""
     facts = replace(
         record,
         at=at,

@@ -215,10 +215,7 @@ def least_shares(view: VerificationView) -> int:
 
 
 def verification_name(repository: BackupRepository, *, restores: bool = False) -> str:
-    """Return the name of the Job after what the record says: two leaders that start one choose the same.
-
-    `restores`: it tests a restore.
-    """
+    """Return the name of the Job after what the record says: two leaders that start one choose the same."""
     record = verification_of(repository)
     last: RepositoryVerification | RestoreTests = record.tests if restores else record
     seed = f"{repository.uid}/{last.job}/{last.failures}"

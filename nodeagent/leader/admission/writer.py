@@ -55,10 +55,7 @@ class AdmissionWriter:
         *,
         on_accepted: Callable[[Transfer], None],
     ) -> None:
-        """Write through `cluster`.
-
-        `on_accepted` is called once with each transfer that was accepted, also when that is found out later.
-        """
+        """Write through `cluster`; `on_accepted` gets each accepted transfer once, also if that is found out later."""
         self._cluster = cluster
         self._pending = pending
         self._agents = agents
@@ -113,10 +110,7 @@ class AdmissionWriter:
                     events.create_task(recorded, name="accepted")
 
     async def end(self, checked: Checked, phase: Phase, message: str) -> None:
-        """Move a New transfer to a final phase; with the finalizer it is cleaned up by the recovery of orphans.
-
-        There is something to clean up: the source snapshot was created for this transfer alone.
-        """
+        """Move a New transfer to a final phase; recovery cleans up: its source snapshot was created for it alone."""
         kind, cr = checked.kind, checked.cr
         self._cluster.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
@@ -264,10 +258,7 @@ class AdmissionChecks:
         self._writer = writer
 
     async def run(self, entries: Sequence[Entry]) -> list[Checked]:
-        """Check `entries`; return those that are ready or pending, in order.
-
-        A check that fails is logged, and repeated after a while.
-        """
+        """Check `entries`; return those ready or pending, in order. A check that fails is repeated after a while."""
         return await _check_all(entries, self._check, name="admission check")
 
     async def run_interrupted(self, entries: Sequence[Entry]) -> list[Checked]:
@@ -343,10 +334,7 @@ class QueueView:
         entries: Callable[[], Sequence[Entry]],
         order: Callable[[Iterable[Entry]], Iterable[Entry]],
     ) -> None:
-        """Show transfers of the kinds named in `kinds`, among all that `entries` returns.
-
-        `order` returns the queued ones among its argument, in order.
-        """
+        """Show the transfers of `kinds` that `entries` returns; `order` brings the queued ones into order."""
         self._metrics = metrics
         self._clock = clock
         self._kinds = kinds
@@ -372,10 +360,7 @@ class QueueView:
             self._metrics.show(QUEUE_POSITION, {})
 
     def report(self) -> JsonDict:
-        """Return the queue for the status page.
-
-        `pending` are the New transfers with another reason, `interrupted` those between two attempts.
-        """
+        """Return the queue; `pending` are New ones with another reason, `interrupted` those between two attempts."""
         managed = [entry for entry in self._entries() if entry.managed]
         queue = list(self._order(managed))
         positions = {entry.uid: position for position, entry in enumerate(queue, start=1)}

@@ -241,10 +241,7 @@ async def read_before_start(
     repository: BackupRepository,
     settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]],
 ) -> tuple[list[MaintenanceJob], BackupStorageLocation | None, MaintenanceSettings] | None:
-    """Return all Jobs of the namespace, the repository's location, and what applies at the start of a Job.
-
-    None: the repository has changed, and the change is not observed yet.
-    """
+    """Return all Jobs, the location, and what applies to a Job that starts; None: a change is not observed yet."""
     jobs = await list_jobs(client, namespace)
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, repository.spec.backup_storage_location)
     location = BackupStorageLocation.parse(raw) if raw is not None else None

@@ -1,7 +1,4 @@
-"""The steps of one repository's maintenance: attend a Job, store how it ended, or start the next one.
-
-Every step starts from what the API server has, and may run twice.
-"""
+"""The steps of one repository's maintenance: attend a Job, store how it ended, or start the next one."""
 
 import hashlib
 from asyncio import Lock

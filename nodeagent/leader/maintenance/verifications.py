@@ -126,10 +126,7 @@ class VerificationSteps:
         self._reported.pop(name, None)
 
     async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob], *, waiting: int) -> Requeue | None:
-        """Take one step for the repository as last observed, given all Jobs; return when to look again.
-
-        `waiting` is the number of repositories whose maintenance waits for a place: it goes first.
-        """
+        """Take a step, given all Jobs and how many repositories are `waiting` for maintenance, which goes first."""
         own, record = verifications_of(repository, jobs), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
         stored = {False: record.job, True: record.tests.job}

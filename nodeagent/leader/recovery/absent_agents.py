@@ -200,10 +200,7 @@ class AbsentAgents:
         await self._end_unfinished(kind, cr, why, message)
 
     async def end_nowhere(self, kind: Admits[Any], cr: Transfer) -> None:
-        """Set a transfer without an owning agent to a final phase, since it uses the admission quota.
-
-        It was created with its phase, or its pods were deleted.
-        """
+        """End a transfer without an owning agent: it was created with its phase, or its pods were deleted."""
         why = f"cannot determine the owning agent in phase {cr.phase}: no node label and no data mover pod"
         await self._end_unfinished(kind, cr, why)
 

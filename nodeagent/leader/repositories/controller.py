@@ -1,7 +1,4 @@
-"""The controller of BackupRepositories and of their password's Secret, for namespaces without a Velero server.
-
-It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`).
-"""
+"""The controller of BackupRepositories and of their password's Secret, for namespaces without a Velero server."""
 
 import asyncio
 import base64

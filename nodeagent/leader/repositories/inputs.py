@@ -47,10 +47,7 @@ class LocationInputs:
         self._seen: dict[str, JsonDict] = {}
 
     async def of(self, location: str, *, within_seconds: float = math.inf) -> str:
-        """Return the hash of the inputs of the location of that name; errors as of `read_inputs`.
-
-        `within_seconds` is how old the Secrets' part of it may be; it is never older than a minute.
-        """
+        """Return the hash of the location's inputs; its Secrets were read `within_seconds`, and within a minute."""
         # Many repositories of one location ask at the same time.
         async with self._reading:
             last, at_seconds = self._known.get(location), self._clock.monotonic()

@@ -76,10 +76,7 @@ class ValidationProcess:
         self._environment = environment
 
     async def validate(self, name: str) -> Verdict | None:
-        """Return the verdict about the location `name`; None if a pod has to find out.
-
-        Cancellation ends the process.
-        """
+        """Return the verdict about the location `name`; None: a pod has to find out. Cancellation ends the process."""
         if "KUBERNETES_SERVICE_HOST" not in self._environment:
             # This process is not in a pod, with an account to read the location with.
             return None

@@ -1,7 +1,4 @@
-"""Shows the backups of volumes, and how many volumes are in each state, in the metrics of the leader.
-
-And what retention keeps of them, with an Event about a backlog.
-"""
+"""Shows the backups of volumes, how many are in each state, and what retention keeps, in the leader's metrics."""
 
 import asyncio
 import logging
