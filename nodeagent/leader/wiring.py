@@ -66,15 +66,11 @@ class DefinitionCheck:
             _log.log(level, "could not check the custom resource definitions, will retry: %s", e)
             return self.report
         before, self.report = self.report, report
-        if report.message != before.message:
-            await self._announce(report)
-        return report
-
-    async def _announce(self, report: DefinitionReport) -> None:
-        if report.warning:
+        if report.message != before.message and report.warning:
             await self._pod.report("FieldsDropped", report.message, warning=True)
-        else:
+        elif report.message != before.message:
             _log.info("%s", report.message or "the custom resource definitions have all fields of this version")
+        return report
 
     async def new_block_hash(self) -> BlockHash | None:
         """Return the hash of repositories of Velero 1.19 if the definitions are its own; None: kopia's default.

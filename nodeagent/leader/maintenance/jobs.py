@@ -90,11 +90,6 @@ class HistoryWriter:
         for job, end in ends:
             await self._report(stored, job, end)
 
-    async def write_lost(self, repository: BackupRepository, running: RunningJob) -> None:
-        """Store that the Job was deleted before it ended; errors as of `write`."""
-        job = MaintenanceJob.of_lost(running, repository.uid)
-        await self.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
-
     def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd) -> MaintenanceRecord:
         now = self._cluster.now()
         if not job.ours:
@@ -378,7 +373,9 @@ class JobAttendant:
         if not has_started(pod):
             if seconds < START_SECONDS:
                 return Requeue(STEP_SECONDS)
-            await self._give_up(repository, job, pod)
+            message = await explain_start(self._causes, pod)
+            await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
+            await self.delete(job)
             return Requeue(STEP_SECONDS)
         jobs = await list_jobs(cluster.client, self._namespace)
         others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
@@ -389,11 +386,6 @@ class JobAttendant:
         meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
         await cluster.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
         return Requeue(LOOK_AGAIN_SECONDS)
-
-    async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: Pod | None) -> None:
-        message = await explain_start(self._causes, pod)
-        await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
-        await self.delete(job)
 
     async def look_for(self, repository: BackupRepository, running: RunningJob) -> Requeue:
         """Store the loss of a Job that was deleted before it ended, once its pod is gone."""
@@ -409,7 +401,8 @@ class JobAttendant:
         if pod is not None and (pod.get("status") or {}).get("phase") not in _OVER:
             # It may still write.
             return Requeue(STEP_SECONDS)
-        await self._history.write_lost(repository, running)
+        job = MaintenanceJob.of_lost(running, repository.uid)
+        await self._history.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
         return Requeue(STEP_SECONDS)
 
     async def delete(self, job: MaintenanceJob) -> None:

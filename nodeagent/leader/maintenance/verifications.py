@@ -11,6 +11,7 @@ from asyncio import Lock
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import starmap
 from typing import Final
 
 from msgspec import structs
@@ -293,16 +294,12 @@ class VerificationSteps:
     ) -> None:
         """Write what the Job has found to the transfers, and then to the repository, with Events."""
         cluster, key = self._cluster, repository.key
-        found_by_id = {one.id: one for one in found.snapshots}
-        unnamed = dict(found_by_id)
-        copies, own = [], []
-        for cr in transfers:
-            one = found_by_id.get(cr.status.snapshot_id or "") if _is_in(cr, key) else None
-            copies.append(_copy_of(cr, one))
-            if _is_in(cr, key):
-                own.append((cr, one))
-                unnamed.pop(cr.status.snapshot_id or "", None)
-        damage = (*verification.describe_damage(copies), *verification.describe_unnamed(unnamed.values()))
+        by_id = {one.id: one for one in found.snapshots}
+        every = [(cr, by_id.get(cr.status.snapshot_id or "") if _is_in(cr, key) else None) for cr in transfers]
+        own = [(cr, one) for cr, one in every if _is_in(cr, key)]
+        named = {cr.status.snapshot_id for cr, _ in own}
+        unnamed = [one for one in by_id.values() if one.id not in named]
+        damage = (*verification.describe_damage(starmap(_copy_of, every)), *verification.describe_unnamed(unnamed))
         after = self._after(repository, job, found, list(map(redact, damage)), {cr.source_claim or "" for cr, _ in own})
         for cr, one in own:
             await self._record(cr, one, after)

@@ -63,22 +63,20 @@ class LocationInputs:
 
     async def run(self) -> None:
         """Follow the locations until canceled; ExceptionGroup: with a KubeError if the first list was rejected."""
-        locations: Informer[JsonDict] = Informer(
-            self._client,
-            Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
-            clock=self._clock,
-            trim=_trim,
-            on_change=lambda location: self._observe(location["name"], locations),
-        )
+
+        def observe(location: JsonDict) -> None:
+            self._observe(location["name"], locations.get(self._namespace, location["name"]))
+
+        selection = Selection(BACKUP_STORAGE_LOCATIONS, self._namespace)
+        locations = Informer(self._client, selection, clock=self._clock, trim=_trim, on_change=observe)
         async with asyncio.TaskGroup() as group:
             group.create_task(locations.run(), name="locations of repositories")
             while True:
                 await self._clock.sleep(_POLL_SECONDS)
                 await self._poll()
 
-    def _observe(self, name: str, locations: Informer[JsonDict]) -> None:
+    def _observe(self, name: str, current: JsonDict | None) -> None:
         """Report a location whose UID or relevant spec is new, or that was deleted; validations change its status."""
-        current = locations.get(self._namespace, name)
         if self._seen.get(name) == current:
             return
         if current is None:

@@ -257,17 +257,18 @@ class PlanReader:
         self._now = now
         self._intervals: dict[tuple[str, str], timedelta | None] = {}
         self._claims: Mapping[ClaimKey, Claim] | None = None
-        self._cron_jobs: Sequence[UncheckedObject] | None = None
+        self._cron_jobs: list[UncheckedObject] | None = None
         self._schedules: Mapping[str, Plan] | None = None
         self._report: RetentionReport | None = None
 
     async def read(self) -> Plans:
         """Return the plans; those that may not be read are left out, others that cannot be are as last read."""
         read_at = self._now()
-        self._claims = await _attempt(self._read_claims, self._claims)
-        self._cron_jobs = await _attempt(self._read_cron_jobs, self._cron_jobs)
-        self._schedules = await _attempt(self._read_schedules, self._schedules)
-        self._report = await _attempt(self._read_report, self._report)
+        cron_jobs_of_ours = Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL)
+        self._claims = await _attempt(self._read_claims(), self._claims)
+        self._cron_jobs = await _attempt(self._client.list(cron_jobs_of_ours), self._cron_jobs)
+        self._schedules = await _attempt(self._read_schedules(), self._schedules)
+        self._report = await _attempt(self._read_report(), self._report)
         cron_jobs = self._cron_jobs or ()
         labeled = {
             one.metadata.labels.get(SCHEDULE_LABEL, ""): self._plan_of(one)
@@ -284,9 +285,6 @@ class PlanReader:
                 if meta.creation_timestamp is not None:
                     claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
         return claims
-
-    async def _read_cron_jobs(self) -> Sequence[UncheckedObject]:
-        return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     async def _read_schedules(self) -> Mapping[str, Plan]:
         return {
@@ -312,10 +310,10 @@ class PlanReader:
         return Plan(self._intervals[key], one.annotated.verification)
 
 
-async def _attempt(read: Callable[[], Awaitable[_T]], last: _T | None) -> _T | None:
+async def _attempt(read: Awaitable[_T], last: _T | None) -> _T | None:
     """Return what `read` returns; None without the permission or the resource, `last` after any other error."""
     try:
-        return await read()
+        return await read
     except (ForbiddenError, NotFoundError) as e:
         _log.debug("not read for the metrics of volumes: %s", e)
         return None
