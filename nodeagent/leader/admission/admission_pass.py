@@ -16,15 +16,17 @@ from typing import Final, Self
 
 from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order
 from core.models.reasons import PendingReason
+from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free_quota, settle
-from nodeagent.leader.admission.writer import AdmissionChecks, AdmissionWriter
+from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
-from nodeagent.runtime.workqueue import attempt
+from nodeagent.runtime.workqueue import attempt, work_in_parallel
+from nodeagent.transfers.kinds.base import AdmissionState
 
 
 @dataclass
@@ -137,6 +139,9 @@ def _waits_for_location(entry: Entry) -> bool:
     return entry.stage is AttemptStage.READY and outage
 
 
+_AT_A_TIME: Final = 16
+"""Checks, each with a few reads."""
+
 _CHECKS_PER_PASS: Final = 500
 """So that a pass takes seconds at most and later transfers are not delayed, and so that few passes cover
 the whole queue, and write the whole ledger, where thousands may start."""
@@ -198,7 +203,6 @@ class AdmissionPass:
         self._agents = agents
         self._examiner = examiner
         self._pending = pending
-        self._checks = AdmissionChecks(rules, examiner, pending, writer)
         self._writer = writer
         self.stages: Sequence[Callable[[Pass], Awaitable[Pass]]] = (
             self.resolve_accepts,
@@ -245,7 +249,7 @@ class AdmissionPass:
 
     async def cancel(self, current: Pass) -> Pass:
         """End the New transfers that are to be canceled."""
-        await self._checks.run(list(self._pending.due(entry for entry in current.new if entry.stop)))
+        await self._check(list(self._pending.due(entry for entry in current.new if entry.stop)))
         return replace(current, new=[entry for entry in current.new if not entry.stop])
 
     async def settle(self, current: Pass) -> Pass:
@@ -258,7 +262,7 @@ class AdmissionPass:
         A reservation is released behind a fence only, since its accept may still be under way.
         """
         reserved = [entry for entry in current.new if entry.uid in current.reserved]
-        results = await self._checks.run(list(self._in_order(reserved)))
+        results = await self._check(list(self._in_order(reserved)))
         released = await self._release([checked for checked in results if not checked.ready])
         ready = [checked for checked in results if checked.ready]
         return replace(current, ready=ready, reserved=current.reserved - released)
@@ -273,8 +277,8 @@ class AdmissionPass:
             answering=set(filter(self._rules.location_answers, awaited_locations(current.entries))),
             passed_over=self._agents.backoff.labels(),
         )
-        released = await self._release(await self._checks.run_interrupted(plan.release))
-        resuming = [checked for checked in await self._checks.run_interrupted(plan.start) if checked.ready]
+        released = await self._release(await self._check_resumable(plan.release))
+        resuming = [checked for checked in await self._check_resumable(plan.start) if checked.ready]
         reserved = (current.reserved - released) | {checked.entry.uid for checked in resuming}
         return replace(current, resuming=resuming, waiting=plan.waiting, reserved=reserved)
 
@@ -291,7 +295,7 @@ class AdmissionPass:
                 # All of them are ready, or the checks of this pass are used up.
                 break
             left -= len(unchecked)
-            ready |= {checked.entry.uid: checked for checked in await self._checks.run(unchecked) if checked.ready}
+            ready |= {checked.entry.uid: checked for checked in await self._check(unchecked) if checked.ready}
         # No transfer is admitted before one ahead of it was checked.
         picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head)]
         return replace(current, picked=picked, checks_left=left)
@@ -329,7 +333,7 @@ class AdmissionPass:
         queue = enumerate(self._in_order(behind), start=1)
         chosen = list(islice(((position, entry) for position, entry in queue if needs_report(entry)), most))
         positions = {entry.uid: position for position, entry in chosen}
-        for checked in await self._checks.run([entry for _, entry in chosen]):
+        for checked in await self._check([entry for _, entry in chosen]):
             if checked.ready:
                 uid = checked.entry.uid
                 self._pending.mark_queued(uid)
@@ -346,10 +350,47 @@ class AdmissionPass:
         chosen = list(islice(missing, current.reports_left))
         for entry in chosen:
             self._pending.postpone_check(entry.uid)
-        for checked in await self._checks.run_interrupted(chosen):
+        for checked in await self._check_resumable(chosen):
             report = self._writer.report_waiting(checked, current.waiting[checked.entry.uid])
             await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=current.reports_left - len(chosen))
+
+    async def _check(self, entries: Sequence[Entry]) -> list[Checked]:
+        """Check New transfers; return those ready or pending, in order. What fails is checked again after a while."""
+        return await _check_all(entries, self._check_one, name="admission check")
+
+    async def _check_resumable(self, entries: Sequence[Entry]) -> list[Checked]:
+        """Read interrupted transfers; return those whose next attempt has not begun, in order."""
+        return await _check_all(entries, self._examiner.check_interrupted, name="resumption check")
+
+    async def _check_one(self, entry: Entry) -> Checked | None:
+        self._pending.postpone_check(entry.uid)
+        checked = await self._examiner.check(entry)
+        if checked is None:
+            return None
+        match checked.admission.decision:
+            case AdmissionState.READY:
+                self._pending.ready(entry.uid)
+                return checked
+            case AdmissionState.PENDING:
+                return await self._keep_pending(checked)
+            case AdmissionState.FAILED:
+                phase = Phase.CANCELED if checked.canceled else Phase.FAILED
+                await self._writer.end(checked, phase, checked.admission.message)
+                return None
+
+    async def _keep_pending(self, checked: Checked) -> Checked | None:
+        """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
+        cr, admission = checked.cr, checked.admission
+        self._pending.observe(checked)
+        limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
+        if self._pending.is_overdue(cr.uid, limit):
+            message = f"could not start within {format_duration(limit)}: {admission.message}"
+            await self._writer.end(checked, Phase.FAILED, message)
+            return None
+        await self._writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))
+        self._pending.schedule(cr.uid, admission)
+        return checked
 
     def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return the `entries` that are due, in the order of the queue."""
@@ -375,3 +416,13 @@ def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozens
     """Return the uids that use the quota, by the ledger and by what is observed now."""
     phases = {entry.uid: entry.admission_phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
     return settle(ledger.reservations.uids, phases)
+
+
+async def _check_all(
+    entries: Sequence[Entry], check: Callable[[Entry], Awaitable[Checked | None]], *, name: str
+) -> list[Checked]:
+    async def check_one(entry: Entry) -> Checked | None:
+        return await attempt(entry.log_fields, check(entry))
+
+    results = await work_in_parallel(entries, check_one, at_a_time=_AT_A_TIME, name=name)
+    return [checked for checked in results if checked is not None]

@@ -1,8 +1,4 @@
-"""The checks of New and interrupted custom resources, all writes that follow, and how the queue is shown.
-
-Each write is one patch, allowed only while this agent is the leader. After a check, a transfer that was canceled or can
-never start is ended, a pending one is reported and postponed, and one that is ready is returned to be admitted.
-"""
+"""All writes to New and interrupted transfers, each one patch by the leader alone, and how the queue is shown."""
 
 import asyncio
 import uuid
@@ -25,16 +21,15 @@ from core.models.names import (
 from core.models.phases import AttemptStage, Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
-from core.models.units import format_duration
 from exposer.model import Pending
-from nodeagent.leader.admission.examiner import Checked, Examiner
+from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.context import Cluster, DispatchRules
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node
 from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
-from nodeagent.runtime.workqueue import attempt, work_in_parallel
-from nodeagent.transfers.kinds.base import AdmissionState, Admits
+from nodeagent.runtime.workqueue import attempt
+from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import Change, count_end, without_marks
 
 _ACCEPT_SECONDS: Final = 10.0
@@ -241,68 +236,6 @@ def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:
     if cr.deleting:
         return None
     return list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer]))
-
-
-_AT_A_TIME: Final = 16
-
-
-class AdmissionChecks:
-    """Checks transfers and carries out what the results ask for."""
-
-    def __init__(
-        self, rules: DispatchRules, examiner: Examiner, pending: PendingTransfers, writer: AdmissionWriter
-    ) -> None:
-        self._rules = rules
-        self._examiner = examiner
-        self._pending = pending
-        self._writer = writer
-
-    async def run(self, entries: Sequence[Entry]) -> list[Checked]:
-        """Check `entries`; return those ready or pending, in order. A check that fails is repeated after a while."""
-        return await _check_all(entries, self._check, name="admission check")
-
-    async def run_interrupted(self, entries: Sequence[Entry]) -> list[Checked]:
-        """Read `entries`, which are interrupted; return those whose next attempt has not begun, in order."""
-        return await _check_all(entries, self._examiner.check_interrupted, name="resumption check")
-
-    async def _check(self, entry: Entry) -> Checked | None:
-        self._pending.postpone_check(entry.uid)
-        checked = await self._examiner.check(entry)
-        if checked is None:
-            return None
-        match checked.admission.decision:
-            case AdmissionState.READY:
-                self._pending.ready(entry.uid)
-                return checked
-            case AdmissionState.PENDING:
-                return await self._keep_pending(checked)
-            case AdmissionState.FAILED:
-                phase = Phase.CANCELED if checked.canceled else Phase.FAILED
-                await self._writer.end(checked, phase, checked.admission.message)
-                return None
-
-    async def _keep_pending(self, checked: Checked) -> Checked | None:
-        """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
-        cr, admission = checked.cr, checked.admission
-        self._pending.observe(checked)
-        limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
-        if self._pending.is_overdue(cr.uid, limit):
-            message = f"could not start within {format_duration(limit)}: {admission.message}"
-            await self._writer.end(checked, Phase.FAILED, message)
-            return None
-        await self._writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))
-        self._pending.schedule(cr.uid, admission)
-        return checked
-
-
-async def _check_all(
-    entries: Sequence[Entry], check: Callable[[Entry], Awaitable[Checked | None]], *, name: str
-) -> list[Checked]:
-    async def check_one(entry: Entry) -> Checked | None:
-        return await attempt(entry.log_fields, check(entry))
-
-    results = await work_in_parallel(entries, check_one, at_a_time=_AT_A_TIME, name=name)
-    return [checked for checked in results if checked is not None]
 
 
 _SHOW_SECONDS: Final = 1.0
