@@ -38,7 +38,15 @@ from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
-from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
+from nodeagent.maintenance.jobs import (
+    MaintenanceJob,
+    count_running,
+    describe_end,
+    jobs_of,
+    list_jobs,
+    read_pod,
+    verifications_of,
+)
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import MaintenanceView, decide_memory, find_location_hold, is_full_incomplete, view_of
 from nodeagent.maintenance.verification import verification_of
@@ -75,7 +83,7 @@ class _Surroundings:
             server=self.server,
             location_hold=find_location_hold(self.location_of(repository)) if known else None,
             job_unfinished=any(not job.ended for job in jobs_of(repository, self.jobs)),
-            running_jobs=sum(job.ours and not job.ended for job in self.jobs),
+            running_jobs=count_running(self.jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )

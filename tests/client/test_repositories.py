@@ -53,6 +53,11 @@ def _configure(scene: UserScene) -> None:
     scene.put_repository(RECORD | {"nextQuick": "2026-11-21T11:00:00Z"})
 
 
+def _verify_another(scene: UserScene) -> None:
+    scene.put_repository(RECORD | {"nextQuick": "2026-11-21T11:00:00Z"})
+    scene.put("Job", "job-1", "batch/v1", labels={"nodeagent.io/verified-repository": "other"}, spec={}, status={})
+
+
 _HOLDS: dict[str, Any] = {
     "off": lambda scene: scene.put_daemonset("serve", "--repo-maintenance=off"),
     "server": lambda scene: scene.put("Deployment", "velero", "apps/v1", spec={}),
@@ -68,6 +73,7 @@ _HOLDS: dict[str, Any] = {
         recentMaintenance=[{"result": "Failed", "startTimestamp": "2026-11-21T11:58:00Z"}],
     ),
     "window": _configure,
+    "concurrency": _verify_another,
     "": lambda scene: scene.put_repository(RECORD | {"nextQuick": "2026-11-21T11:00:00Z"}),
 }
 
