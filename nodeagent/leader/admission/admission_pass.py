@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import Final, Self
+from typing import Final
 
 from core.models.phases import AttemptStage, InterruptionCause, Phase, in_order
 from core.models.reasons import PendingReason
@@ -70,7 +70,7 @@ def plan_resumptions(
     """
     known = [entry for entry in entries if entry.managed]
     free = free_quota(reserved, limit)
-    nodes = _Nodes.of(known, {label: name for label, name in agents.items() if label not in passed_over})
+    nodes = _Nodes(known, {label: name for label, name in agents.items() if label not in passed_over})
     plan = Resumptions()
     # A reservation comes first: its attempt may have begun.
     ready = (entry for entry in known if entry.stage is AttemptStage.READY)
@@ -100,25 +100,17 @@ def plan_resumptions(
     return plan
 
 
-@dataclass
 class _Nodes:
-    """Where attempts can begin: `busy` are the node labels of agents that expose one.
+    """Where attempts can begin: `busy` are the node labels of agents that expose one."""
 
-    `full` are the nodes on which an exposed one waits for a slot, `preferred` the agents that others are moved to.
-    """
-
-    preferred: Mapping[str, str]
-    idle: Mapping[str, int]
-    busy: set[str]
-    full: AbstractSet[str]
-
-    @classmethod
-    def of(cls, known: Sequence[Entry], preferred: Mapping[str, str]) -> Self:
-        """Return the state of the nodes, given all transfers."""
+    def __init__(self, known: Sequence[Entry], preferred: Mapping[str, str]) -> None:
+        """Derive it from all transfers; `preferred` are the agents that others are moved to."""
         exposing = [entry for entry in known if entry.stage is AttemptStage.EXPOSING]
-        full = {entry.node_label for entry in exposing if entry.reason == PendingReason.WAITING_FOR_SLOT}
-        busy = {entry.node_label for entry in exposing if entry.reason != PendingReason.WAITING_FOR_SLOT}
-        return cls(preferred, count_idle(known), busy, full)
+        # On a full node, an exposed one waits for a slot.
+        self._full = {entry.node_label for entry in exposing if entry.reason == PendingReason.WAITING_FOR_SLOT}
+        self.busy = {entry.node_label for entry in exposing if entry.reason != PendingReason.WAITING_FOR_SLOT}
+        self._preferred = preferred
+        self._idle = count_idle(known)
 
     def place(self, entry: Entry) -> str | None:
         """Return the node label of the agent that can prepare the next attempt now; None where none can.
@@ -128,10 +120,11 @@ class _Nodes:
         label = entry.node_label
         if entry.bound:
             # Only a slot of this node helps, and the one before waits for that already.
-            return None if label in self.busy | self.full else label
+            return None if label in self.busy | self._full else label
         if label not in self.busy:
             return label
-        return choose_node({label: name for label, name in self.preferred.items() if label not in self.busy}, self.idle)
+        free = {other: name for other, name in self._preferred.items() if other not in self.busy}
+        return choose_node(free, self._idle)
 
 
 def _waits_for_location(entry: Entry) -> bool:
