@@ -84,10 +84,8 @@ def parse_settings_of(config_map: ConfigObject) -> ParsedSettings:
         ConfigError: the value for the repository type is not a JSON object.
     """
     text = (config_map.get("data") or {}).get(REPOSITORY_TYPE)
-    if text is None:
-        return ParsedSettings()
     try:
-        document = load_json(text)
+        document = None if text is None else load_json(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"its key {REPOSITORY_TYPE} is not JSON: {e}") from e
     if document is None:
@@ -146,7 +144,6 @@ class RepositoryConfig:
         self._name = name
         self._on_change = on_change
         self._last = ParsedSettings()
-        self._logged: list[str] = []
 
     @property
     def cache_limit_mib(self) -> int:
@@ -180,11 +177,10 @@ class RepositoryConfig:
             raise ConfigError(f"ConfigMap {self._namespace}/{name}: {e}") from e
 
     def _keep(self, parsed: ParsedSettings) -> None:
-        changed, self._last = parsed != self._last, parsed
-        if changed:
+        before, self._last = self._last, parsed
+        if parsed != before:
             self._on_change()
-        if parsed.warnings != self._logged:
-            self._logged = parsed.warnings
+        if parsed.warnings != before.warnings:
             for warning in parsed.warnings:
                 _log.warning("backup repository configuration: %s", warning)
 

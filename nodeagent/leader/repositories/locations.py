@@ -318,9 +318,9 @@ class LocationController:
         if known.pod_spec is None and not wanted:
             if location.status.phase:
                 self._cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
-            seconds = self._seconds_until_due(location, spec, known)
-            if seconds is None or seconds > 0:
-                return None if seconds is None else Requeue(seconds)
+            again = self._when_due(location, spec, known)
+            if again is None or again.after_seconds > 0:
+                return again
         self._cluster.check_leading()
         found = await self._validate(location, spec, known)
         if isinstance(found, Requeue):
@@ -335,24 +335,23 @@ class LocationController:
         if known.pod_spec is not None:
             known.pod_spec = None
             await self._delete_pod(location)
-        seconds = self._seconds_until_due(location, spec, known)
-        return None if seconds is None else Requeue(seconds)
+        return self._when_due(location, spec, known)
 
-    def _seconds_until_due(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> float | None:
-        """Return in how many seconds the location is to be validated; None: not again, unless its spec changes."""
+    def _when_due(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Requeue | None:
+        """Return when the location is to be validated; None: not again, unless its spec changes."""
         frequency = _frequency_seconds(location)
         if known.spec is None:
             # As in Velero, a frequency of 0 allows the first validation.
-            return None if not frequency and location.status.last_validation_time is not None else 0.0
+            return None if not frequency and location.status.last_validation_time is not None else Requeue(0.0)
         if known.spec != spec:
-            return 0.0
+            return Requeue(0.0)
         if not frequency:
             return None
         now = self._cluster.clock.monotonic()
         seconds = known.at_seconds + max(frequency, _SHORTEST_SECONDS) - now
         if known.pod_at_seconds is not None:
             seconds = max(seconds, known.pod_at_seconds + _POD_SECONDS - now)
-        return max(0.0, seconds)
+        return Requeue(max(0.0, seconds))
 
     async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
         """Return the verdict, or when to ask for it again."""
