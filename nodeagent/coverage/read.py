@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Final, NoReturn, TypeVar
 
@@ -127,24 +128,23 @@ class VolumeReader:
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing = [], False
-        read_claims = self._read_all(
-            kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
+        read_claims = partial(
+            self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
         )
+        read_namespaces = partial(self._read_all, kube.NAMESPACES, Namespace)
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
-            self._try("PVCs", "volumes that were never backed up are not known", read_claims, None),
-            self._try(
-                "Namespaces", "those that are left out are not known", self._read_all(kube.NAMESPACES, Namespace), []
-            ),
-            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs(), ()),
+            self._try("PVCs", "volumes that were never backed up are not known", read_claims),
+            self._try("Namespaces", "those that are left out are not known", read_namespaces),
+            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs),
             self._read_selected(),
         )
         if claims is None:
             return ObservedVolumes(None, notes=tuple(self._notes), passing=self._passing)
         cluster = ClusterVolumes(
-            {one.key: one for one in claims}, pods, volumes, {one.metadata.name: one for one in namespaces}
+            {one.key: one for one in claims}, pods, volumes, {one.metadata.name: one for one in namespaces or []}
         )
         # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
-        sources = await run_for_many(len(claims), self._build_sources, cron_jobs, schedules, cluster, defaults)
+        sources = await run_for_many(len(claims), self._build_sources, cron_jobs or (), schedules, cluster, defaults)
         return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
 
     async def _read_selected(
@@ -154,14 +154,14 @@ class VolumeReader:
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
             return schedules, defaults, (), {}
-        read_pods = self._read_all(kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters)
-        read_volumes = self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)
+        read_pods = partial(self._read_all, kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters)
+        read_volumes = partial(self._read_all, kube.PERSISTENT_VOLUMES, StoredVolume)
         pods, volumes = await asyncio.gather(
-            self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", read_pods, []),
-            self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", read_volumes, None),
+            self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", read_pods),
+            self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", read_volumes),
         )
         by_name = None if volumes is None else {one.metadata.name: one for one in volumes}
-        return schedules, defaults, tuple(pods), by_name
+        return schedules, defaults, tuple(pods or ()), by_name
 
     def _build_sources(
         self,
@@ -173,19 +173,19 @@ class VolumeReader:
         ours = [source for raw in cron_jobs if (source := self._read_cron_job(raw, cluster.claims)) is not None]
         return (*ours, *(self._build_source(one, cluster, defaults) for one in schedules))
 
-    async def _try(self, what: str, without: str, read: Awaitable[_T], otherwise: _T) -> _T:
-        """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
+    async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]]) -> _T | None:
+        """Return what `read` returns; None, and note why, if the API server rejects that."""
         try:
-            return await read
+            return await read()
         except (UnreachableError, UnauthorizedError):
             raise
         except NotServedError:
             # Such as Schedules in a cluster without Velero.
-            return otherwise
+            return None
         except KubeError as e:
             self._notes.append(f"{what} cannot be read, so {without}: {e}")
             self._passing = self._passing or not isinstance(e, ForbiddenError)
-            return otherwise
+            return None
 
     async def _read_all(
         self,
@@ -239,14 +239,13 @@ class VolumeReader:
 
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
-        listing = self._client.list(Selection(kube.SCHEDULES, self._namespace))
-        listed = await self._try("Schedules", "what Velero is to back up is not known", listing, [])
+        listing = partial(self._client.list, Selection(kube.SCHEDULES, self._namespace))
+        listed = await self._try("Schedules", "what Velero is to back up is not known", listing)
         if not listed:
             return [], ServerDefaults()
-        flags = await self._try(
-            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags(), {}
-        )
-        defaults = await self._read_defaults(flags or {})
+        without = "the defaults of the Velero server are not known"
+        servers = await self._try("Deployments", without, self._read_servers)
+        defaults = await self._read_defaults(servers[0] if servers else {})
         plans = []
         for raw in listed:
             try:
@@ -254,21 +253,22 @@ class VolumeReader:
             except ContractError as e:
                 self._notes.append(f"Schedule {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
                 continue
-            if flags is None:
+            if servers == []:
                 plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self._namespace}"))
             else:
                 plans.append(await self._with_policies(schedule))
         return plans, defaults
 
-    async def _read_server_flags(self) -> Mapping[str, str] | None:
+    async def _read_servers(self) -> list[Mapping[str, str]]:
+        """Return the flags of the Velero server; empty: there is none."""
         server = await find_velero_server(self._client, self._namespace)
         if server is None:
-            return None
+            return []
         try:
-            return _Deployment.from_wire(server).flags
+            return [_Deployment.from_wire(server).flags]
         except ContractError as e:
             self._notes.append(f"Deployment {self._namespace}/{server['metadata']['name']} cannot be read: {e}")
-            return {}
+            return [{}]
 
     async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
         name = flags.get(_POLICIES_FLAG)
@@ -301,7 +301,7 @@ class VolumeReader:
             except ContractError as e:
                 return f"volume policies in ConfigMap {name}: {e}"
 
-        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read(), Policies())
+        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read) or Policies()
 
     def _build_source(self, one: _VeleroPlan, cluster: ClusterVolumes, defaults: ServerDefaults) -> BackupSource:
         spec, name = one.schedule.spec, f"Schedule {one.schedule.metadata.name}"
