@@ -79,10 +79,7 @@ def _backup_pvc(entry: BackupPVC) -> expose.BackupPVCSettings:
 
 
 def _copies(pvc: BackupPVC | RestorePVC) -> tuple[str, ...]:
-    """Return the objects that are copied beside the PVC, each with its kind.
-
-    They are in one order for all PVCs, so that two transfers with several copies never wait for each other.
-    """
+    """Return the copied objects, with their kinds, in one order: transfers with several never wait for each other."""
     named = ((SECRETS, pvc.secret_names), (CONFIG_MAPS, pvc.config_map_names))
     return tuple(sorted({f"{resource.kind}/{name}" for resource, names in named for name in names}))
 

@@ -136,10 +136,7 @@ def parse_object(text: str, what: str) -> JsonDict:
 
 @dataclass
 class InvalidValues:
-    """The invalid values of a document by path, and the paths of the fatal ones, in order.
-
-    `is_fatal` is called with an error of pydantic and its location.
-    """
+    """The invalid values of a document by path, and the fatal ones, as `is_fatal` judges pydantic's errors."""
 
     is_fatal: Callable[[ErrorDetails, Location], bool]
     found: dict[str, ConfigFinding] = field(default_factory=dict)

@@ -59,10 +59,7 @@ _INTERVALS: Final = tuple(FULL_INTERVAL_SECONDS)
 
 @dataclass(frozen=True)
 class ParsedSettings:
-    """The `repositoryConfig` of a new BackupRepository, with the findings about the document.
-
-    `cache_limit_mib` is what a cache volume has room for; 0: there are no cache volumes.
-    """
+    """The `repositoryConfig` of a new BackupRepository, the room of cache volumes (0: none), and the findings."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB

@@ -250,10 +250,7 @@ class AdmissionPass:
         return replace(current, reserved=settle_entries(self._ledger, current.entries))
 
     async def check_reserved(self, current: Pass) -> Pass:
-        """Check the New transfers with a reservation; release those that may not start any more.
-
-        A reservation is released behind a fence only, since its accept may still be under way.
-        """
+        """Check New transfers with a reservation; release, behind a fence, those that may not start any more."""
         reserved = [entry for entry in current.new if entry.uid in current.reserved]
         results = await self._check(list(self._in_order(reserved)))
         released = await self._release([checked for checked in results if not checked.ready])

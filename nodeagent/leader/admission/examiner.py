@@ -123,10 +123,7 @@ class SharedReader:
         self._locks: defaultdict[Resource, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
-        """Return the object, at most a second old; None where it does not exist.
-
-        A read that fails or is canceled is repeated by the next waiting caller.
-        """
+        """Return the object, at most a second old, or None; a read that fails is repeated by the next caller."""
         if resource not in _SHARED:
             return await self._client.read(resource, namespace, name)
         key = (resource, namespace, name)

@@ -170,10 +170,7 @@ class NodeShares:
         return entry.kind in self._bound
 
     def admit(self, entry: Entry, admission: Admission, *, slots: int) -> Admission:
-        """Return `admission`, its kind's, or that the transfer is pending because its node has no free share.
-
-        `slots` is the `loadConcurrency` of the node that `admission` names.
-        """
+        """Return `admission`, or that its node, which has so many `slots`, has no free share."""
         node = admission.node if admission.decision is AdmissionState.READY else None
         if node is None or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission

@@ -137,10 +137,7 @@ _CHECKS_PER_SECOND: Final = 2.0
 
 @dataclass
 class _Attempt:
-    """The last attempt for one repository: what it depended on, and when it failed.
-
-    `cause` is the last one that the storage or kopia reported, in this attempt or an earlier one.
-    """
+    """The last attempt for one repository: what it depended on, when it failed, and the last `cause` reported."""
 
     inputs: str
     cause: str | None = None

@@ -1,7 +1,4 @@
-"""The backups of each PVC, and how often there are to be some: by PVCs, Schedules of Velero, and labeled CronJobs.
-
-Beside the CronJobs is what retention has reported. The history of the backups outlives their transfers and this leader.
-"""
+"""The backups of each PVC, how often there are to be some, what retention has reported, and their history."""
 
 import asyncio
 import base64
