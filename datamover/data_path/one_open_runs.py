@@ -1,7 +1,7 @@
 """The runs of kopia that open the repository once: of files, and of devices by block.
 
 Knows what each decides once it has seen what the repository has of the source. Does not know what makes a snapshot
-complete (`datamover.data_path.backup`).
+Knows what each decides once it has seen what the repository has of the source.
 Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
 """
 
@@ -28,21 +28,13 @@ from datamover.data_path.parents import (
     describe_device,
 )
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import (
-    BackupParameters,
-    PlainRun,
-    RunReport,
-    SnapshotRun,
-    find_parent_fault,
-    remove_checkpoints,
-)
+from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun, find_parent_fault
 from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.backup_process import MoverBackup, device_flags, keep_checkpoint
+from datamover.kopia.backup_process import MoverBackup, device_flags
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.policy import decide_policy
-from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import PIN, parse_snapshot, remove_source, sort_source
 
@@ -58,27 +50,19 @@ async def open_run(
 ) -> AsyncIterator[SnapshotRun]:
     """Yield the run that the parameters ask for; what is left of it ends with the block.
 
-    Args:
-        repository: where the snapshot goes.
-        parameters: what is backed up.
-        data_path: measures and guards the run.
-        device: its descriptor and its size in bytes; None: the volume has files.
+    `device` is an open device's descriptor and size in bytes; None: the volume has files.
     """
-    run: _OneOpenRun
+    kind: type[SnapshotRun] = SnapshotRun if parameters.mover is MoverMethod.PLAIN else _OneOpenRun
     if device is not None and parameters.by_block:
-        run = _BlockRun(repository, parameters, data_path, device)
-    elif parameters.mover is MoverMethod.PLAIN:
-        yield PlainRun(repository, parameters, data_path, device[0] if device else None)
-        return
-    else:
-        run = _OneOpenRun(repository, parameters, data_path, device)
+        kind = _BlockRun
+    run = kind(repository, parameters, data_path, device)
     try:
         yield run
     finally:
         await run.end()
 
 
-class _OneOpenRun:
+class _OneOpenRun(SnapshotRun):
     """One kopia, which opens the repository once, and reads a device, or all files changed since the parent."""
 
     _command = "mover-backup"
@@ -90,31 +74,19 @@ class _OneOpenRun:
         data_path: DataPath,
         device: tuple[int, int] | None,
     ) -> None:
-        self._repository = repository
-        self._parameters = parameters
-        self._data_path = data_path
-        self._device = device
-        self._kopia = self._build()
+        super().__init__(repository, parameters, data_path, device)
+        self._kopia = MoverBackup(
+            repository.kopia,
+            parameters.target,
+            self._attempted,
+            files=replace(self._files, inherited_fd=device[0] if device else None),
+            listener=data_path,
+            meter=data_path.meter,
+            command=(self._command, *(device_flags(*device) if device else ())),
+        )
         self._parents: list[JsonDict] = []
         self._deleted: tuple[str, ...] = ()
         self._removed: str | None = None
-
-    def _build(self) -> MoverBackup:
-        parameters, device, stop = self._parameters, self._device, self._parameters.stop
-        files = KopiaFiles(
-            inherited_fd=device[0] if device else None,
-            volume=VolumeAccess(None if device else parameters.volume, in_use=parameters.in_use),
-            terminate=stop.terminate if stop else None,
-        )
-        return MoverBackup(
-            self._repository.kopia,
-            parameters.target,
-            f"back up {parameters.volume}",
-            files=files,
-            listener=self._data_path,
-            meter=self._data_path.meter,
-            command=(self._command, *(device_flags(*device) if device else ())),
-        )
 
     @property
     def report(self) -> RunReport:
@@ -123,12 +95,7 @@ class _OneOpenRun:
         warning = f"could not remove incomplete snapshots of earlier backups: {fault}" if fault else self._removed
         return RunReport(note=_COPIED if result.get("copied") else None, warnings=(warning,) if warning else ())
 
-    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
-        if due:
-            await remove_checkpoints(self._repository, self._parameters, self._data_path, within)
-
     async def end(self) -> None:
-        """Kill kopia if it still runs."""
         await self._kopia.end()
 
     async def prepare(self) -> Inheritance:
@@ -147,17 +114,10 @@ class _OneOpenRun:
         return await find_parent_fault(self._repository, self._parameters, self._kopia.offer)
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        decision = self._decide(interval, read_all=read_all)
-        work = partial(self._kopia.carry_out, decision)
-        stop = self._parameters.stop
-        attempted = f"back up {self._parameters.volume}"
-        if stop is None:
-            return await self._data_path.guard(attempted, work)
-        with stop.saving():
-            answer = await self._data_path.guard(attempted, work)
-        if stop.signaled:
-            await keep_checkpoint(self._repository.kopia, answer, stop)
-        return answer
+        work = partial(self._kopia.carry_out, self._decide(interval, read_all=read_all))
+        with self._saving():
+            answer = await self._data_path.guard(self._attempted, work)
+        return await self._keep_checkpoint(answer)
 
     def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:
         parameters, offer, rules = self._parameters, self._kopia.offer, self._parameters.rules
@@ -197,15 +157,14 @@ class _BlockRun(_OneOpenRun):
 
     _command = "block-write"
 
-    def __init__(
-        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int]
-    ) -> None:
-        super().__init__(repository, parameters, data_path, device)
-        changes = parameters.changes
-        self._described = describe_device(changes, device[1]) if changes else None
-        self._parent: str | None = None
-        self._choice = BlockChoice()
-        self._checkpoint = CheckpointChoice()
+    _parent: str | None = None
+    _choice = BlockChoice()
+    _checkpoint = CheckpointChoice()
+
+    @property
+    def _described(self) -> str | None:
+        changes = self._parameters.changes
+        return describe_device(changes, self._device[1]) if changes and self._device else None
 
     async def prepare(self) -> Inheritance:
         found = await super().prepare()

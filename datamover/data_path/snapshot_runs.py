@@ -1,18 +1,17 @@
 """The parameters of a backup, and the runs of kopia that make its snapshot; each run opens the repository.
 
 Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
-what makes a snapshot complete (`datamover.data_path.backup`), nor of runs that open the repository once
-(`datamover.data_path.one_open_runs`).
+what makes a snapshot complete (`datamover.data_path.backup`).
 Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests).
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from core.contract import MoverMethod, VolumeMode
 from core.errors import KopiaError
@@ -127,8 +126,30 @@ class RunReport:
     warnings: tuple[str, ...] = ()
 
 
-class SnapshotRun(Protocol):
-    """The runs of kopia for one backup, in this order."""
+class SnapshotRun:
+    """The runs of kopia for one backup, here by its own commands, each of which opens the repository.
+
+    `device` is an open device's descriptor and size in bytes; None: the volume has files. What is left of a run must be
+    ended by `end`.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        parameters: BackupParameters,
+        data_path: DataPath,
+        device: tuple[int, int] | None,
+    ) -> None:
+        self._repository = repository
+        self._parameters = parameters
+        self._data_path = data_path
+        self._device = device
+        self._attempted = f"back up {parameters.volume}"
+
+    @property
+    def report(self) -> RunReport:
+        """What the result says about it, once kopia has succeeded."""
+        return RunReport()
 
     async def prepare(self) -> Inheritance:
         """Open the repository, delete or choose incomplete snapshots of earlier backups, and set the policy.
@@ -136,46 +157,6 @@ class SnapshotRun(Protocol):
         Raises:
             RepositoryError: it cannot be opened.
         """
-        ...
-
-    async def check_parent(self) -> str | None:
-        """Return why everything is read although a snapshot was named as parent; None if it is the one to be used."""
-        ...
-
-    async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        """Return kopia's answer, whose output is the snapshot; a signal lets kopia save a checkpoint.
-
-        Args:
-            interval: how often kopia saves a checkpoint.
-            read_all: whether unchanged files are read too.
-        """
-        ...
-
-    @property
-    def report(self) -> RunReport:
-        """What the result says about it, once kopia has succeeded."""
-        ...
-
-    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
-        """Delete the checkpoints of a backup that has failed; `due`: it lasted as long as kopia takes to save one."""
-        ...
-
-
-class PlainRun:
-    """kopia's own commands: each opens the repository."""
-
-    report = RunReport()
-
-    def __init__(
-        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
-    ) -> None:
-        self._repository = repository
-        self._parameters = parameters
-        self._data_path = data_path
-        self._device_fd = device_fd
-
-    async def prepare(self) -> Inheritance:
-        """As the protocol says, by calls of kopia."""
         return await self._repository.open(self._prepare)
 
     async def _prepare(self) -> Inheritance:
@@ -190,41 +171,55 @@ class PlainRun:
         return found
 
     async def check_parent(self) -> str | None:
-        """As the protocol says: kopia takes the last complete snapshot."""
+        """Return why everything is read although a snapshot was named as parent; None if it is the one to be used."""
         return await find_parent_fault(self._repository, self._parameters, None)
 
-    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
-        """As the protocol says: kopia has saved none of a shorter backup."""
-        if due:
-            await remove_checkpoints(self._repository, self._parameters, self._data_path, within)
-
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        """As the protocol says, by `snapshot create`."""
-        volume = None if self._device_fd is not None else self._parameters.volume
-        access = VolumeAccess(volume, in_use=self._parameters.in_use)
-        arguments = _create_arguments(self._parameters, interval, read_all=read_all)
-        files = KopiaFiles(stdin_fd=self._device_fd, volume=access)
-        return await self._repository.run(partial(self._run_kopia, arguments, files))
+        """Return kopia's answer, whose output is the snapshot; a signal lets kopia save a checkpoint.
 
-    async def _run_kopia(self, arguments: Sequence[str], files: KopiaFiles) -> KopiaAnswer:
-        kopia, data_path = self._repository.kopia, self._data_path
-        attempted, stop = f"back up {self._parameters.volume}", self._parameters.stop
+        Args:
+            interval: how often kopia saves a checkpoint.
+            read_all: whether unchanged files are read too.
+        """
+        arguments = _create_arguments(self._parameters, interval, read_all=read_all)
+        return await self._repository.run(partial(self._run_kopia, arguments))
+
+    async def _run_kopia(self, arguments: Sequence[str]) -> KopiaAnswer:
+        kopia, files = self._repository.kopia, self._files
+        if self._device:
+            files = replace(files, stdin_fd=self._device[0])
         async with excluding(kopia, self._parameters.target, self._parameters.rules):
-            if stop is None:
-                return await data_path.run(kopia, attempted, *arguments, files=files)
-            with stop.saving() as terminate:
-                answer = await data_path.run(kopia, attempted, *arguments, files=replace(files, terminate=terminate))
-        if stop.signaled:
-            await keep_checkpoint(kopia, answer, stop)
+            with self._saving():
+                answer = await self._data_path.run(kopia, self._attempted, *arguments, files=files)
+        return await self._keep_checkpoint(answer)
+
+    @property
+    def _files(self) -> KopiaFiles:
+        """The volume, unless it is a device, and what lets kopia save a checkpoint."""
+        parameters, stop = self._parameters, self._parameters.stop
+        access = VolumeAccess(None if self._device else parameters.volume, in_use=parameters.in_use)
+        return KopiaFiles(volume=access, terminate=stop.terminate if stop else None)
+
+    def _saving(self) -> AbstractContextManager[object]:
+        """Let a kopia that runs within the block save a checkpoint after a signal."""
+        return self._parameters.stop.saving() if self._parameters.stop else nullcontext()
+
+    async def _keep_checkpoint(self, answer: KopiaAnswer) -> KopiaAnswer:
+        """Return the answer, unless kopia has saved a checkpoint after a signal."""
+        if (stop := self._parameters.stop) and stop.signaled:
+            await keep_checkpoint(self._repository.kopia, answer, stop)
         return answer
 
+    async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
+        """Delete the checkpoints of a backup that has failed; what remains, the next one deletes.
 
-async def remove_checkpoints(
-    repository: Repository, parameters: BackupParameters, data_path: DataPath, within: timedelta
-) -> None:
-    """Delete what kopia has saved of this backup; what remains, the next one deletes."""
-    if (start := data_path.meter.snapshot_started) is not None:
-        await remove_own_incomplete(repository.kopia, parameters.target, start=start, within=within)
+        `due`: it lasted as long as kopia takes to save one.
+        """
+        if due and (start := self._data_path.meter.snapshot_started) is not None:
+            await remove_own_incomplete(self._repository.kopia, self._parameters.target, start=start, within=within)
+
+    async def end(self) -> None:
+        """End what is left of it: nothing of a command."""
 
 
 def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read_all: bool) -> list[str]:
