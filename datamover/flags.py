@@ -1,14 +1,10 @@
-"""The data mover's flags and help, for `datamover.arguments`.
-
-Imports no code of either mode: so a pod loads nothing for terminals, and local mode nothing for
-clusters.
-"""
+"""The data mover's flags and help, for `datamover.arguments`."""
 
 import argparse
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from core.contract import MoverMethod, MoverVerb, SnapshotMetadata, VolumeMode
 from core.errors import ConfigError
@@ -83,29 +79,18 @@ def build_parser() -> argparse.ArgumentParser:
 
     backup = _add_command(commands, MoverVerb.BACKUP, "back up a directory or device to a snapshot")
     local = backup.add_argument_group(_LOCAL_MODE)
-    local.add_argument("--source", metavar="PATH", type=Path, help="directory or block device to back up")
-    _add_text(local, "--name", "NAME", "source of the snapshots in the repository (default: the path)")
+    _add(local, "--source", "PATH", "directory or block device to back up", type=Path, default=None)
+    _add(local, "--name", "NAME", "source of the snapshots in the repository (default: the path)")
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
-    _add_text(backup, "--cluster", "UID", "what identifies the cluster in the snapshot's tags (default: none)")
-    backup.add_argument(
-        "--compression",
-        metavar="ALGORITHM",
-        type=_explained(parse_compression),
-        default=Compression.NONE,
-        help="kopia's algorithm, unless the custom resource names one (default: none)",
-    )
+    _add(backup, "--cluster", "UID", "what identifies the cluster in the snapshot's tags (default: none)")
+    about = "kopia's algorithm, unless the custom resource names one (default: none)"
+    _add(backup, "--compression", "ALGORITHM", about, type=_explained(parse_compression), default=Compression.NONE)
     about = "leave out what files named .kopiaignore in the volume list (default: back it up)"
     _add_switch(backup, "--ignore-files", about)
-    backup.add_argument(
-        "--exclude",
-        metavar="JSON",
-        type=_explained(Exclusions.parse),
-        default=Exclusions(),
-        help='what to leave out, such as {"patterns": ["*.tmp"], "maxBytes": 1000000, "oneFileSystem": true}',
-    )
-    about = "also read files whose size and time are unchanged since the last backup"
-    _add_switch(backup, "--read-all-files", about)
+    about = 'what to leave out, such as {"patterns": ["*.tmp"], "maxBytes": 1000000, "oneFileSystem": true}'
+    _add(backup, "--exclude", "JSON", about, type=_explained(Exclusions.parse), default=Exclusions())
+    _add_switch(backup, "--read-all-files", "also read files whose size and time are unchanged since the last backup")
     _add_method(backup)
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
@@ -113,8 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
     local = restore.add_argument_group(_LOCAL_MODE)
-    _add_text(local, "--snapshot", "ID", "ID of the snapshot, from `datamover list`")
-    local.add_argument("--target", metavar="PATH", type=Path, help="directory or block device to restore to")
+    _add(local, "--snapshot", "ID", "ID of the snapshot, from `datamover list`")
+    _add(local, "--target", "PATH", "directory or block device to restore to", type=Path, default=None)
     about = "restore also to a directory that is not empty: files of the snapshot replace files of the same name"
     _add_switch(local, "--overwrite", about)
     _add_repository(local, required=False)
@@ -139,19 +124,15 @@ def _add_command(
         allow_abbrev=False,
     )
     levels = f"{', '.join(LEVELS)} (default: info in a pod, warning in local mode)"
-    _add_text(command, "--log-level", "NAME", f"minimum log level: {levels}")
-    command.add_argument(
-        "--log-format",
-        metavar="NAME",
-        default="text",
-        help=f"format of log lines: {', '.join(LOG_FORMATS)} (default: %(default)s)",
-    )
+    _add(command, "--log-level", "NAME", f"minimum log level: {levels}")
+    about = f"format of log lines: {', '.join(LOG_FORMATS)} (default: %(default)s)"
+    _add(command, "--log-format", "NAME", about, default="text")
     return command
 
 
-def _add_text(group: argparse._ActionsContainer, flag: str, metavar: str, about: str) -> None:
-    """Add a flag whose text is empty by default."""
-    group.add_argument(flag, metavar=metavar, default="", help=about)
+def _add(group: argparse._ActionsContainer, flag: str, metavar: str, about: str, **more: Any) -> None:  # noqa: ANN401
+    """Add a flag with a value; without `type` and `default`, its text is empty by default."""
+    group.add_argument(flag, metavar=metavar, help=about, **{"default": "", **more})
 
 
 def _add_switch(group: argparse._ActionsContainer, flag: str, about: str) -> None:
@@ -159,92 +140,58 @@ def _add_switch(group: argparse._ActionsContainer, flag: str, about: str) -> Non
 
 
 def _add_repository(group: argparse._ArgumentGroup, *, required: bool) -> None:
-    group.add_argument(
-        "--repository",
-        metavar="PATH",
-        required=required,
-        default="",
-        help="directory, or s3://bucket/prefix with keys from the environment or AWS_SHARED_CREDENTIALS_FILE",
-    )
-    _add_text(group, "--password-file", "PATH", "file with the repository password (default: $KOPIA_PASSWORD)")
-    _add_text(group, "--s3-endpoint", "URL", "S3 endpoint, such as https://s3.example.com (default: AWS)")
-    _add_text(group, "--s3-region", "NAME", "region of the bucket")
-    _add_text(group, "--s3-profile", "NAME", "profile in the credentials file (default: $AWS_PROFILE, else default)")
-    _add_text(group, "--s3-ca-file", "PATH", "file with the certificate authority of the endpoint")
+    about = "directory, or s3://bucket/prefix with keys from the environment or AWS_SHARED_CREDENTIALS_FILE"
+    _add(group, "--repository", "PATH", about, required=required)
+    _add(group, "--password-file", "PATH", "file with the repository password (default: $KOPIA_PASSWORD)")
+    _add(group, "--s3-endpoint", "URL", "S3 endpoint, such as https://s3.example.com (default: AWS)")
+    _add(group, "--s3-region", "NAME", "region of the bucket")
+    _add(group, "--s3-profile", "NAME", "profile in the credentials file (default: $AWS_PROFILE, else default)")
+    _add(group, "--s3-ca-file", "PATH", "file with the certificate authority of the endpoint")
     _add_switch(group, "--s3-insecure", "do not verify the certificate of the endpoint")
     _add_switch(group, "--json", "print the result as JSON, without progress")
 
 
 def _add_method(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--mover",
-        metavar="NAME",
-        type=MoverMethod,
-        choices=tuple(MoverMethod),
-        default=MoverMethod.PLAIN,
-        help="how kopia is run: plain, by its own commands, or one-open, which opens the repository once, and in a "
-        "backup also reads files that were changed without a new time (default: plain, for a kopia as released)",
+    about = (
+        "how kopia is run: plain, by its own commands, or one-open, which opens the repository once, and in a backup "
+        "also reads files that were changed without a new time (default: plain, for a kopia as released)"
     )
+    choices, default = tuple(MoverMethod), MoverMethod.PLAIN
+    _add(parser, "--mover", "NAME", about, type=MoverMethod, choices=choices, default=default)
 
 
 def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group = parser.add_argument_group(_POD_MODE)
     for flag, kind in TRANSFER_KINDS.items():
         if kind.verb is verb:
-            _add_text(group, f"--{flag}", "NAME", f"name of the {kind.resource.kind}")
-    _add_text(group, "--volume-path", "PATH", "mount path of the volume, or path of the device")
-    group.add_argument(
-        "--volume-mode",
-        metavar="NAME",
-        type=VolumeMode,
-        default=VolumeMode.FILESYSTEM,
-        help="volume mode: Filesystem or Block (default: %(default)s)",
-    )
+            _add(group, f"--{flag}", "NAME", f"name of the {kind.resource.kind}")
+    _add(group, "--volume-path", "PATH", "mount path of the volume, or path of the device")
+    about = "volume mode: Filesystem or Block (default: %(default)s)"
+    _add(group, "--volume-mode", "NAME", about, type=VolumeMode, default=VolumeMode.FILESYSTEM)
     if verb is MoverVerb.RESTORE:
         about = "fail if the target does not take the owner, mode or time of a file (default: report it)"
         _add_switch(group, "--require-attributes", about)
-        group.add_argument(
-            "--restore-type",
-            metavar="NAME",
-            choices=(FULL, INCREMENTAL),
-            default="",
-            help="restore into a volume with data: full, or incremental, which does not write what is equal "
-            "(default: as into a new volume)",
+        about = (
+            "restore into a volume with data: full, or incremental, which does not write what is equal "
+            "(default: as into a new volume)"
         )
+        _add(group, "--restore-type", "NAME", about, choices=(FULL, INCREMENTAL))
         _add_switch(group, "--delete-extra-files", "with --restore-type, delete what the snapshot does not have")
         about = "with --restore-type, compare the content of files, whatever size and time say"
         _add_switch(group, "--compare-content", about)
     about = "mount path of a volume for kopia's cache (default: the work directory)"
-    _add_text(group, "--cache-volume-path", "PATH", about)
-    group.add_argument(
-        "--cache-limit-mib",
-        metavar="NUMBER",
-        type=int,
-        default=0,
-        help="limit of kopia's cache in MiB, where the repository's is larger (default: none)",
+    _add(group, "--cache-volume-path", "PATH", about)
+    about = "limit of kopia's cache in MiB, where the repository's is larger (default: none)"
+    _add(group, "--cache-limit-mib", "NUMBER", about, type=int, default=0)
+    about = (
+        "number of the transfer's attempt; the data path starts only when the custom resource has the same one "
+        "(default: %(default)s)"
     )
-    group.add_argument(
-        "--attempt",
-        metavar="NUMBER",
-        type=_positive,
-        default=1,
-        help="number of the transfer's attempt; the data path starts only when the custom resource has the same one "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--resource-timeout",
-        metavar="DURATION",
-        type=parse_duration,
-        default=DEFAULT_RESOURCE_TIMEOUT,
-        help="timeout for the BackupRepository to become Ready (default: 10m0s)",
-    )
-    group.add_argument(
-        "--termination-message-path",
-        metavar="PATH",
-        type=Path,
-        default=TERMINATION_FILE,
-        help="file to write the result to (default: %(default)s)",
-    )
+    _add(group, "--attempt", "NUMBER", about, type=_positive, default=1)
+    about, default = "timeout for the BackupRepository to become Ready (default: 10m0s)", DEFAULT_RESOURCE_TIMEOUT
+    _add(group, "--resource-timeout", "DURATION", about, type=parse_duration, default=default)
+    about = "file to write the result to (default: %(default)s)"
+    _add(group, "--termination-message-path", "PATH", about, type=Path, default=TERMINATION_FILE)
 
 
 def _explained(parse: Callable[[str], _T]) -> Callable[[str], _T]:
