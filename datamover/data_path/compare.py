@@ -32,7 +32,7 @@ from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.work_dir import open_below
+from datamover.runtime.work_dir import open_below, opened
 
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
@@ -167,8 +167,8 @@ class _Comparison:
 
     def _read_entries(self, archive: tarfile.TarFile, stop: ShouldStop) -> None:
         block = self.mode is VolumeMode.BLOCK
-        root = os.open(self.volume, os.O_RDONLY | os.O_CLOEXEC | (0 if block else os.O_DIRECTORY))
-        try:
+        kind = 0 if block else os.O_DIRECTORY
+        with opened(self.volume, os.O_RDONLY | kind) as root:
             own = None if block else _build_root(self.snapshot)
             if own is not None and (fault := self._find_fault(own, os.fstat(root))):
                 self._add(b"/", fault)
@@ -184,8 +184,6 @@ class _Comparison:
                         self._compare_entry(archive, entry, path, root, stop)
                 except OSError as e:
                     self._add(path, f"cannot be read in the restored volume: {e.strerror}")
-        finally:
-            os.close(root)
 
     def _compare_entry(
         self, archive: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, root: int, stop: ShouldStop
@@ -209,11 +207,8 @@ class _Comparison:
                 if (target := os.readlink(name, dir_fd=folder)) != os.fsencode(entry.linkname):
                     self._add(path, f"links to {show_path(target)} instead of {entry.linkname!r}")
             elif entry.isreg():
-                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-                try:
+                with opened(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, folder) as fd:
                     self._compare_content(archive.extractfile(entry), fd, path, stop)
-                finally:
-                    os.close(fd)
 
     def _compare_content(self, expected: IO[bytes] | None, fd: int, path: bytes, stop: ShouldStop) -> None:
         """Compare the bytes of a file, or the first ones of a device."""

@@ -20,7 +20,7 @@ import stat
 import struct
 from array import array
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from typing import Final
 from core.errors import DataPathError
 from datamover.kopia.process import FULL
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import join, open_below, open_root, opened, walk_tree
 
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
@@ -126,7 +126,7 @@ class FinishedList:
         Raises:
             OSError: the list does not exist any more.
         """
-        with _opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
+        with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             os.utime(fd)
             return os.fstat(fd).st_ctime_ns
 
@@ -136,7 +136,7 @@ class FinishedList:
         Raises:
             OSError: the list cannot be written.
         """
-        with _opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
+        with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             space = os.fstatvfs(fd)
             if space.f_bavail * space.f_frsize < _SPARE_BYTES + fingerprints.itemsize * len(fingerprints):
                 return
@@ -163,16 +163,16 @@ def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> Finish
     """
     header = owner + b"\n"
     with suppress(FileNotFoundError):
-        with _opened(target / name, os.O_RDWR | os.O_NOFOLLOW) as fd:
+        with opened(target / name, os.O_RDWR | os.O_NOFOLLOW) as fd:
             if (found := _read(fd, header)) is not None:
                 return FinishedList(target, name, *found)
         (target / name).unlink()
     if _has_files(target, stop) or stop():
         return None
-    with _opened(target / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
+    with opened(target / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
         _write(fd, header, 0)
         os.fsync(fd)
-    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+    with opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
         os.fsync(root)
     return FinishedList(target, name, len(header))
 
@@ -183,7 +183,7 @@ def remove_list(path: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
+    with opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
         status = os.fstat(root)
         # An attempt that failed may have removed it.
         with suppress(FileNotFoundError):
@@ -232,7 +232,7 @@ def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: WalkProg
     if not finished.resumed:
         raise ValueError("the list is new")
     target, marked = finished.path.parent, [b""]
-    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+    with opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
         for directory, names in find_unlisted(target, finished, stop, progress):
             with open_below(root, directory) as fd:
                 for name in names:
@@ -306,15 +306,6 @@ def _fingerprint(path: bytes, status: os.stat_result) -> int:
 
 def _hash(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest()) or 1
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC, mode=0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _read(fd: int, header: bytes) -> tuple[int, Fingerprints] | None:

@@ -32,7 +32,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import join, open_below, open_root, opened, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -105,16 +105,16 @@ def probe_target(target: Path, snapshot: Snapshot, _: ShouldStop) -> Probe:
         with open_root(target) as root:
             # An attempt that was killed may have left them.
             _remove(root)
-            fd = os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
             try:
-                probe.owner = all(_keeps_owner(probe, fd, owner) for owner in owners)
-                # After the owner: setgid needs a permission for files of other groups.
-                probe.mode = probe.attempt(lambda: os.fchmod(fd, _MODE)) and stat.S_IMODE(os.fstat(fd).st_mode) == _MODE
-                probe.precision_ns = _precision_ns(fd)
-                probe.times = all(_keeps_time(probe, fd, time_ns) for time_ns in _times(root_entry))
-                probe.names = _keeps_names(probe, root, links=snapshot.links > 0)
+                with opened(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, root) as fd:
+                    probe.owner = all(_keeps_owner(probe, fd, owner) for owner in owners)
+                    # After the owner: setgid needs a permission for files of other groups.
+                    accepted = probe.attempt(lambda: os.fchmod(fd, _MODE))
+                    probe.mode = accepted and stat.S_IMODE(os.fstat(fd).st_mode) == _MODE
+                    probe.precision_ns = _precision_ns(fd)
+                    probe.times = all(_keeps_time(probe, fd, time_ns) for time_ns in _times(root_entry))
+                    probe.names = _keeps_names(probe, root, links=snapshot.links > 0)
             finally:
-                os.close(fd)
                 _remove(root)
     except OSError as e:
         _logger.info("cannot probe target %s: %s", target, e.strerror)
@@ -249,12 +249,9 @@ class Attributes:
 
 def _set_mode(name: str, mode: int, directory: int) -> None:
     """Set the mode of what is opened: meanwhile, a link may be there."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with opened(name, os.O_PATH | os.O_NOFOLLOW, directory) as fd:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
             os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101 - a descriptor
-    finally:
-        os.close(fd)
 
 
 _EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE)
@@ -314,12 +311,12 @@ def _change(target: Path, paths: Sequence[bytes], _: ShouldStop) -> None:
     with open_root(target) as root:
         for path in paths:
             directory, name = os.path.split(path)
-            with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as above:
-                fd = os.open(name or b".", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-                try:
-                    status = os.fstat(fd)
-                    if status.st_uid == os.geteuid() and (missing := _missing(status.st_mode)):
-                        # Of what was opened: meanwhile, a link may be there.
-                        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | missing)  # noqa: PTH101
-                finally:
-                    os.close(fd)
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                open_below(root, directory) as above,
+                opened(name or b".", os.O_PATH | os.O_NOFOLLOW, above) as fd,
+            ):
+                status = os.fstat(fd)
+                if status.st_uid == os.geteuid() and (missing := _missing(status.st_mode)):
+                    # Of what was opened: meanwhile, a link may be there.
+                    os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | missing)  # noqa: PTH101

@@ -30,7 +30,7 @@ from datamover.data_path.probe import Attribute, Attributes
 from datamover.data_path.refused import count_entries
 from datamover.kopia.snapshots import EntryType
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import DIRECTORY, open_root
+from datamover.runtime.work_dir import DIRECTORY, open_root, opened
 
 _STAGE: Final = ".nodeagent-restore-files"
 STAGE_PATTERN: Final = f"/{_STAGE}/"
@@ -153,7 +153,7 @@ class OpenStage:
                     self._empty_directory(name, stop)
 
     def _empty_directory(self, name: str, stop: ShouldStop) -> None:
-        with _opened(name, self._old) as fd:
+        with opened(name, DIRECTORY, self._old) as fd:
             # A file system may leave out entries of a directory that changes while it is read.
             while not stop() and not _remove_empty(name, self._old):
                 with os.scandir(fd) as entries:
@@ -203,15 +203,15 @@ class Stage:
         """
         with self._named("make"), open_root(self._target) as root:
             _make_directory(_STAGE, root)
-            with _opened(_STAGE, root) as stage:
+            with opened(_STAGE, DIRECTORY, root) as stage:
                 os.fchmod(stage, 0o700)
                 _make_directory(_OLD, stage)
-                with _opened(_OLD, stage) as old:
+                with opened(_OLD, DIRECTORY, stage) as old:
                     for name in os.listdir(stage):  # noqa: PTH208 - a descriptor
                         if name != _OLD:
                             os.rename(name, self.next_number(), src_dir_fd=stage, dst_dir_fd=old)
                     _make_directory(_NEW, stage)
-                    with _opened(_NEW, stage) as new:
+                    with opened(_NEW, DIRECTORY, stage) as new:
                         OpenStage(root, new, old, self).empty(stop)
 
     def remove(self, stop: ShouldStop) -> None:
@@ -220,12 +220,12 @@ class Stage:
         Raises:
             DataPathError: it cannot be removed.
         """
-        with self._named("remove"), self.open() as opened, _opened(_STAGE, opened.root) as stage:
-            opened.delete(_NEW, stage)
-            opened.empty(stop)
+        with self._named("remove"), self.open() as open_stage, opened(_STAGE, DIRECTORY, open_stage.root) as stage:
+            open_stage.delete(_NEW, stage)
+            open_stage.empty(stop)
             if not stop():
                 os.rmdir(_OLD, dir_fd=stage)
-                os.rmdir(_STAGE, dir_fd=opened.root)
+                os.rmdir(_STAGE, dir_fd=open_stage.root)
 
     @contextmanager
     def open(self) -> Iterator[OpenStage]:
@@ -236,9 +236,9 @@ class Stage:
         """
         with (
             open_root(self._target) as root,
-            _opened(_STAGE, root) as stage,
-            _opened(_NEW, stage) as new,
-            _opened(_OLD, stage) as old,
+            opened(_STAGE, DIRECTORY, root) as stage,
+            opened(_NEW, DIRECTORY, stage) as new,
+            opened(_OLD, DIRECTORY, stage) as old,
         ):
             yield OpenStage(root, new, old, self)
 
@@ -248,15 +248,6 @@ class Stage:
             yield
         except OSError as e:
             raise DataPathError(f"cannot {what} directory {self._target / _STAGE}: {e.strerror}") from e
-
-
-@contextmanager
-def _opened(name: str, directory: int) -> Iterator[int]:
-    fd = os.open(name, DIRECTORY, dir_fd=directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _make_directory(name: str, directory: int) -> None:

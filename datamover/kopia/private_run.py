@@ -27,6 +27,7 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine
+from datamover.runtime.work_dir import opened
 from datamover.storage.providers import SECRET_VARIABLES
 from datamover.storage.s3 import environment_keys
 from datamover.storage.token_files import azure_token_file, replace_token_files
@@ -178,14 +179,11 @@ async def _serve(pipes: Mapping[Path, bytes]) -> AsyncIterator[None]:
     def write(_: object) -> None:
         for pipe, content in pipes.items():
             # Returns when kopia has opened the other end.
-            fd = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
-            try:
+            with opened(pipe, os.O_WRONLY) as fd:
                 pipe.unlink()
                 if ended.is_set():
                     return
                 write_all(fd, content)
-            finally:
-                os.close(fd)
 
     with ExitStack() as stack:
         async with run_in_background(write, name="kopia-secrets"):

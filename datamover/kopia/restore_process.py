@@ -22,6 +22,7 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import ChildCommand, ChildExit, read_all, read_lines
+from datamover.runtime.work_dir import opened
 
 _VERBS: Final = frozenset({("manifest", "show"), ("content", "show"), ("show",), ("restore",), ("block-read",)})
 
@@ -73,11 +74,8 @@ class _CallServer:
                 return await self._carry_out(command, on_line, command.stdout_fd)
             # The process cannot open the file by its path.
             path = [one for one in command.argv if not one.startswith("-")][-1]
-            archive = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
+            with opened(path, os.O_WRONLY) as archive:
                 return await self._carry_out(command, on_line, archive)
-            finally:
-                os.close(archive)
         except BaseException:
             await self.end()
             raise

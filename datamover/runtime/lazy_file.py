@@ -21,6 +21,7 @@ from typing import Final
 from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
 from datamover.runtime.sandbox import Step, notify_reads
+from datamover.runtime.work_dir import opened
 
 _logger = logging.getLogger(__name__)
 
@@ -76,15 +77,12 @@ class LazyFile:
         Raises:
             DataPathError: the file system does not take a file of that size.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             try:
                 os.ftruncate(fd, size_bytes)
             except OSError as e:
                 raise DataPathError(f"cannot create a sparse file of {size_bytes} bytes: {e.strerror}") from e
             yield cls(path, fd, size_bytes)
-        finally:
-            os.close(fd)
 
     async def read(self, offset: int, length: int) -> bytes:
         """Return bytes of the file, fewer at its end.

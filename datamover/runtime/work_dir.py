@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -152,17 +152,22 @@ def join(directory: bytes, name: str) -> bytes:
 
 
 @contextmanager
-def open_root(root: Path) -> Iterator[int]:
+def opened(path: Path | str | bytes, flags: int, directory: int | None = None, mode: int = 0o600) -> Iterator[int]:
+    """Open a file, in the open `directory` if there is one, and close it at the end; children do not inherit it."""
+    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_root(root: Path) -> AbstractContextManager[int]:
     """Open the root of a tree, which may be a link to it.
 
     Raises:
         OSError: it cannot be opened, or is not a directory.
     """
-    fd = os.open(root, DIRECTORY & ~os.O_NOFOLLOW)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return opened(root, DIRECTORY & ~os.O_NOFOLLOW)
 
 
 @contextmanager
