@@ -1,12 +1,11 @@
 """What a data mover reads from the cluster and its pod, up to a kopia repository to connect to.
 
-After a reboot of the node, the mover may start before the kubelet has mounted the volume again: it would back
-up an empty directory, or restore into one.
-Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5).
+Knows where each part comes from: the BackupStorageLocation, its Secrets and the repository's state and password from
+the cluster, credentials from files and environment. Does not know what is moved.
 
-Knows where each part comes from: the BackupStorageLocation, its Secrets and the repository's
-state and password from the cluster, credentials from files and environment, limits from the
-cgroup. Does not know what is moved.
+After a reboot of the node, the mover may start before the kubelet has mounted the volume again: it would back up an
+empty directory, or restore into one.
+Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5).
 """
 
 import asyncio
@@ -297,65 +296,9 @@ def build_changes(
     return BlockChanges(tracked.change_id, tracked.volume_id, query, requested_at)
 
 
-@dataclass(frozen=True)
-class MoverTools:
-    """What a data mover uses of its own: files, how it waits for a storage, and kopia's limits for a file system."""
-
-    work_dir: WorkDir
-    waits: Waits
-    throttle: BandwidthLimits | None = None
-
-
-async def resolve_repository(
-    context: PodContext,
-    location: BackupStorageLocation,
-    repository: BackupRepository,
-    tools: MoverTools,
-    *,
-    recorded: bool = False,
-) -> Repository:
-    """Return the kopia repository of the BackupRepository, not yet connected.
-
-    With `recorded`, it fails if it is another one than was recorded, if any was.
-
-    Raises:
-        RepositoryError: the location, its credentials or the password cannot be used, or the
-            repository is for another location or of another type.
-    """
-    volume_namespace = repository.spec.volume_namespace
-    repository.check_key(RepositoryKey(volume_namespace, location.name))
-    limit = parse_cache_limit(repository.spec.repository_config)
-    unique_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) if recorded else None
-    name = f"backup repository {repository.name}"
-    return await _resolve(context, location, volume_namespace, tools, name=name, cache=limit, unique_id=unique_id)
-
-
-async def _resolve(
-    context: PodContext,
-    location: BackupStorageLocation,
-    volume_namespace: str,
-    tools: MoverTools,
-    *,
-    name: str,
-    cache: CacheLimit,
-    unique_id: str | None = None,
-) -> Repository:
-    """Return the kopia repository in a location for the volumes of a namespace; no BackupRepository is needed.
-
-    `name` is for messages, and `unique_id` the one that it must have; None: any.
-    """
-    reader = context.reader
-    secrets = await reader.location_secrets(location)
-    built = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
-    password = await reader.password()
-    storage = await built.with_fetched_credentials(context.clock, context.redactor)
-    limit = cache.at_most(tools.work_dir.cache_limit_mib)
-    kopia, access = _give_access(context, storage, tools, password=password)
-    # Nothing else can limit what kopia writes to a file system.
-    throttle = tools.throttle if isinstance(storage, FileStorage) else None
-    description = f"{name} ({storage.description})"
-    address = RepositoryAddress(description, storage, access, throttle, unique_id)
-    return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
+async def _build_storage(context: PodContext, location: BackupStorageLocation, volume_namespace: str) -> Storage:
+    secrets = await context.reader.location_secrets(location)
+    return build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
 
 
 async def resolve_storage(context: PodContext, location: BackupStorageLocation) -> Storage:
@@ -364,56 +307,110 @@ async def resolve_storage(context: PodContext, location: BackupStorageLocation) 
     Raises:
         RepositoryError: the location or its credentials cannot be used.
     """
-    secrets = await context.reader.location_secrets(location)
-    return build_storage(location, "", secrets=secrets, environment=context.environment).for_probe()
+    return (await _build_storage(context, location, "")).for_probe()
 
 
-async def check_storage(context: PodContext, storage: Storage, tools: MoverTools) -> None:
-    """Return if the storage answers and accepts the credentials; nothing is written to it.
+@dataclass(frozen=True)
+class RepositoryAccess:
+    """What one repository is opened with: kopia's environment and files, how to wait, limits for a file system."""
 
-    Args:
-        context: this process's pod.
-        storage: a path that holds no repository (`resolve_storage`): connecting to it shows what connecting to a
-            repository would, up to its password.
-        tools: its waits limit how long the storage may take.
+    context: PodContext
+    work_dir: WorkDir
+    waits: Waits
+    throttle: BandwidthLimits | None = None
 
-    Raises:
-        RepositoryError: it does not; the message names the cause.
-    """
-    if isinstance(storage, FileStorage):
-        # kopia would write a file of its own to it.
-        await _check_directory(storage)
-        return
-    storage = await storage.with_fetched_credentials(context.clock, context.redactor)
-    kopia, access = _give_access(context, storage, tools, password=_NO_PASSWORD)
-    address = RepositoryAddress(storage.description, storage, access)
-    repository = Repository(kopia, address, tools.work_dir, waits=tools.waits)
-    with suppress(NotInitializedError):
-        await repository.connect(read_only=True)
+    async def resolve(
+        self, location: BackupStorageLocation, wanted: BackupRepository, *, recorded: bool = False
+    ) -> Repository:
+        """Return the kopia repository of the BackupRepository, not yet connected.
 
+        With `recorded`, it fails if it is another one than was recorded, if any was.
 
-async def list_volume_namespaces(
-    context: PodContext, location: BackupStorageLocation, tools: MoverTools
-) -> list[str] | None:
-    """Return the folders in which the location's repositories are, by their namespaces; None: kopia cannot list them.
+        Raises:
+            RepositoryError: the location, its credentials or the password cannot be used, or the
+                repository is for another location or of another type.
+        """
+        volume_namespace = wanted.spec.volume_namespace
+        wanted.check_key(RepositoryKey(volume_namespace, location.name))
+        limit = parse_cache_limit(wanted.spec.repository_config)
+        unique_id = wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) if recorded else None
+        return await self._resolve(location, volume_namespace, f"backup repository {wanted.name}", limit, unique_id)
 
-    Raises:
-        RepositoryError: the location or its credentials cannot be used.
-        DataPathError: the storage does not answer.
-    """
-    secrets = await context.reader.location_secrets(location)
-    storage = build_storage(location, "", secrets=secrets, environment=context.environment)
-    if isinstance(storage, FileStorage):
-        await _check_directory(storage)
-        return storage.list_folders()
-    storage = await storage.with_fetched_credentials(context.clock, context.redactor)
-    config = storage.config()
-    if config is None:
-        return None
-    kopia, _ = _give_access(context, storage, tools, password=_NO_PASSWORD)
-    files = LocationFiles(kopia, tools.work_dir, f"list {storage.description}")
-    await files.prepare(config)
-    return await files.list_folders()
+    async def resolve_namespace(self, location: BackupStorageLocation, volume_namespace: str) -> Repository:
+        """Return the kopia repository for the volumes of a namespace, not yet connected.
+
+        Raises:
+            RepositoryError: the location, its credentials or the password cannot be used.
+        """
+        name = f"repository of namespace {volume_namespace}"
+        return await self._resolve(location, volume_namespace, name, CacheLimit())
+
+    async def _resolve(
+        self,
+        location: BackupStorageLocation,
+        volume_namespace: str,
+        name: str,
+        cache: CacheLimit,
+        unique_id: str | None = None,
+    ) -> Repository:
+        """Return a repository with this name in messages, which must have `unique_id`; None: any."""
+        context = self.context
+        storage = await _build_storage(context, location, volume_namespace)
+        password = await context.reader.password()
+        storage = await storage.with_fetched_credentials(context.clock, context.redactor)
+        kopia, access = self._give_access(storage, password)
+        # Nothing else can limit what kopia writes to a file system.
+        throttle = self.throttle if isinstance(storage, FileStorage) else None
+        address = RepositoryAddress(f"{name} ({storage.description})", storage, access, throttle, unique_id)
+        limit = cache.at_most(self.work_dir.cache_limit_mib)
+        return Repository(kopia, address, self.work_dir, cache=limit, waits=self.waits)
+
+    async def check_storage(self, storage: Storage) -> None:
+        """Return if the storage answers and accepts the credentials; nothing is written to it.
+
+        Connecting to a path that holds no repository (`resolve_storage`) shows what connecting to a repository would,
+        up to its password.
+
+        Raises:
+            RepositoryError: it does not; the message names the cause.
+        """
+        if isinstance(storage, FileStorage):
+            # kopia would write a file of its own to it.
+            await _check_directory(storage)
+            return
+        storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
+        kopia, access = self._give_access(storage, _NO_PASSWORD)
+        address = RepositoryAddress(storage.description, storage, access)
+        repository = Repository(kopia, address, self.work_dir, waits=self.waits)
+        with suppress(NotInitializedError):
+            await repository.connect(read_only=True)
+
+    async def list_volume_namespaces(self, location: BackupStorageLocation) -> list[str] | None:
+        """Return the folders in which the location's repositories are, by their namespaces; None: they are unknown.
+
+        Raises:
+            RepositoryError: the location or its credentials cannot be used.
+            DataPathError: the storage does not answer.
+        """
+        storage = await _build_storage(self.context, location, "")
+        if isinstance(storage, FileStorage):
+            await _check_directory(storage)
+            return storage.list_folders()
+        storage = await storage.with_fetched_credentials(self.context.clock, self.context.redactor)
+        config = storage.config()
+        if config is None:
+            return None
+        kopia, _ = self._give_access(storage, _NO_PASSWORD)
+        files = LocationFiles(kopia, self.work_dir, f"list {storage.description}")
+        await files.prepare(config)
+        return await files.list_folders()
+
+    def _give_access(self, storage: Storage, password: str) -> tuple[Kopia, KopiaAccess]:
+        """Return kopia with access to the storage; its secrets are redacted from now on."""
+        access, inherited, redactor = storage.access(self.work_dir), self.context.environment, self.context.redactor
+        redactor.add(password, *access.secrets(inherited))
+        own = {**access.environment, "KOPIA_PASSWORD": password}
+        return Kopia(kopia_environment(inherited, self.work_dir, own), redactor), access
 
 
 async def _check_directory(storage: FileStorage) -> None:
@@ -425,55 +422,12 @@ async def _check_directory(storage: FileStorage) -> None:
         raise RepositoryError(str(e)) from e
 
 
-def _give_access(
-    context: PodContext, storage: Storage, tools: MoverTools, *, password: str
-) -> tuple[Kopia, KopiaAccess]:
-    """Return kopia with access to the storage; its secrets are redacted from now on."""
-    access = storage.access(tools.work_dir)
-    context.redactor.add(password, *access.secrets(context.environment))
-    own = {**access.environment, "KOPIA_PASSWORD": password}
-    return Kopia(kopia_environment(context.environment, tools.work_dir, own), context.redactor), access
-
-
-@dataclass(frozen=True)
-class RepositoryAccess:
-    """What one repository is opened with; `context` has the environment for kopia."""
-
-    context: PodContext
-    tools: MoverTools
-
-    @property
-    def work_dir(self) -> WorkDir:
-        """The directory that kopia's configuration and cache are in."""
-        return self.tools.work_dir
-
-    async def resolve(self, location: BackupStorageLocation, wanted: BackupRepository) -> Repository:
-        """Return the kopia repository of the BackupRepository, not yet connected.
-
-        Raises:
-            RepositoryError: as of `resolve_repository`.
-        """
-        return await resolve_repository(self.context, location, wanted, self.tools)
-
-    async def resolve_namespace(self, location: BackupStorageLocation, volume_namespace: str) -> Repository:
-        """Return the kopia repository for the volumes of a namespace, not yet connected.
-
-        Raises:
-            RepositoryError: the location, its credentials or the password cannot be used.
-        """
-        name = f"repository of namespace {volume_namespace}"
-        return await _resolve(self.context, location, volume_namespace, self.tools, name=name, cache=CacheLimit())
-
-
 @contextmanager
 def open_access(context: PodContext, reporter: WaitReporter | None = None) -> Iterator[RepositoryAccess]:
     """Yield what one repository is opened with; its directory is removed at the end.
 
-    Each needs its own: kopia would find the format of another repository in its cache.
-
-    Args:
-        context: this process's pod.
-        reporter: reports waits for a storage; None: the log has them.
+    Each needs its own: kopia would find the format of another repository in its cache. `reporter` reports waits for a
+    storage; None: the log has them.
 
     Raises:
         ConfigError: no directory is writable, or a limit in the environment is invalid.
@@ -482,4 +436,4 @@ def open_access(context: PodContext, reporter: WaitReporter | None = None) -> It
         settings = context.limits.maintenance_settings(context.environment)
         environment = {**context.environment, **settings, "TMPDIR": str(work_dir.path)}
         waits = Waits(context.clock, read_stall_limits(environment), reporter or WaitLog())
-        yield RepositoryAccess(replace(context, environment=environment), MoverTools(work_dir, waits))
+        yield RepositoryAccess(replace(context, environment=environment), work_dir, waits)

@@ -102,7 +102,7 @@ async def maintain(spec: MaintainRepository, context: PodContext) -> Termination
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
     with open_access(context, reporter) as access:
         repository = await access.resolve(location, wanted)
-        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.tools.waits.limits)
+        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.waits.limits)
         maintenance = Maintenance(repository, watchdog)
         result = await _Run(spec, access.context, wanted, repository, maintenance, longest).run()
         if spec.report_snapshots:

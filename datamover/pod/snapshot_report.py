@@ -57,7 +57,7 @@ from datamover.kopia.location_files import BackupFiles, open_output, read_elemen
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
 from datamover.kopia.repository import NotInitializedError, Repository
-from datamover.pod.cluster import PodContext, list_volume_namespaces, open_access
+from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir
 
@@ -343,7 +343,7 @@ class _Lister:
 
     async def find_namespaces(self) -> Sequence[str]:
         with open_access(self._context) as access:
-            found = await list_volume_namespaces(access.context, self._location, access.tools)
+            found = await access.list_volume_namespaces(self._location)
         if found is None:
             raise RepositoryError(
                 f"BackupStorageLocation {self._location.name}: its folders cannot be listed in a storage of the "

@@ -64,7 +64,7 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
-        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.tools.waits.limits)
+        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.waits.limits)
         verifier = _Verifier(spec, access.context, repository, watchdog)
         if spec.shares:
             key = RepositoryKey(wanted.spec.volume_namespace, location.name)

@@ -5,7 +5,7 @@ Knows that nothing is created in a read-only BackupStorageLocation.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,6 @@ from core.mover_specs import (
     ValidateLocation,
     VerifySnapshots,
 )
-from core.redact import Redactor
 from datamover.data_path.in_place_preview import RestorePlanner
 from datamover.data_path.run import DataPath
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
@@ -37,13 +36,7 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import WaitLog, Waits
-from datamover.pod.cluster import (
-    MoverTools,
-    PodContext,
-    check_storage,
-    resolve_repository,
-    resolve_storage,
-)
+from datamover.pod.cluster import PodContext, RepositoryAccess, open_access, resolve_storage
 from datamover.pod.file_stream import FileSender, list_files, open_snapshot
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
@@ -62,49 +55,18 @@ _VALIDATION_SECONDS: Final = 60.0
 """For the whole validation, also of a storage that answers slowly."""
 
 
-async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:  # noqa: C901 - a case for each command
-    """Run the command, and return its exit code.
+async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
+    """Run the command until a signal arrives, and return its exit code.
 
     The termination message is the command's result (`core.contract`, `core.snapshot_contract`,
     `core.models.verification`, `core.models.transfer_settings`), or the error.
     """
-    match spec:
-        case InitRepository():
-            return await _run(lambda: _initialize(spec, context), context, "repository initialization")
-        case ValidateLocation():
-            return await _run(lambda: _validate(spec, context), context, "validation")
-        case MaintainRepository():
-            return await _run(
-                lambda: maintain(spec, context), context, "repository maintenance", fail=build_maintenance_failure
-            )
-        case ReportSnapshots():
-            return await _run(lambda: report_snapshots(spec, context), context, "snapshot report")
-        case ListSnapshots():
-            return await _run(lambda: list_snapshots(spec, context), context, "list of snapshots")
-        case VerifySnapshots():
-            return await _run(lambda: verify_snapshots(spec, context), context, "verification")
-        case PlanRestore():
-            return await _run(lambda: _plan_restore(spec, context), context, "plan of a restore")
-        case DeleteSnapshots():
-            return await _run(lambda: delete_transfers(spec, context), context, "deletion of snapshots")
-        case ListFiles():
-            return await _run(lambda: list_files(spec, context), context, "list of files")
-        case SendFiles():
-            return await _run(FileSender(spec, context).run, context, "sending of files")
-
-
-async def _run(
-    work: Callable[[], Coroutine[Any, Any, Termination]],
-    context: PodContext,
-    what: str,
-    *,
-    fail: Callable[[Exception, Redactor], Termination] = build_failure,
-) -> int:
-    """Do the work until a signal arrives, write the termination message, and return the exit code."""
+    run, what = _COMMANDS[type(spec)]
+    fail = build_maintenance_failure if isinstance(spec, MaintainRepository) else build_failure
     canceler = Canceler()
     canceler.cancel_on(context.stop)
     try:
-        termination = await run_unless_canceled(work, canceler)
+        termination = await run_unless_canceled(lambda: run(spec, context), canceler)
     except Exception as e:
         termination = fail(e, context.redactor)
         _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "%s failed", what, exc_info=True)
@@ -116,19 +78,17 @@ async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
     reader, name = context.reader, spec.name
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
-    with open_work_dir(context.environment) as work_dir:
-        recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
-        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
-        waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
-        tools = MoverTools(work_dir, waits)
-        repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
+    recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
+    reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
+    with open_access(context.with_go_settings(), reporter) as access:
+        repository = await access.resolve(location, wanted)
         if location.read_only:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()
         else:
             unique_id = await repository.ensure(spec.block_hash)
         if repository.created:
-            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
+            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.waits.limits)
             await _set_full_interval(wanted, Maintenance(repository, watchdog))
     return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
 
@@ -158,10 +118,10 @@ async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
     if spec.keys_only and storage.needs_pod:
         return build_success(LocationResult(needs_pod=True).to_json())
     with open_work_dir(context.environment) as work_dir:
-        tools = MoverTools(work_dir, Waits(context.clock, _VALIDATION_LIMITS))
+        access = RepositoryAccess(context, work_dir, Waits(context.clock, _VALIDATION_LIMITS))
         try:
             async with asyncio.timeout(_VALIDATION_SECONDS):
-                await check_storage(context, storage, tools)
+                await access.check_storage(storage)
         except TimeoutError as e:
             raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
     return build_success(LocationResult().to_json())
@@ -182,3 +142,18 @@ async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
         planner = RestorePlanner(repository, snapshot, Path(spec.volume_path), rule, data_path)
         output.write(PLAN_LINE, await planner.plan())
     return build_success(output.seal(EndedPlan(entries=planner.entries)))
+
+
+_Command = Callable[[Any, PodContext], Coroutine[Any, Any, Termination]]
+_COMMANDS: Final[Mapping[type[MoverSpec], tuple[_Command, str]]] = {
+    InitRepository: (_initialize, "repository initialization"),
+    ValidateLocation: (_validate, "validation"),
+    MaintainRepository: (maintain, "repository maintenance"),
+    ReportSnapshots: (report_snapshots, "snapshot report"),
+    ListSnapshots: (list_snapshots, "list of snapshots"),
+    VerifySnapshots: (verify_snapshots, "verification"),
+    PlanRestore: (_plan_restore, "plan of a restore"),
+    DeleteSnapshots: (delete_transfers, "deletion of snapshots"),
+    ListFiles: (list_files, "list of files"),
+    SendFiles: (lambda spec, context: FileSender(spec, context).run(), "sending of files"),
+}

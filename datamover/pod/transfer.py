@@ -63,7 +63,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, build_changes, check_mounted, resolve_repository
+from datamover.pod.cluster import PodContext, RepositoryAccess, build_changes, check_mounted
 from datamover.pod.follower import Fence, TransferFollower, WatchedTransfer, exit_fenced, read_fence_timeout
 from datamover.pod.reporting import (
     Reporter,
@@ -75,7 +75,7 @@ from datamover.pod.reporting import (
 )
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means
-from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
+from datamover.runtime.work_dir import WorkDir, open_work_dir
 
 _logger = logging.getLogger(__name__)
 
@@ -107,9 +107,12 @@ class PodTransfer:
         try:
             self._stop = GracefulStop(canceler, self._read_grace(), self._announce)
             self._stop.listen(context.stop)
+            options, in_place = self._options, find_means().in_place
+            volume, limit = options.cache_volume, options.cache_limit_mib
             # The cache is in a volume of the pod and is deleted with it.
-            cache = CacheDir(self._options.cache_volume, self._options.cache_limit_mib, keep=True)
-            with open_work_dir(context.environment, cache, apart=find_means().in_place) as work_dir:
+            with open_work_dir(
+                context.environment, cache_volume=volume, cache_limit_mib=limit, keep_cache=True, apart=in_place
+            ) as work_dir:
                 termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
         except Exception as e:
             termination = build_failure(e, context.redactor)
@@ -200,7 +203,8 @@ class PodTransfer:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
         throttle = BandwidthLimits.of(cr.metadata.annotations)
-        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits, throttle), reporter)
+        access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
+        repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
         self._check_mounted()
@@ -238,17 +242,14 @@ class PodTransfer:
             check_mounted(self._options.volume, self._context.mounts)
 
     async def _resolve_repository(
-        self, cr: Transfer, workers: int, tools: MoverTools, reporter: Reporter
+        self, cr: Transfer, access: RepositoryAccess, reporter: Reporter, *, backup: bool
     ) -> Repository:
-        """Return the repository of the transfer, not yet connected; `workers` is 0 for a backup."""
-        context = self._context
-        reader = context.reader
-        location = await reader.location(cr.spec.backup_storage_location)
-        if not workers and location.read_only:
+        """Return the repository of the transfer, not yet connected."""
+        location = await self._context.reader.location(cr.spec.backup_storage_location)
+        if backup and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
         ready = await self._ready_repository(cr.repository_namespace, location.name, reporter)
-        limited = context.with_go_settings(workers)
-        return await resolve_repository(limited, location, ready, tools, recorded=not workers)
+        return await access.resolve(location, ready, recorded=backup)
 
     async def _ready_repository(self, volume_namespace: str, location: str, reporter: Reporter) -> BackupRepository:
         """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""

@@ -29,22 +29,6 @@ _CACHE: Final = "kopia-cache"
 
 
 @dataclass(frozen=True)
-class CacheDir:
-    """Where kopia's cache is, and for how long.
-
-    Attributes:
-        volume: the mount path of a volume for the cache; None: it is in the work directory.
-        limit_mib: what that volume has room for; None: as much as the repository's limit.
-        keep: leave the cache to the deletion of its volume: removing thousands of files takes
-            seconds, which would delay the end of the mover.
-    """
-
-    volume: str | None = None
-    limit_mib: int | None = None
-    keep: bool = False
-
-
-@dataclass(frozen=True)
 class WorkDir:
     """A private directory, mode 0700, and kopia's cache directory: in it or on a separate volume.
 
@@ -71,7 +55,12 @@ class WorkDir:
 
 @contextmanager
 def open_work_dir(
-    environment: Mapping[str, str], cache: CacheDir | None = None, *, apart: bool = False
+    environment: Mapping[str, str],
+    *,
+    cache_volume: str | None = None,
+    cache_limit_mib: int | None = None,
+    keep_cache: bool = False,
+    apart: bool = False,
 ) -> Iterator[WorkDir]:
     """Create a work directory, and remove it at the end.
 
@@ -80,7 +69,10 @@ def open_work_dir(
 
     Args:
         environment: the variables of this process.
-        cache: the cache; None: it is in the work directory, and removed with it.
+        cache_volume: the mount path of a volume for kopia's cache; None: it is in the work directory.
+        cache_limit_mib: what that volume has room for; None: as much as the repository's limit.
+        keep_cache: leave the cache to the deletion of its volume: removing thousands of files takes
+            seconds, which would delay the end of the mover.
         apart: create it in memory: the directory for temporary files is the jail in which kopia walks
             the volume, and must hold nothing but the cache.
 
@@ -89,12 +81,11 @@ def open_work_dir(
     """
     scratch = environment.get("VELERO_SCRATCH_DIR", "") or _SCRATCH
     path = _create_directory([_MEMORY, scratch] if apart else [scratch, _SCRATCH])
-    cache = cache or CacheDir()
-    place = Path(cache.volume or (scratch if apart else path)) / _CACHE
+    place = Path(cache_volume or (scratch if apart else path)) / _CACHE
     try:
-        yield WorkDir(path, place, cache.limit_mib)
+        yield WorkDir(path, place, cache_limit_mib)
     finally:
-        if cache.keep:
+        if keep_cache:
             _empty(path, but=place)
         else:
             shutil.rmtree(path, ignore_errors=True)

@@ -30,7 +30,7 @@ from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.child import ChildExit, run_child
-from datamover.runtime.work_dir import CacheDir, open_work_dir
+from datamover.runtime.work_dir import open_work_dir
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.mounts import mounted
@@ -204,7 +204,7 @@ def test_a_cache_keeps_to_the_smaller_limit_of_repository_and_volume(room: int |
 
 
 async def test_kopia_uses_the_configured_cache(repository: Path, tmp_path: Path) -> None:
-    with open_work_dir(os.environ, CacheDir(str(tmp_path / "volume"))) as folder:
+    with open_work_dir(os.environ, cache_volume=str(tmp_path / "volume")) as folder:
         access = FileStorage(repository).access(folder)
         environment = kopia_environment(os.environ, folder, {"KOPIA_PASSWORD": PASSWORD})
         address = RepositoryAddress("repository under test", FileStorage(repository), access)

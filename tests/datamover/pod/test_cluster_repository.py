@@ -12,7 +12,7 @@ from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.storage import BackupRepository
 from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, resolve_repository
+from datamover.pod.cluster import RepositoryAccess
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
 from tests.support.clock import LoopClock
@@ -187,4 +187,4 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
     other = BackupRepository.parse(pod.kube.put(_ready("app", "dr-default")))
     folder = WorkDir(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
-        await resolve_repository(pod.context, location, other, MoverTools(folder, Waits()))
+        await RepositoryAccess(pod.context, folder, Waits()).resolve(location, other)

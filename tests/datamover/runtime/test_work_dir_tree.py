@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from datamover.runtime.work_dir import CacheDir, escape_controls, open_below, open_work_dir, walk_tree
+from datamover.runtime.work_dir import escape_controls, open_below, open_work_dir, walk_tree
 
 _MORE_THAN_KEPT = 2500
 
@@ -124,7 +124,7 @@ def test_a_walk_keeps_few_of_many_names(tmp_path: Path) -> None:
 
 
 def test_the_work_directory_is_private_and_removed(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir("/cache")) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, cache_volume="/cache") as folder:
         assert folder.path.parent == tmp_path
         assert folder.path.stat().st_mode & 0o777 == 0o700
         assert folder.cache == Path("/cache/kopia-cache")
@@ -132,7 +132,7 @@ def test_the_work_directory_is_private_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.write("credentials", b"secret")
         folder.config_file.touch()
         (folder.path / "logs").mkdir()
@@ -142,5 +142,5 @@ def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_a_work_directory_that_cannot_be_removed_does_not_lose_the_result(tmp_path: Path) -> None:
-    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, CacheDir(keep=True)) as folder:
+    with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.path.rmdir()
