@@ -16,22 +16,16 @@ from typing import Final, NamedTuple
 
 from msgspec import field
 
-from core.models.backups import SavedClaim
 from core.models.base import Int64, SparseModel, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     ATTEMPT_TAG,
-    BACKUP_TAG,
     BACKUP_UID_TAG,
-    BACKUP_VOLUMES_TAG,
     CHECKPOINT_DEVICE_TAG,
-    CLAIM_TAG,
-    CLUSTER_TAG,
     SNAPSHOT_REQUESTER_TAG,
     SNAPSHOT_REQUESTERS,
     TRANSFER_UID_TAG,
 )
-from core.models.units import parse_count
 from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.snapshots import PIN
 
@@ -96,52 +90,23 @@ class ListedSnapshot(SparseModel):
     @property
     def backup_uid(self) -> str | None:
         """The UID of its backup; None if no tag has it."""
-        if uid := self._tag(BACKUP_UID_TAG):
+        if uid := self.tag(BACKUP_UID_TAG):
             return uid
-        found = _UPLOAD.match(self._tag(ASYNC_OPERATION_ID_LABEL) or "")
+        found = _UPLOAD.match(self.tag(ASYNC_OPERATION_ID_LABEL) or "")
         return found[1] if found else None
-
-    @property
-    def requester(self) -> str | None:
-        """What made it; None if no tag says so."""
-        return self._tag(SNAPSHOT_REQUESTER_TAG)
 
     @property
     def transfer_uid(self) -> str | None:
         """The UID of the transfer that it was made for; None if no tag has it."""
-        return self._tag(TRANSFER_UID_TAG)
-
-    @property
-    def attempt(self) -> str | None:
-        """The number of the attempt that made it, as text; None if no tag has it."""
-        return self._tag(ATTEMPT_TAG)
+        return self.tag(TRANSFER_UID_TAG)
 
     @property
     def is_device_checkpoint(self) -> bool:
         """Whether it is what a backup by block has saved for another attempt."""
-        return bool(self.incomplete and self._tag(CHECKPOINT_DEVICE_TAG))
+        return bool(self.incomplete and self.tag(CHECKPOINT_DEVICE_TAG))
 
-    @property
-    def cluster(self) -> str | None:
-        """The identity of the cluster that made it; None if no tag has it."""
-        return self._tag(CLUSTER_TAG)
-
-    @property
-    def backup_name(self) -> str | None:
-        """The name of the backup that it was made for by `nodeagent backup create`; None if no tag has it."""
-        return self._tag(BACKUP_TAG)
-
-    @property
-    def backup_volumes(self) -> int | None:
-        """How many volumes that backup has; None if no tag says so."""
-        return parse_count(self._tag(BACKUP_VOLUMES_TAG) or "")
-
-    @property
-    def claim(self) -> SavedClaim | None:
-        """The PVC as it was; None if no tag has it, or none that is valid."""
-        return SavedClaim.parse(self._tag(CLAIM_TAG) or "")
-
-    def _tag(self, name: str) -> str | None:
+    def tag(self, name: str) -> str | None:
+        """Return the tag of this name; None: it has none."""
         return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}") or None
 
 
@@ -203,8 +168,9 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
     completed = references.completed.get(snapshot.transfer_uid or "")
-    if completed is not None and snapshot.attempt not in {None, str(completed.attempt)}:
-        reason = f"attempt {snapshot.attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
+    attempt = snapshot.tag(ATTEMPT_TAG)
+    if completed is not None and attempt not in {None, str(completed.attempt)}:
+        reason = f"attempt {attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
         return Judgment(SnapshotVerdict.UNREFERENCED, reason)
     if snapshot.backup_uid in references.backup_uids:
         return Judgment(SnapshotVerdict.REFERENCED, f"a Backup has the UID {snapshot.backup_uid}")
@@ -215,8 +181,8 @@ def _find_doubt(snapshot: ListedSnapshot, references: References, now: datetime)
     """Return why something unseen may refer to the snapshot; None: nothing may."""
     if not snapshot.tags:
         return "it has no tags: no data mover made it"
-    if snapshot.requester not in SNAPSHOT_REQUESTERS:
-        named = "it names no requester" if snapshot.requester is None else f'its requester is "{snapshot.requester}"'
+    if (requester := snapshot.tag(SNAPSHOT_REQUESTER_TAG)) not in SNAPSHOT_REQUESTERS:
+        named = "it names no requester" if requester is None else f'its requester is "{requester}"'
         return f"{named}: no data mover made it"
     if pins := [pin for pin in snapshot.pins if pin != PIN]:
         return f'it is pinned by "{pins[0]}"'

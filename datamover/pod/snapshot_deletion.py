@@ -15,7 +15,7 @@ from typing import Final
 from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, StorageOutageError
 from core.models.base import format_time
 from core.models.job_output import JobOutput
-from core.models.names import OBJECT_NAME
+from core.models.names import BACKUP_TAG, CLUSTER_TAG, OBJECT_NAME
 from core.models.storage import BackupStorageLocation
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
@@ -136,7 +136,7 @@ class _Deleter:
 
     def _is_of(self, one: ListedSnapshot, wanted: set[tuple[str, str]]) -> bool:
         """Return whether it has the tags of the cluster, and of one of the transfers."""
-        return one.cluster == self.spec.cluster and (one.backup_name, one.transfer_uid) in wanted
+        return one.tag(CLUSTER_TAG) == self.spec.cluster and (one.tag(BACKUP_TAG), one.transfer_uid) in wanted
 
     def _checks_in(self, namespace: str) -> list[CopyToCheck]:
         return [one for one in self.spec.checks if one.volume_namespace == namespace]
@@ -235,7 +235,7 @@ class _Deleter:
         line = DeletedSnapshot(
             id=one.id,
             volume_namespace=namespace,
-            backup=one.backup_name or "",
+            backup=one.tag(BACKUP_TAG) or "",
             transfer_uid=one.transfer_uid or "",
             start=format_time(one.start_time),
             bytes=one.size_bytes,

@@ -30,14 +30,20 @@ from core.models.backups import SavedClaim
 from core.models.base import format_time
 from core.models.job_output import JobOutput
 from core.models.names import (
+    BACKUP_TAG,
+    BACKUP_VOLUMES_TAG,
     BLOCK_DATA_MOVER,
+    CLAIM_TAG,
+    CLUSTER_TAG,
     DATA_UPLOAD_REQUESTER,
     OBJECT_NAME,
     POD_VOLUME_REQUESTER,
+    SNAPSHOT_REQUESTER_TAG,
     VELERO_BACKUP_LABEL,
 )
 from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import BackupStorageLocation, RepositoryKey
+from core.models.units import parse_count
 from core.mover_specs import ListSnapshots, ReportSnapshots
 from core.redact import Redactor
 from core.snapshot_contract import (
@@ -393,18 +399,18 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
     """
     saved, named = (
         claim if claim is not None and claim.namespace == volume_namespace else None
-        for claim in (one.claim, _claim_of(one.shown_source))
+        for claim in (SavedClaim.parse(one.tag(CLAIM_TAG) or ""), _claim_of(one.shown_source))
     )
     return StoredSnapshot(
         id=one.id,
         volume_namespace=volume_namespace,
         source=one.shown_source,
-        requester=one.requester,
+        requester=one.tag(SNAPSHOT_REQUESTER_TAG),
         start=format_time(one.start_time),
         bytes=one.size_bytes,
-        cluster=one.cluster,
-        backup=one.backup_name,
-        backup_volumes=one.backup_volumes,
+        cluster=one.tag(CLUSTER_TAG),
+        backup=one.tag(BACKUP_TAG),
+        backup_volumes=parse_count(one.tag(BACKUP_VOLUMES_TAG) or ""),
         backup_uid=one.backup_uid,
         transfer_uid=one.transfer_uid,
         claim=saved or named,

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from core.models.base import JsonDict
+from core.models.names import SNAPSHOT_REQUESTER_TAG
 from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
 from tests.support.golden import RECORDINGS
@@ -31,8 +32,8 @@ def _judge(snapshot: ListedSnapshot, **read: Any) -> Judgment:
 
 def test_velero_names_the_backup_of_a_data_upload_and_not_of_a_pod_volume() -> None:
     upload, volume = (ListedSnapshot.from_wire(one) for one in _RECORDED)
-    assert (upload.backup_uid, upload.requester) == (_UID, "snapshot-data-upload-download")
-    assert (volume.backup_uid, volume.requester) == (None, "snapshot-pod-volume")
+    assert (upload.backup_uid, upload.tag(SNAPSHOT_REQUESTER_TAG)) == (_UID, "snapshot-data-upload-download")
+    assert (volume.backup_uid, volume.tag(SNAPSHOT_REQUESTER_TAG)) == (None, "snapshot-pod-volume")
     assert upload.shown_source == "default@default:snapshot-data-upload-download/kopia/app/data"
     assert upload.size_bytes == 50_000_000
 

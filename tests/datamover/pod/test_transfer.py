@@ -13,7 +13,16 @@ import pytest
 from core.contract import EVENTS_VARIABLE, BackupResult, VolumeMode, parse_result
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.models.backups import SavedClaim
-from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    BACKUP_TAG,
+    BACKUP_VOLUMES_ANNOTATION,
+    BACKUP_VOLUMES_TAG,
+    CLAIM_ANNOTATION,
+    CLAIM_TAG,
+    CLUSTER_TAG,
+    NODE_LABEL,
+)
 from datamover.kopia.references import ListedSnapshot
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
@@ -66,8 +75,12 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
     pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
     await pod.transfer(kind, tree)
     (listed,) = map(ListedSnapshot.from_wire, plain_kopia.snapshots())
-    assert (listed.cluster, listed.backup_name, listed.backup_volumes) == ("uid-1", "night.1", 2)
-    assert listed.claim == claim
+    assert (listed.tag(CLUSTER_TAG), listed.tag(BACKUP_TAG), listed.tag(BACKUP_VOLUMES_TAG)) == (
+        "uid-1",
+        "night.1",
+        "2",
+    )
+    assert SavedClaim.parse(listed.tag(CLAIM_TAG) or "") == claim
 
 
 async def test_a_data_download_restores_the_backup_of_a_pod_volume(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
