@@ -13,29 +13,25 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
-from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
-from datamover.data_path.finished import Fingerprints
-from datamover.data_path.in_place_compare import Comparison, ExtraFiles
+from core.models.transfer_settings import DELETE_EXTRA_FILES
+from datamover.data_path.in_place_compare import Comparison
 from datamover.data_path.links import named, show_path
 from datamover.data_path.parts import PLACEHOLDER, PartRestorer, count_refusal
 from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, Folded, Refused
-from datamover.data_path.run import DataPath
 from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage, Step, Unit, find_mounts
 from datamover.kopia.location_files import open_output
-from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.work_dir import join, open_below, open_root
@@ -51,8 +47,6 @@ _WHOLE_SHARE: Final = 4
 
 _SPARE_BYTES: Final = 16 << 20
 
-_T = TypeVar("_T")
-
 _CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds."""
 
@@ -67,50 +61,30 @@ def has_entries(target: Path, _: ShouldStop) -> bool:
         return any(entry.name != _LOST_AND_FOUND for entry in entries)
 
 
-@dataclass
-class InPlaceRestorer:
+@dataclass(kw_only=True)
+class InPlaceRestorer(Comparison):
     """One restore of a snapshot into a volume with data.
 
-    `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `precision_ns` is how exact its times are. `folded` is what the volume may take for one; None: it keeps all names
-    apart. `replaces`: a file gives way to a directory. `written_bytes` are the sizes of what was written, `kept` is how
-    many files and links were not. `refused` is what the volume did not take: what it has there stays.
+    `folded` is what the volume may take for one; None: it keeps all names apart. `replaces`: a file gives way to a
+    directory. `written_bytes` are the sizes of what was written, `kept` is how many files and links were not. `refused`
+    is what the volume did not take: what it has there stays.
     """
 
-    repository: Repository
-    snapshot: Snapshot
-    target: Path
-    rule: InPlace
     restorer: PartRestorer
-    data_path: DataPath
     fitting: int | None = None
-    changed: Fingerprints | None = None
-    precision_ns: int = 1
     folded: Folded | None = None
     replaces: bool = True
     written_bytes: int = 0
     kept: int = 0
     kept_bytes: int = 0
-    entries: int = 0
     refused: Refused = field(default_factory=Refused)
 
     def __post_init__(self) -> None:
-        """Choose where kopia writes."""
+        super().__post_init__()
         self._stage = Stage(self.target)
-        self._run: list[tuple[str, Unit]] = []
+        self._units: list[tuple[str, Unit]] = []
         self._restored: dict[tuple[int, int], bytes] = {}
         self._whole_bytes = _WHOLE_BYTES
-        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files)
-        self._comparison = Comparison(
-            self.repository,
-            self.snapshot,
-            self.rule,
-            self,
-            self._extra,
-            f"comparing {self.target} with the snapshot",
-            self.changed,
-            self.precision_ns,
-        )
 
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
@@ -120,19 +94,19 @@ class InPlaceRestorer:
         """
         self._fd = fd
         try:
-            await self.in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
+            await self._in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
             with ExitStack() as files:
                 one, other = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))
                 directories, self._pending = Directories(one), PendingUnits(other)
-                await self._comparison.run(directories)
+                await self._run(directories)
                 await self._write()
                 self._count_kept()
-                await self.in_thread(self._stage.remove, f"removing the stage in {self.target}")
+                await self._in_thread(self._stage.remove, f"removing the stage in {self.target}")
                 # Changes in a directory change its time.
-                await self.in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
+                await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
         except BaseException:
             with suppress(DataPathError, TimeoutError):
-                remove = partial(self.in_thread, self._stage.remove, "removing the stage")
+                remove = partial(self._in_thread, self._stage.remove, "removing the stage")
                 deadline = Deadline.after(self.data_path.clock, _CLEANUP)
                 await run_shielded(remove, name="stage", deadline=deadline)
             raise
@@ -144,16 +118,14 @@ class InPlaceRestorer:
 
     # -- what the comparison decides ----------------------------------------------------------------------------------
     @contextmanager
-    def open(self, stop: ShouldStop) -> Iterator[int]:
-        """Open the root of the volume, and delete at the end what was replaced."""
+    def _open(self, stop: ShouldStop) -> Iterator[int]:
         with self._opened() as stage:
             self._whole_bytes = min(_WHOLE_BYTES, _room_bytes(stage.root) // _WHOLE_SHARE)
             self._open_stage = stage
             yield stage.root
             stage.empty(stop)
 
-    def is_whole(self, unit: Unit, *, there: bool) -> bool:
-        """Return whether kopia writes a directory with all in it, beside what is in its place."""
+    def _is_whole(self, unit: Unit, *, there: bool) -> bool:
         if self.folded is not None and self.folded.has_within(unit.path):
             # kopia would write one of them into the other, or through it.
             return False
@@ -161,12 +133,11 @@ class InPlaceRestorer:
         fits = unit.entries <= most and unit.size_bytes <= self._whole_bytes
         return fits and not (there and (self.rule.incremental or not self.replaces))
 
-    def act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
-        """Take the step, or have kopia write the entry later; return False for a directory that cannot be made."""
+    def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
         name = unit.entry["name"]
         there = status is not None and stat.S_ISDIR(status.st_mode)
         if unit.is_directory and status is not None and not there and not self.replaces:
-            self.refuse(unit.path, "something else is there")
+            self._refuse(unit.path, "something else is there")
             return False
         match step:
             case Step.WRITE:
@@ -185,16 +156,14 @@ class InPlaceRestorer:
                     self._set(name, fd, Attributes.of(unit.entry))
         return True
 
-    def delete(self, name: str, fd: int, _: bytes) -> bool:
-        """Delete an extra entry with all in it."""
+    def _delete(self, name: str, fd: int, _: bytes) -> bool:
         self._open_stage.delete(name, fd)
         return True
 
-    def reject(self, *_: object) -> None:
-        """Count an entry that no volume can have."""
+    def _reject(self, *_: object) -> None:
         self.restorer.refusals += 1
 
-    async def advance(self) -> None:
+    async def _advance(self) -> None:
         """Write what is pending, if that suffices for a run of kopia."""
         if self._pending.full:
             await self._write()
@@ -208,13 +177,13 @@ class InPlaceRestorer:
     async def _write(self) -> None:
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
         while self._pending.count:
-            units = await self.in_thread(self._take, f"looking for room in {self.target}")
+            units = await self._in_thread(self._take, f"looking for room in {self.target}")
             parts = [unit.part for unit in units]
             await self.restorer.make_room(parts, self.snapshot.entries if self.fitting is None else self.fitting)
             await self.restorer.restore_placeholders(parts, partial(self._make, units))
             # A file that is moved before would be empty after a power loss.
             await self.data_path.wait_for(sync_file_system(self._fd, self.target), WRITING)
-            await self.in_thread(self._place_all, f"moving restored files in {self.target}")
+            await self._in_thread(self._place_all, f"moving restored files in {self.target}")
 
     def _take(self, _: ShouldStop) -> Sequence[Unit]:
         """Return what the volume has room for beside what is there; a file that does not fit is removed first."""
@@ -229,8 +198,8 @@ class InPlaceRestorer:
 
     async def _make(self, units: Sequence[Unit]) -> Sequence[str]:
         make = partial(self._make_placeholders, units)
-        await self.in_thread(make, f"making placeholders in {self.target}")
-        return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._run]
+        await self._in_thread(make, f"making placeholders in {self.target}")
+        return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._units]
 
     def _make_placeholders(self, units: Sequence[Unit], stop: ShouldStop) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -238,31 +207,31 @@ class InPlaceRestorer:
             # Placeholders of a kopia that the target has refused something.
             for name in os.listdir(stage.new):  # noqa: PTH208 - a descriptor
                 stage.delete(name, stage.new)
-            self._run = []
+            self._units = []
             for unit in units:
                 if stop():
                     return
                 number = self._stage.next_number()
                 with os.fdopen(os.open(f"{number}{PLACEHOLDER}", flags, 0o600, dir_fd=stage.new), "wb") as file:
                     file.write(unit.placeholder)
-                self._run.append((number, unit))
+                self._units.append((number, unit))
 
     def _place_all(self, stop: ShouldStop) -> None:
         with self._opened() as stage:
-            for number, unit in self._run:
+            for number, unit in self._units:
                 if stop():
                     return
                 try:
                     self._place(stage, number, unit, stop)
                 except OSError as e:
-                    self.refuse(unit.path, e)
+                    self._refuse(unit.path, e)
             stage.empty(stop)
 
     def _place(self, stage: OpenStage, number: str, unit: Unit, stop: ShouldStop) -> None:
         try:
             status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
         except FileNotFoundError:
-            self.refuse(unit.path, "it could not be written")
+            self._refuse(unit.path, "it could not be written")
             return
         if unit.is_directory:
             self._place_directory(stage, number, unit.path, stop)
@@ -271,11 +240,11 @@ class InPlaceRestorer:
         above, name = os.path.split(os.fsdecode(unit.path))
         wanted = Attributes.of(unit.entry)
         with open_below(stage.root, os.fsencode(above)) as fd:
-            if self.is_taken(unit.path, fd, name):
+            if self._is_taken(unit.path, fd, name):
                 return
             if stat.S_ISREG(status.st_mode) and status.st_size != unit.size_bytes:
                 # kopia could not write all of it, and has gone on.
-                self.refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
+                self._refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
                 return
             self._set(number, stage.new, wanted)
             delete = self._extra.may_replace(fd, os.fsencode(above), name, stop)
@@ -285,13 +254,12 @@ class InPlaceRestorer:
             else:
                 self._block(unit.path)
 
-    def is_taken(self, path: bytes, fd: int, name: str) -> bool:
-        """Return whether the volume takes an entry for another one that is restored; if so, it is refused."""
+    def _is_taken(self, path: bytes, fd: int, name: str) -> bool:
         if self.folded is None or not self.folded.has(path):
             return False
         with suppress(FileNotFoundError):
             if (other := self._restored.get(_inode(fd, name))) is not None:
-                self.refuse(path, f"the target takes it for {show_path(os.path.split(other)[1])}")
+                self._refuse(path, f"the target takes it for {show_path(os.path.split(other)[1])}")
                 return True
         return False
 
@@ -316,11 +284,11 @@ class InPlaceRestorer:
                     if self.rule.delete_extra_files:
                         self._open_stage = stage
                         is_wanted = partial(_exists, directory=new)
-                        self._extra.delete(self.delete, old, path, is_wanted, stop, holding=holding)
+                        self._extra.delete(self._delete, old, path, is_wanted, stop, holding=holding)
                     left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
                 os.rmdir(number, dir_fd=stage.new)
             except OSError as e:
-                self.refuse(path, e)
+                self._refuse(path, e)
         for path, wanted in reversed(merged):
             self._set_directory(stage.root, path, wanted)
 
@@ -341,14 +309,10 @@ class InPlaceRestorer:
         """Record that a directory with entries, which are not to be deleted, is in the place of a file."""
         if self.folded is None:
             self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
-        self.refuse(path, "something else is there")
+        self._refuse(path, "something else is there")
 
-    def refuse(self, path: bytes, cause: OSError | str) -> None:
-        """Record an entry that the volume does not take.
-
-        Raises:
-            DataPathError: it is an error of the volume as a whole.
-        """
+    def _refuse(self, path: bytes, cause: OSError | str) -> None:
+        """Record it, or raise a DataPathError: it is an error of the volume as a whole."""
         if isinstance(cause, OSError):
             with named(path):
                 count_refusal(cause)
@@ -385,11 +349,8 @@ class InPlaceRestorer:
         with named(b""), self._stage.open() as stage:
             yield stage
 
-    async def in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
-        """Return what `work` returns, in a thread that may hang."""
-        return await self.data_path.run_in_thread(
-            work, doing, lambda: (self.entries, self._comparison.entries, self._stage.steps, self._extra.steps)
-        )
+    def _progress(self) -> Hashable:
+        return super()._progress(), self._stage.steps
 
 
 def _room_bytes(fd: int) -> int:

@@ -1,17 +1,19 @@
 """What a restore in place does with each entry: the snapshot's directories are compared with the volume's, by lstat.
 
-A comparison decides and writes nothing. An `Actor` does what it decides: the restore itself, or a plan, which counts.
+A comparison decides and writes nothing. A kind of it does what it decides: the restore, or a plan, which only counts.
 What the snapshot does not have is deleted, except what its backup may have left out.
 """
 
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Final, Protocol, TypeVar
+from pathlib import Path
+from typing import IO, Final, TypeVar
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
@@ -20,6 +22,7 @@ from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import named, read_targets, show_path
 from datamover.data_path.refused import Directories, Directory
+from datamover.data_path.run import DataPath
 from datamover.data_path.stage import (
     STAGE_PATTERN,
     PendingUnits,
@@ -214,22 +217,41 @@ _RESTORED: Final = frozenset(EntryType)
 _T = TypeVar("_T")
 
 
-class Actor(Protocol):
-    """Does what a comparison decides; the descriptors are of the directory that an entry is in."""
+@dataclass
+class Comparison(ABC):
+    """Compares a snapshot with a volume; a subclass does what is decided.
 
-    def open(self, stop: ShouldStop) -> AbstractContextManager[int]:
+    `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
+    `precision_ns` is how exact the volume's times are. `entries` counts what was compared, or done otherwise. The
+    descriptors are of the directory that an entry is in.
+    """
+
+    repository: Repository
+    snapshot: Snapshot
+    target: Path
+    rule: InPlace
+    data_path: DataPath
+    changed: Fingerprints | None = None
+    precision_ns: int = 1
+    entries: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files, on_kept=self._keep_extra)
+
+    @abstractmethod
+    def _open(self, stop: ShouldStop) -> AbstractContextManager[int]:
         """Open the root of the volume, for what follows in one thread."""
-        ...
 
-    def is_whole(self, unit: Unit, *, there: bool) -> bool:
+    @abstractmethod
+    def _is_whole(self, unit: Unit, *, there: bool) -> bool:
         """Return whether a directory is written as a whole; `there`: the volume has a directory in its place."""
-        ...
 
-    def is_taken(self, path: bytes, fd: int, name: str) -> bool:
+    def _is_taken(self, path: bytes, fd: int, name: str) -> bool:  # noqa: ARG002 - a volume may keep all names apart
         """Return whether the volume takes an entry for another one that is restored; if so, it is refused."""
-        ...
+        return False
 
-    def act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
+    @abstractmethod
+    def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
         """Take the step, which is not READ; `status` is of what the volume has there, None: nothing.
 
         Returns:
@@ -238,79 +260,63 @@ class Actor(Protocol):
         Raises:
             OSError: the volume does not take the entry.
         """
-        ...
 
-    def delete(self, name: str, fd: int, path: bytes) -> bool:
+    @abstractmethod
+    def _delete(self, name: str, fd: int, path: bytes) -> bool:
         """Delete an extra entry with all in it; return whether it is gone.
 
         Raises:
             OSError: it cannot be deleted.
         """
-        ...
 
-    def refuse(self, path: bytes, cause: OSError | str) -> None:
+    def _keep_extra(self, path: bytes) -> None:  # noqa: B027 - only a plan does
+        """Record an extra entry that stays."""
+
+    @abstractmethod
+    def _refuse(self, path: bytes, cause: OSError | str) -> None:
         """Record an entry that the volume does not take."""
-        ...
 
-    def reject(self, directory: bytes, entry: JsonDict) -> None:
+    @abstractmethod
+    def _reject(self, directory: bytes, entry: JsonDict) -> None:
         """Record an entry of the snapshot that no volume can have."""
-        ...
 
-    async def advance(self) -> None:
+    async def _advance(self) -> None:  # noqa: B027 - only a restore does
         """Continue after some directories: what was decided may be much."""
-        ...
 
-    async def in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
+    def _progress(self) -> Hashable:
+        return self.entries, self._extra.steps
+
+    async def _in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
         """Return what `work` returns, in a thread that may hang."""
-        ...
+        return await self.data_path.run_in_thread(work, doing, self._progress)
 
-
-@dataclass
-class Comparison:
-    """Compares a snapshot with a volume.
-
-    `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `precision_ns` is how exact the volume's times are. `entries` is how many were compared.
-    """
-
-    repository: Repository
-    snapshot: Snapshot
-    rule: InPlace
-    actor: Actor
-    extra: ExtraFiles
-    doing: str
-    changed: Fingerprints | None = None
-    precision_ns: int = 1
-    entries: int = 0
-    _directories: Directories = field(init=False)
-    _links: PendingUnits = field(init=False)
-
-    async def run(self, directories: Directories) -> None:
+    async def _run(self, directories: Directories) -> None:
         """Compare all of it; `directories` gets those that were compared.
 
         Raises:
             KopiaError: the snapshot cannot be read.
             DataPathError: the volume cannot be read, or an extra entry cannot be deleted.
         """
+        doing = f"comparing {self.target} with the snapshot"
         with ExitStack() as files:
             output, links = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))
             self._links = PendingUnits(links)
             self._directories = directories
             while listed := await directories.read(self.repository, self.snapshot, output):
-                await self.actor.in_thread(partial(self._compare, listed), self.doing)
+                await self._in_thread(partial(self._compare, listed), doing)
                 if self._links.full:
-                    await self._compare_links(output)
-                await self.actor.advance()
-            await self._compare_links(output)
+                    await self._compare_links(output, doing)
+                await self._advance()
+            await self._compare_links(output, doing)
 
     def _compare(self, listed: Iterable[tuple[Directory, Iterable[JsonDict]]], stop: ShouldStop) -> None:
-        with self.actor.open(stop) as root:
+        with self._open(stop) as root:
             for directory, entries in listed:
                 with named(directory.path), open_below(root, directory.path) as fd:
                     known = self._compare_directory(directory.path, entries, fd, stop)
                     if self.rule.delete_extra_files and not stop():
                         is_wanted = partial(_is_known, known=known)
-                        self.extra.delete(self.actor.delete, fd, directory.path, is_wanted, stop)
+                        self._extra.delete(self._delete, fd, directory.path, is_wanted, stop)
 
     def _compare_directory(
         self, directory: bytes, entries: Iterable[JsonDict], fd: int, stop: ShouldStop
@@ -323,49 +329,49 @@ class Comparison:
             self.entries += 1
             name = str(entry.get("name", ""))
             if not is_name(name) or entry.get("type") not in _RESTORED:
-                self.actor.reject(directory, entry)
+                self._reject(directory, entry)
             elif directory or not is_stage(name):
                 known.add_text(os.fsencode(name))
                 unit = Unit(join(directory, name), entry)
                 try:
                     self._compare_entry(unit, name, fd)
                 except OSError as e:
-                    self.actor.refuse(unit.path, e)
+                    self._refuse(unit.path, e)
         return known
 
     def _compare_entry(self, unit: Unit, name: str, fd: int) -> None:
-        if unit.path in self.extra.mounts:
-            self.actor.refuse(unit.path, "another volume is mounted there")
+        if unit.path in self._extra.mounts:
+            self._refuse(unit.path, "another volume is mounted there")
             return
         status = _read_status(name, fd)
-        if self.actor.is_taken(unit.path, fd, name):
+        if self._is_taken(unit.path, fd, name):
             return
         step = self._decide(unit, status)
         if step is Step.READ:
             self._links.add(unit)
             return
-        if self.actor.act(step, unit, fd, status) and step is Step.ENTER:
+        if self._act(step, unit, fd, status) and step is Step.ENTER:
             self._directories.add(unit.path, unit.entry)
 
     def _decide(self, unit: Unit, status: os.stat_result | None) -> Step:
         if unit.is_directory:
             there = status is not None and stat.S_ISDIR(status.st_mode)
-            return Step.WRITE if self.actor.is_whole(unit, there=there) else Step.ENTER
+            return Step.WRITE if self._is_whole(unit, there=there) else Step.ENTER
         if unit.entry["type"] == EntryType.LINK:
             return decide_link(unit.entry, status, self.rule)
         return decide_file(
             unit.entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
         )
 
-    async def _compare_links(self, output: IO[bytes]) -> None:
+    async def _compare_links(self, output: IO[bytes], doing: str) -> None:
         """Compare the links whose targets are to be read."""
         while self._links.count:
             units = self._links.take(sys.maxsize)
             targets = await read_targets(self.repository, self.snapshot, [unit.entry for unit in units], output)
-            await self.actor.in_thread(partial(self._decide_links, units, targets), self.doing)
+            await self._in_thread(partial(self._decide_links, units, targets), doing)
 
     def _decide_links(self, units: Sequence[Unit], targets: Sequence[bytes | None], stop: ShouldStop) -> None:
-        with self.actor.open(stop) as root:
+        with self._open(stop) as root:
             for unit, target in zip(units, targets, strict=True):
                 if stop():
                     return
@@ -374,13 +380,13 @@ class Comparison:
                 try:
                     with open_below(root, os.fsencode(above)) as fd:
                         status, step = _read_status(name, fd), Step.WRITE
-                        if self.actor.is_taken(unit.path, fd, name):
+                        if self._is_taken(unit.path, fd, name):
                             continue
                         if status is not None and target is not None and _read_link(name, fd) == target:
                             step = decide_same_link(unit.entry, status, precision_ns=self.precision_ns)
-                        self.actor.act(step, unit, fd, status)
+                        self._act(step, unit, fd, status)
                 except OSError as e:
-                    self.actor.refuse(unit.path, e)
+                    self._refuse(unit.path, e)
 
 
 def _read_status(name: str, fd: int) -> os.stat_result | None:

@@ -6,33 +6,23 @@ uses, made from a snapshot of the volume to restore into.
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Final, TypeVar
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.transfer_settings import InPlace, InPlacePlan, PlannedEntries
+from core.models.transfer_settings import InPlacePlan, PlannedEntries
 from datamover.data_path.in_place import has_entries
-from datamover.data_path.in_place_compare import Comparison, ExtraFiles, find_unexplained
+from datamover.data_path.in_place_compare import Comparison, find_unexplained
 from datamover.data_path.links import named
 from datamover.data_path.probe import Attributes
 from datamover.data_path.refused import Directories, keep_name
-from datamover.data_path.run import DataPath
 from datamover.data_path.stage import Step, Unit
 from datamover.kopia.location_files import open_output
-from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import join, open_root, walk_tree
-
-_PRECISION_NS: Final = 1
-"""A restore asks the volume for the precision of its times, by writing a file."""
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -70,29 +60,18 @@ class _Tally:
 
 
 @dataclass
-class RestorePlanner:
-    """Plans the restore of a snapshot into a volume; `entries` is how many were compared or counted."""
+class RestorePlanner(Comparison):
+    """Plans the restore of a snapshot into a volume that keeps all names apart, and times as they are.
 
-    repository: Repository
-    snapshot: Snapshot
-    volume: Path
-    rule: InPlace
-    data_path: DataPath
-    entries: int = 0
+    A restore asks the volume for that, by writing a file.
+    """
+
     to_write: _Tally = field(init=False, default_factory=_Tally)
     to_set: _Tally = field(init=False, default_factory=_Tally)
     equal: _Tally = field(init=False, default_factory=_Tally)
     to_delete: _Tally = field(init=False, default_factory=_Tally)
     kept: _Tally = field(init=False, default_factory=_Tally)
     blocked: _Tally = field(init=False, default_factory=_Tally)
-
-    def __post_init__(self) -> None:
-        """Prepare the comparison."""
-        self._extra = ExtraFiles(self.snapshot.exclusions, self.rule.delete_extra_files, on_kept=self._keep)
-        doing = f"comparing {self.volume} with the snapshot"
-        self._comparison = Comparison(
-            self.repository, self.snapshot, self.rule, self, self._extra, doing, precision_ns=_PRECISION_NS
-        )
 
     async def plan(self) -> InPlacePlan:
         """Return the plan.
@@ -102,15 +81,14 @@ class RestorePlanner:
             DataPathError: the volume cannot be read.
         """
         try:
-            filled = await self.in_thread(partial(has_entries, self.volume), f"reading {self.volume}")
+            filled = await self._in_thread(partial(has_entries, self.target), f"reading {self.target}")
         except OSError as e:
-            raise DataPathError(f"cannot read {self.volume}: {e.strerror}") from e
+            raise DataPathError(f"cannot read {self.target}: {e.strerror}") from e
         # Into an empty volume, all is written, and nothing deleted.
         if filled and self.rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
             return InPlacePlan(refusal=fault)
         with open_output(self.repository.work_dir) as file:
-            await self._comparison.run(Directories(file))
-        self.entries += self._comparison.entries
+            await self._run(Directories(file))
         return InPlacePlan(
             to_write=self.to_write.planned,
             to_set=self.to_set.planned,
@@ -122,55 +100,36 @@ class RestorePlanner:
 
     # -- what the comparison decides ----------------------------------------------------------------------------------
     @contextmanager
-    def open(self, stop: ShouldStop) -> Iterator[int]:
-        """Open the root of the volume."""
-        with named(b""), open_root(self.volume) as root:
+    def _open(self, stop: ShouldStop) -> Iterator[int]:
+        with named(b""), open_root(self.target) as root:
             self._stop = stop
             yield root
 
-    def is_whole(self, unit: Unit, *, there: bool) -> bool:  # noqa: ARG002 - the signature of an actor
-        """Return whether all in a directory is written: the volume has none there."""
+    def _is_whole(self, unit: Unit, *, there: bool) -> bool:  # noqa: ARG002 - all of it is written
         return not there
 
-    def is_taken(self, path: bytes, fd: int, name: str) -> bool:  # noqa: ARG002 - the signature of an actor
-        """Return False: a volume that can be planned keeps all names apart."""
-        return False
-
-    def act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
-        """Count what a restore does with an entry."""
+    def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
         match step:
             case Step.KEEP:
                 self.equal.add_unit(unit)
             case Step.SET:
                 self.to_set.add_unit(unit)
             case Step.ENTER:
-                if status is not None and Attributes.of(unit.entry).find_unset(status, tolerance_ns=_PRECISION_NS):
+                if status is not None and Attributes.of(unit.entry).find_unset(status, tolerance_ns=self.precision_ns):
                     self.to_set.add(unit.path, is_dir=True)
             case _:
                 self._write(unit, fd, status)
         return True
 
-    def delete(self, name: str, fd: int, path: bytes) -> bool:
-        """Count an extra entry with all in it, which stays."""
+    def _delete(self, name: str, fd: int, path: bytes) -> bool:
         self._count_deleted(path, os.stat(name, dir_fd=fd, follow_symlinks=False))
         return False
 
-    def refuse(self, path: bytes, cause: OSError | str) -> None:
-        """Count an entry that could not be restored."""
+    def _refuse(self, path: bytes, cause: OSError | str) -> None:
         self.blocked.add(path, instead=str(cause.strerror) if isinstance(cause, OSError) else cause)
 
-    def reject(self, directory: bytes, entry: JsonDict) -> None:
-        """Count an entry that no volume can have."""
-        self.refuse(join(directory, str(entry.get("name", ""))), "no file can have this name or type")
-
-    async def advance(self) -> None:
-        """Return at once: nothing is written."""
-
-    async def in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
-        """Return what `work` returns, in a thread that may hang."""
-        return await self.data_path.run_in_thread(
-            work, doing, lambda: (self.entries, self._comparison.entries, self._extra.steps)
-        )
+    def _reject(self, directory: bytes, entry: JsonDict) -> None:
+        self._refuse(join(directory, str(entry.get("name", ""))), "no file can have this name or type")
 
     # -- counting -----------------------------------------------------------------------------------------------------
     def _write(self, unit: Unit, fd: int, status: os.stat_result | None) -> None:
@@ -179,14 +138,14 @@ class RestorePlanner:
             if self._extra.may_replace(fd, os.fsencode(above), name, self._stop):
                 self._count_deleted(unit.path, status)
             elif self._has_entries(unit.path):
-                self.refuse(unit.path, "something else is there")
+                self._refuse(unit.path, "something else is there")
                 return
         elif status is not None and unit.is_directory:
             self._count_deleted(unit.path, status)
         self.to_write.add_unit(unit)
 
     def _has_entries(self, path: bytes) -> bool:
-        with os.scandir(self.volume / os.fsdecode(path)) as entries:
+        with os.scandir(self.target / os.fsdecode(path)) as entries:
             return any(True for _ in entries)
 
     def _count_deleted(self, path: bytes, status: os.stat_result) -> None:
@@ -194,14 +153,14 @@ class RestorePlanner:
         self.to_delete.add(path, size_bytes=0 if is_dir else status.st_size, is_dir=is_dir)
         if not is_dir:
             return
-        for _, entries in walk_tree(self.volume / os.fsdecode(path), self._stop):
+        for _, entries in walk_tree(self.target / os.fsdecode(path), self._stop):
             for entry in entries:
                 self.entries += 1
                 is_dir = entry.is_dir(follow_symlinks=False)
                 size_bytes = 0 if is_dir else entry.stat(follow_symlinks=False).st_size
                 self.to_delete.count(size_bytes=size_bytes, is_dir=is_dir)
 
-    def _keep(self, path: bytes) -> None:
+    def _keep_extra(self, path: bytes) -> None:
         with suppress(OSError):
-            is_dir = stat.S_ISDIR((self.volume / os.fsdecode(path)).lstat().st_mode)
+            is_dir = stat.S_ISDIR((self.target / os.fsdecode(path)).lstat().st_mode)
             self.kept.add(path, is_dir=is_dir)
