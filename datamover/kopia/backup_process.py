@@ -256,11 +256,7 @@ class GracefulStop:
     def listen(self, stop: StopSignal) -> None:
         """Take the signals of this process; the first one counts."""
         loop = asyncio.get_running_loop()
-
-        def on_signal() -> None:
-            loop.call_soon_threadsafe(self._take, stop.reason)
-
-        stop.listen(on_signal)
+        stop.listen(lambda: loop.call_soon_threadsafe(self._take, stop.reason))
 
     @property
     def terminate(self) -> asyncio.Event:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from core.aio import run_shielded
@@ -34,17 +35,13 @@ class Canceler:
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
-        self._error: AgentError | None = None
+        self.error: AgentError | None = None
+        """The error to end with; None while the work may go on."""
 
     @property
     def requested(self) -> bool:
         """Whether the work is to end."""
         return self._requested.is_set()
-
-    @property
-    def error(self) -> AgentError | None:
-        """The error to end with; None while the work may go on."""
-        return self._error
 
     def cancel(self, reason: str) -> None:
         """Cancel the transfer, because of `reason`."""
@@ -52,22 +49,18 @@ class Canceler:
 
     def fail(self, error: AgentError) -> None:
         """Fail the transfer with `error`."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._requested.set()
 
     def cancel_on(self, stop: StopSignal) -> None:
         """Cancel the transfer when this process gets a signal."""
         loop = asyncio.get_running_loop()
-
-        def on_signal() -> None:
-            loop.call_soon_threadsafe(self.cancel, stop.reason)
-
-        stop.listen(on_signal)
+        stop.listen(lambda: loop.call_soon_threadsafe(self.cancel, stop.reason))
 
     async def wait(self) -> AgentError:
         """Wait for a request, and return the error to end with."""
         await self._requested.wait()
-        return self._error or CanceledError(CANCELED_ENDING)
+        return self.error or CanceledError(CANCELED_ENDING)
 
 
 async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], canceler: Canceler) -> _T:
@@ -94,9 +87,16 @@ async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], cance
 
 async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[_T], *, name: str) -> _T:
     """Return what `work` returns; run `companion` at the same time, whose errors are only logged."""
+    async with running_beside(companion, name=name):
+        return await work
+
+
+@asynccontextmanager
+async def running_beside(companion: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> AsyncIterator[None]:
+    """Run `companion` until the end of the block; its errors are only logged."""
     task = asyncio.get_running_loop().create_task(companion(), name=name)
     try:
-        return await work
+        yield
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -114,24 +114,18 @@ async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> A
     future: asyncio.Future[_T] = loop.create_future()
     stopped = threading.Event()
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type] # there is a result if there is no error
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not future.done():
+            set_outcome()
 
     def run() -> None:
-        result: _T | None = None
-        error: BaseException | None = None
         try:
-            result = work(stopped.is_set)
+            set_outcome = partial(future.set_result, work(stopped.is_set))
         except Exception as e:  # noqa: BLE001 - the future raises it
-            error = e
+            set_outcome = partial(future.set_exception, e)
         # The loop is closed if the thread hung and was abandoned.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, set_outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:

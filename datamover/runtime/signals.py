@@ -13,7 +13,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received = ""
-        self._listener: Callable[[], None] | None = None
+        self._listener: Callable[[], object] | None = None
 
     @property
     def reason(self) -> str:
@@ -25,7 +25,7 @@ class StopSignal:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._take)
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[], object]) -> None:
         """Call `listener` on a signal, immediately if one was received before.
 
         It runs between two instructions of the main thread: it may only wake an event loop.
