@@ -75,19 +75,18 @@ class _Undo(WireModel, omit_defaults=True):
 
     def flags_for(self, exclude: Exclusions) -> list[str]:
         """Return what changes a policy like this."""
-        return [
-            *(f"--add-ignore={pattern}" for pattern in (*self.added, self.mark)),
-            *([f"--max-file-size={exclude.max_bytes}"] if self.size_changed else []),
-            *(["--one-file-system=true"] if self.switch_changed else []),
-        ]
+        return self._flags("add", exclude.max_bytes, one_file_system=True)
 
     @property
     def flags(self) -> list[str]:
         """What takes it back."""
-        size = "inherit" if self.max_bytes is None else str(self.max_bytes)
-        switch = "inherit" if self.one_file_system is None else str(self.one_file_system).lower()
+        return self._flags("remove", self.max_bytes, one_file_system=self.one_file_system)
+
+    def _flags(self, verb: str, max_bytes: int | None, *, one_file_system: bool | None) -> list[str]:
+        size = "inherit" if max_bytes is None else str(max_bytes)
+        switch = "inherit" if one_file_system is None else str(one_file_system).lower()
         return [
-            *(f"--remove-ignore={pattern}" for pattern in (*self.added, self.mark)),
+            *(f"--{verb}-ignore={pattern}" for pattern in (*self.added, self.mark)),
             *([f"--max-file-size={size}"] if self.size_changed else []),
             *([f"--one-file-system={switch}"] if self.switch_changed else []),
         ]
