@@ -24,8 +24,6 @@ from core.models.verification import WHOLE_PERCENT, VerificationOutcome, Verifie
 from core.strict_tar import StrictTarInfo
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import show_path
-from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
@@ -84,18 +82,11 @@ async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Com
     snapshot_id = found.snapshot.snapshot_id
     attempted = f"{repository.description}: read snapshot {snapshot_id}"
     pipe = repository.work_dir.path / _PIPE
-
-    async def attempt() -> KopiaAnswer:
-        meter = Meter(watchdog.clock, Direction.RESTORE)
-        arguments = (meter.counter_argument, "restore", snapshot_id, str(pipe), "--mode=tar")
-        return await watchdog.guard(
-            attempted, meter, lambda: repository.kopia.call(attempted, *arguments, seconds=None)
-        )
-
     with _open_pipe(pipe) as (ours, kopias):
         async with run_in_background(partial(found.read, ours), name="compare") as comparing:
             try:
-                answer = await repository.run(attempt)
+                arguments = ("restore", snapshot_id, str(pipe), "--mode=tar")
+                answer = await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
             finally:
                 # So that the reader reaches the end of the archive.
                 os.close(kopias)

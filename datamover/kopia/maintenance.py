@@ -7,14 +7,13 @@ Source: kopia 0.23.1, repo/maintenance/maintenance_run.go and maintenance_schedu
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from msgspec import field
 
-from core.clock import Clock
 from core.contract import MaintenanceCause, MaintenanceMode
 from core.errors import ContractError, DataPathError
 from core.models.base import Int64, SparseModel, Time, WireModel, format_time
@@ -22,7 +21,6 @@ from core.models.storage import FULL_INTERVAL_KEY, FULL_INTERVAL_SECONDS
 from datamover.kopia.causes import find_maintenance_cause
 from datamover.kopia.creation import OWN_MAINTENANCE
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Watchdog
 
@@ -270,12 +268,13 @@ class Maintenance:
             MaintenanceError: it failed, or there is no evidence that it succeeded.
         """
         began: list[datetime] = []
-        flags = ["--full"] if mode is MaintenanceMode.FULL else []
+        arguments = ("maintenance", "run", *(["--full"] if mode is MaintenanceMode.FULL else []))
 
         async def attempt() -> KopiaAnswer:
             # An attempt that could not open the repository recorded nothing.
-            began[:] = [self._clock.now()]
-            return await self._run_once(flags, _VERIFY if verify else {})
+            began[:] = [self._watchdog.clock.now()]
+            attempted, more = self._attempted("maintenance"), _VERIFY if verify else {}
+            return await self._repository.call_guarded(self._watchdog, attempted, *arguments, more=more)
 
         answer = await self._repository.run(attempt)
         if answer.out_of_memory:
@@ -289,15 +288,6 @@ class Maintenance:
         if missing := find_missing_evidence(info, mode, *began, epochs=epochs):
             raise _failure(answer, f"{MaintenanceCause.NOT_RECORDED}: {missing}")
         return info
-
-    async def _run_once(self, flags: Iterable[str], more: Mapping[str, str]) -> KopiaAnswer:
-        """Return kopia's answer, however long it takes, unless it stalls."""
-        attempted, meter = self._attempted("maintenance"), Meter(self._clock, Direction.RESTORE)
-        arguments = [meter.counter_argument, "maintenance", "run", *flags]
-        kopia = self._repository.kopia
-        return await self._watchdog.guard(
-            attempted, meter, lambda: kopia.call(attempted, *arguments, seconds=None, more=more)
-        )
 
     async def measure_bucket(self) -> BucketSize:
         """Return the size of the repository in the bucket, by listing it."""
@@ -316,10 +306,6 @@ class Maintenance:
         if not isinstance(listed, list):
             raise answer.error("kopia's output is not a list")
         return len(listed)
-
-    @property
-    def _clock(self) -> Clock:
-        return self._watchdog.clock
 
     def _attempted(self, what: str) -> str:
         return f"{self._repository.description}: {what}"

@@ -7,7 +7,7 @@ Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +36,8 @@ from datamover.kopia.creation import (
 )
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
-from datamover.kopia.progress import Meter
-from datamover.kopia.stalls import Reachability
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.stalls import Reachability, Watchdog
 from datamover.kopia.storage_calls import NoAnswerError, RequestTime, StorageCalls, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
@@ -197,6 +197,15 @@ class Repository:
             return answer
 
         return await self._calls.repeat(attempt)
+
+    async def call_guarded(
+        self, watchdog: Watchdog, attempted: str, *arguments: str, more: Mapping[str, str] | None = None
+    ) -> KopiaAnswer:
+        """Return the answer of a call, however long it takes, unless it stalls; `more` are additional variables."""
+        meter = Meter(watchdog.clock, Direction.RESTORE)
+        flagged = (meter.counter_argument, *arguments)
+        call = partial(self._kopia.call, attempted, *flagged, seconds=None, more=more)
+        return await watchdog.guard(attempted, meter, call)
 
     async def connect(self, *, read_only: bool = False) -> None:
         """Connect to the repository.

@@ -9,6 +9,7 @@ snapshot_tree_walker.go; for shares cli/command_content_verify.go and repo/conte
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import field
@@ -19,7 +20,6 @@ from core.models.verification import WHOLE_PERCENT, VerificationOutcome, Verifie
 from datamover.kopia.causes import DAMAGED, find_cause
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError
 from datamover.kopia.stalls import Watchdog
@@ -134,7 +134,8 @@ async def count_contents(repository: Repository, watchdog: Watchdog, share: int)
     """
     attempted = f"{repository.description}: verify share {share}"
     flags = ("--full", f"--prefix={share:x}", f"--parallel={_PARALLEL}")
-    answer = await _run(repository, watchdog, attempted, "info", "content", "verify", *flags)
+    arguments = ("--log-level=info", "content", "verify", *flags)
+    answer = await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
     if not answer.succeeded and answer.mentions(_DAMAGED_CONTENTS):
         return None
     counted = next(filter(None, map(_COUNTERS.match, answer.check().lines)), None)
@@ -149,20 +150,8 @@ async def _verify(
     """Have kopia verify these snapshots; without any, all of them."""
     flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
     # Of the statistics that kopia writes each second, errors would leave the lines that are kept.
-    return await _run(repository, watchdog, attempted, "error", "snapshot", "verify", *snapshots, "--json", *flags)
-
-
-async def _run(
-    repository: Repository, watchdog: Watchdog, attempted: str, log_level: str, *arguments: str
-) -> KopiaAnswer:
-    async def attempt() -> KopiaAnswer:
-        meter = Meter(watchdog.clock, Direction.RESTORE)
-        flags = (meter.counter_argument, f"--log-level={log_level}")
-        return await watchdog.guard(
-            attempted, meter, lambda: repository.kopia.call(attempted, *flags, *arguments, seconds=None)
-        )
-
-    return await repository.run(attempt)
+    arguments = ("--log-level=error", "snapshot", "verify", *snapshots, "--json", *flags)
+    return await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
 
 
 def _parse(answer: KopiaAnswer) -> _Result:

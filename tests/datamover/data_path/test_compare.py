@@ -18,7 +18,6 @@ from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
-from tests.support.clock import LoopClock
 
 
 async def _compare(folder: Path, archive: bytes, *, entries: int, block: bool = False) -> VerifiedSnapshot:
@@ -29,8 +28,8 @@ async def _compare(folder: Path, archive: bytes, *, entries: int, block: bool = 
     else:
         volume.mkdir()
 
-    async def call(
-        attempted: str, _counter: str, _command: str, _id: str, pipe: str, *_: str, **__: object
+    async def call_guarded(
+        _watchdog: object, attempted: str, _command: str, _id: str, pipe: str, *_: str
     ) -> KopiaAnswer:
         await asyncio.to_thread(Path(pipe).write_bytes, archive)
         return KopiaAnswer(attempted, 0, b"")
@@ -38,15 +37,11 @@ async def _compare(folder: Path, archive: bytes, *, entries: int, block: bool = 
     async def run(attempt: Callable[[], Awaitable[KopiaAnswer]]) -> KopiaAnswer:
         return await attempt()
 
-    async def guard(_attempted: str, _meter: object, step: Callable[[], Awaitable[KopiaAnswer]]) -> KopiaAnswer:
-        return await step()
-
-    repository = SimpleNamespace(
-        description="repository", work_dir=SimpleNamespace(path=folder), kopia=SimpleNamespace(call=call), run=run
-    )
+    work_dir = SimpleNamespace(path=folder)
+    repository = SimpleNamespace(description="repository", work_dir=work_dir, call_guarded=call_guarded, run=run)
     return await compare_volume(
         cast("Repository", repository),
-        cast("Watchdog", SimpleNamespace(clock=LoopClock(), guard=guard)),
+        cast("Watchdog", None),
         Snapshot("s1", "/data", "", "k1", 0, entries),
         volume,
         VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM,

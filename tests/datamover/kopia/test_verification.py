@@ -25,7 +25,7 @@ async def _verify(*errors: str) -> VerifiedSnapshot:
     async def run(_attempt: Callable[[], Awaitable[KopiaAnswer]]) -> KopiaAnswer:
         return KopiaAnswer("verify", 1, json.dumps(output).encode())
 
-    repository = SimpleNamespace(description="repository", run=run)
+    repository = SimpleNamespace(description="repository", run=run, call_guarded=run)
     snapshot = Snapshot("s1", "/data", "", "k1", 0, 200)
     return await verify_snapshot(cast("Repository", repository), cast("Watchdog", None), snapshot, 100.0)
 
