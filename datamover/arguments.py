@@ -219,11 +219,7 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
 
 
 def _check_text(flag: str, value: str) -> None:
-    """Check that kopia and JSON can keep a path or name.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that kopia and JSON can keep a path or name. Raises ConfigError if they cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -118,11 +118,7 @@ TRANSFER_KINDS: Final[Mapping[str, MoverKind]] = {
 
 
 def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
-    """Return what the transfer moves.
-
-    Raises:
-        ContractError: its kind is unknown.
-    """
+    """Return what the transfer moves. Raises ContractError if its kind is unknown."""
     match cr:
         case DataUpload():
             uploader = BLOCK_DATA_MOVER if cr.by_block else _KOPIA

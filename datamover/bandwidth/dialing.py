@@ -36,11 +36,7 @@ class Address:
 
 
 def parse_address(text: str, default_port: int) -> Address:
-    """Return the address in `host:port`, `[host]:port` or `host`.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the address in `host:port`, `[host]:port` or `host`. Raises ValueError if it is none."""
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
         raise ValueError(f'not an address: "{text}"')
@@ -327,11 +323,7 @@ class RequestHead:
 
     @classmethod
     def parse(cls, head: bytes) -> "RequestHead":
-        """Return the head in the bytes before its empty line.
-
-        Raises:
-            BadRequestError: it is not one.
-        """
+        """Return the head in the bytes before its empty line. Raises BadRequestError if it is not one."""
         first, *lines = head.decode("latin-1").split("\r\n")
         words, fields = first.split(" "), [line.partition(":") for line in lines]
         # What else servers accept, they may read in another way than this proxy does.
@@ -357,11 +349,7 @@ class RequestHead:
 
     @property
     def address(self) -> Address:
-        """Where the request goes.
-
-        Raises:
-            BadRequestError: it does not say, or it is no URL for a proxy.
-        """
+        """Where the request goes. Raises BadRequestError if it does not say, or it is no URL for a proxy."""
         try:
             if self.tunnels:
                 return parse_address(self.url, 443)
@@ -374,11 +362,7 @@ class RequestHead:
 
     @property
     def body_bytes(self) -> int | None:
-        """The length of the body; None: it is chunked.
-
-        Raises:
-            BadRequestError: the headers contradict each other.
-        """
+        """The length of the body; None: it is chunked. Raises BadRequestError if the headers contradict each other."""
         lengths = set(self.values("content-length"))
         if self.values("transfer-encoding"):
             if lengths:

@@ -90,11 +90,7 @@ class _Relay:
     pipe_in: int
 
     async def send(self, content: bytes) -> None:
-        """Send bytes that were received before.
-
-        Raises:
-            OSError: the connection is broken.
-        """
+        """Send bytes that were received before. Raises OSError if the connection is broken."""
         view = memoryview(content)
         while view:
             piece = view[: self.lane.piece_bytes]
@@ -103,11 +99,7 @@ class _Relay:
             view = view[len(piece) :]
 
     async def move(self, limit_bytes: int | None = None) -> int:
-        """Move bytes until the source ends, or `limit_bytes` were moved; return how many.
-
-        Raises:
-            OSError: a connection is broken.
-        """
+        """Move bytes until the source ends, or `limit_bytes` were moved; return how many."""
         moved = 0
         while limit_bytes is None or moved < limit_bytes:
             piece = self.lane.piece_bytes if limit_bytes is None else min(self.lane.piece_bytes, limit_bytes - moved)
@@ -183,11 +175,7 @@ async def run_both(sending: Coroutine[Any, Any, _T], answering: Coroutine[Any, A
 
 
 async def relay_all(source: socket.socket, target: socket.socket, lane: Lane) -> None:
-    """Relay everything, also the end.
-
-    Raises:
-        OSError: a connection is broken.
-    """
+    """Relay everything, also the end. Raises OSError if a connection is broken."""
     with _open_relay(source, target, lane) as relay:
         await relay.move()
         relay.end()

@@ -281,11 +281,7 @@ async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -
 
 
 async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> None:
-    """Warn about names and times that kopia changed, and what it left out.
-
-    Raises:
-        DataPathError: it lost some names.
-    """
+    """Warn about names and times that kopia changed, and what it left out."""
     report = await wait_for_names()
     for warning in filter(None, (report.warning, report.times_note, report.kinds_note)):
         await data_path.warn(warning)

@@ -359,11 +359,7 @@ async def restore_blocks(
 async def _open_target(
     snapshot: Snapshot, target: Path, flags: int, data_path: DataPath, *, compare: bool, existing: bool
 ) -> AsyncIterator[tuple[int, int]]:
-    """Open the device to restore, and yield its descriptor and size; wait at the end until all is on the disk.
-
-    Raises:
-        DataPathError: it is smaller than the data, or cannot be opened: nothing was written.
-    """
+    """Open the device to restore, and yield its descriptor and size; wait at the end until all is on the disk."""
     async with open_device(target, flags | (os.O_EXCL if existing else 0), data_path) as (fd, size):
         if size < snapshot.size_bytes:
             raise DataPathError(

@@ -127,12 +127,7 @@ class _Comparison:
     faults: list[str] = field(default_factory=list)
 
     def read(self, pipe: int, stop: ShouldStop) -> None:
-        """Compare each entry of the archive in `pipe`, which is read to its end and closed.
-
-        Raises:
-            tarfile.TarError: it is no archive, or cut off.
-            OSError: the volume cannot be opened.
-        """
+        """Compare each entry of the archive in `pipe`, which is read to its end and closed."""
         with open(pipe, "rb", buffering=0) as stream:
             try:
                 with tarfile.open(
@@ -179,11 +174,7 @@ class _Comparison:
     def _compare_entry(
         self, archive: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, root: int, stop: ShouldStop
     ) -> None:
-        """Compare one entry of the snapshot with the file of that path below `root`.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Compare one entry of the snapshot with the file of that path below `root`."""
         *folders, name = path.split(b"/")
         if _UNSAFE.intersection((*folders, name)):
             self._add(path, "the snapshot has a name that no file can have")

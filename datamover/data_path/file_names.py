@@ -297,11 +297,7 @@ class _Suspects:
             self._names.append(name)
 
     def in_parts(self, root: Path, directory: bytes) -> Iterator[list[bytes]]:
-        """Yield all of them, and those that become the same in one list.
-
-        Raises:
-            OSError: the directory cannot be read again.
-        """
+        """Yield all of them, and those that become the same in one list."""
         parts = math.ceil(self._count / _COMPARED_NAMES)
         if parts <= 1:
             yield self._names

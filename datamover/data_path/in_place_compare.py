@@ -263,11 +263,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def _delete(self, name: str, fd: int, path: bytes) -> bool:
-        """Delete an extra entry with all in it; return whether it is gone.
-
-        Raises:
-            OSError: it cannot be deleted.
-        """
+        """Delete an extra entry with all in it; return whether it is gone. Raises OSError if it cannot be deleted."""
 
     def _keep_extra(self, path: bytes) -> None:  # noqa: B027 - only a plan does
         """Record an extra entry that stays."""
@@ -291,12 +287,7 @@ class Comparison(ABC):
         return await self.data_path.run_in_thread(work, doing, self._progress)
 
     async def _run(self, directories: Directories) -> None:
-        """Compare all of it; `directories` gets those that were compared.
-
-        Raises:
-            KopiaError: the snapshot cannot be read.
-            DataPathError: the volume cannot be read, or an extra entry cannot be deleted.
-        """
+        """Compare all of it; `directories` gets those that were compared."""
         doing = f"comparing {self.target} with the snapshot"
         with ExitStack() as files:
             output, links = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))

@@ -180,11 +180,7 @@ def show_path(path: bytes) -> str:
 
 @contextmanager
 def named(path: bytes, doing: str = "restore") -> Iterator[None]:
-    """Name the entry in an error of the system.
-
-    Raises:
-        DataPathError: the block raised an OSError.
-    """
+    """Name the entry in an error of the system. Raises DataPathError if the block raised an OSError."""
     try:
         yield
     except OSError as e:

@@ -181,11 +181,7 @@ class Placeholders:
         return [str(self._target / placeholder) for part in self._run if (placeholder := part.placeholder) is not None]
 
     def make(self, stop: ShouldStop) -> None:
-        """Make them, until `stop` returns True.
-
-        Raises:
-            DataPathError: the target failed.
-        """
+        """Make them, until `stop` returns True. Raises DataPathError if the target failed."""
         made = []
         with _named(""), open_root(self._target) as root:
             for directory, name, part in self._places():

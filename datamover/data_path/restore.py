@@ -244,11 +244,7 @@ class _Restoring:
         return _Written(size_bytes if in_place else None)
 
     async def _has_files(self) -> bool:
-        """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel.
-
-        Raises:
-            DataPathError: the target cannot be read.
-        """
+        """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel."""
         if self.parameters.in_place is None:
             return False
         try:

@@ -169,11 +169,7 @@ class ResumableRestore:
         return space.f_blocks * space.f_frsize >= self._data_path.meter.total_bytes
 
     async def end(self) -> None:
-        """Remove the list: the restore is complete.
-
-        Raises:
-            DataPathError: it cannot be removed.
-        """
+        """Remove the list: the restore is complete. Raises DataPathError if it cannot be removed."""
         with _named(self._target):
             await self._in_thread(lambda _: remove_list(self._finished.path), WalkProgress())
 

@@ -140,11 +140,7 @@ class OpenStage:
         return number
 
     def empty(self, stop: ShouldStop) -> None:
-        """Delete what is to be deleted.
-
-        Raises:
-            OSError: something cannot be deleted.
-        """
+        """Delete what is to be deleted. Raises OSError if something cannot be deleted."""
         while not stop() and (names := _some_names(self._old)):
             for name in names:
                 try:
@@ -196,11 +192,7 @@ class Stage:
         return f"{self._own}-{next(self._numbers)}"
 
     def make(self, stop: ShouldStop) -> None:
-        """Make it, and delete what an earlier process has left there.
-
-        Raises:
-            DataPathError: it cannot be made.
-        """
+        """Make it, and delete what an earlier process has left there. Raises DataPathError if it cannot be made."""
         with self._named("make"), open_root(self._target) as root:
             _make_directory(_STAGE, root)
             with opened(_STAGE, DIRECTORY, root) as stage:
@@ -229,11 +221,7 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[OpenStage]:
-        """Open it, once it is made.
-
-        Raises:
-            OSError: it is no longer there.
-        """
+        """Open it, once it is made. Raises OSError if it is no longer there."""
         with (
             open_root(self._target) as root,
             opened(_STAGE, DIRECTORY, root) as stage,

@@ -116,11 +116,7 @@ class _Text:
         return True
 
     def values(self) -> Iterator[object]:
-        """Yield each element of the list that follows, or none for `null`.
-
-        Raises:
-            ValueError: it is not a list, or cut off.
-        """
+        """Yield each element of the list that follows, or none for `null`."""
         separator = self._next()
         while separator in {"[", ","} and self._peek() != "]":
             yield self._value()
@@ -362,11 +358,7 @@ class BackupFiles:
 
 
 def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:
-    """Return the storage of the location, from the repository's at the prefix `inner` in it.
-
-    Raises:
-        RepositoryError: kopia cannot read files of others in it.
-    """
+    """Return the storage of the location, from the repository's at the prefix `inner` in it."""
     prefix = str(storage["config"].get("prefix", ""))
     if storage["type"] not in _OBJECT_STORES or not prefix.endswith(inner):
         raise RepositoryError(f"kopia cannot read Velero's files in a storage of the type {storage['type']}")
@@ -374,11 +366,7 @@ def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:
 
 
 async def _scan(answer: KopiaAnswer, file: IO[bytes], wanted: frozenset[str], *, members: int) -> set[str]:
-    """Return what the output in `file` names, which is of that many compressed files; 0: of plain ones.
-
-    Raises:
-        KopiaError: it is not of that many complete files.
-    """
+    """Return what the output in `file` names, which is of that many compressed files; 0: of plain ones."""
     file.seek(0)
 
     def work(should_stop: ShouldStop) -> set[str]:

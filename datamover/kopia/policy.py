@@ -245,11 +245,7 @@ def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourceP
 
 
 async def read_policy(kopia: KopiaCaller, target: str) -> JsonDict:
-    """Return the effective policy of a source, with all that it inherits.
-
-    Raises:
-        KopiaError: it could not be read.
-    """
+    """Return the effective policy of a source, with all that it inherits. Raises KopiaError if it could not be read."""
     shown = await kopia.call(_describe(target), "policy", "show", "--json", target)
     return shown.check().document()
 

@@ -202,11 +202,7 @@ class KopiaAnswer:
         return kind("\n".join([f"{self.attempted}: {cause or self.cause}", *self.shown_lines]))
 
     def check(self) -> "KopiaAnswer":
-        """Return this answer if kopia exited with 0.
-
-        Raises:
-            KopiaError: it exited otherwise.
-        """
+        """Return this answer if kopia exited with 0. Raises KopiaError if it exited otherwise."""
         if not self.succeeded:
             raise self.error()
         return self
@@ -224,11 +220,7 @@ class KopiaAnswer:
         raise self.error("kopia's output is not JSON")
 
     def document(self) -> JsonDict:
-        """Return the JSON object in kopia's output.
-
-        Raises:
-            KopiaError: the output is not a JSON object.
-        """
+        """Return the JSON object in kopia's output. Raises KopiaError if the output is not a JSON object."""
         document = self.json()
         if not isinstance(document, dict):
             raise self.error("kopia's output is not a JSON object")

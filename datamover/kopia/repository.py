@@ -171,11 +171,7 @@ class Repository:
             self.check_id(found)
 
     def check_id(self, found: str) -> None:
-        """Check the unique ID of the repository that was opened.
-
-        Raises:
-            RepositoryError: it must have another one.
-        """
+        """Check the unique ID of the repository that was opened. Raises RepositoryError if it must have another one."""
         wanted = self._address.unique_id
         if wanted is not None and found != wanted:
             raise RepositoryError(
@@ -233,11 +229,7 @@ class Repository:
         return NotInitializedError(f"{self.description}: no repository found")
 
     async def _check_directory(self) -> None:
-        """Check that a directory has a repository: kopia would write to it, and disturb one that is being created.
-
-        Raises:
-            NotInitializedError: it has none.
-        """
+        """Check that a directory has a repository: kopia would write to it, and disturb one that is being created."""
         storage = self._address.storage
         if not isinstance(storage, FileStorage):
             return
@@ -319,11 +311,7 @@ class Repository:
         return False
 
     async def _is_empty(self) -> bool:
-        """Return whether the storage has no objects; False if it has a repository by now.
-
-        Raises:
-            RepositoryError: it has objects, and no repository.
-        """
+        """Return whether the storage has no objects; False if it has a repository by now."""
         answer = await self._calls.call(self.description, *self._arguments("create"), *ONLY_CHECK)
         if answer.mentions(CHECKED):
             return True

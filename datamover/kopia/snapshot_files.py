@@ -232,11 +232,7 @@ class _BlockFetcher:
 async def read_directory(
     repository: Repository, directory: StoredEntry, open_output: Callable[[], IO[bytes]]
 ) -> Sequence[StoredEntry]:
-    """Return the entries of a directory, in the order of their names.
-
-    Raises:
-        KopiaError: it cannot be read.
-    """
+    """Return the entries of a directory, in the order of their names. Raises KopiaError if it cannot be read."""
     with open_output() as file:
         attempted = f"read directory {escape_controls(directory.name) or '/'} of {repository.description}"
         answer = await repository.call(attempted, "show", directory.object_id, output_fd=file.fileno())

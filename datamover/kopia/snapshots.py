@@ -105,20 +105,12 @@ class Snapshot:
 
     @property
     def exclusions(self) -> Exclusions:
-        """The exclusions of its backup.
-
-        Raises:
-            ConfigError: the tag is invalid.
-        """
+        """The exclusions of its backup. Raises ConfigError if the tag is invalid."""
         return Exclusions.parse(self.exclude) if self.exclude else Exclusions()
 
 
 def parse_snapshot(document: JsonDict, snapshot_id: str | None = None) -> Snapshot:
-    """Return the snapshot that a manifest describes.
-
-    Raises:
-        KopiaError: it is not the manifest of a snapshot.
-    """
+    """Return the snapshot that a manifest describes. Raises KopiaError if it is not the manifest of a snapshot."""
     try:
         root = document["rootEntry"]
         summary, stats, tags = root["summ"], document.get("stats") or {}, document.get("tags") or {}

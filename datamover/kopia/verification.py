@@ -155,11 +155,7 @@ async def _verify(
 
 
 def _parse(answer: KopiaAnswer) -> _Result:
-    """Return what kopia found out.
-
-    Raises:
-        KopiaError: nothing, or its errors are none of the data.
-    """
+    """Return what kopia found out. Raises KopiaError if that is nothing, or its errors are none of the data."""
     try:
         result = _Result.from_json(answer.output.decode(errors="replace"))
     except ContractError as e:

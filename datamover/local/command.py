@@ -267,11 +267,7 @@ def _mode(volume: Path) -> VolumeMode:
 
 
 def _check_empty(target: Path) -> None:
-    """Check that a restore replaces nothing; a directory that `mkfs` makes does not count.
-
-    Raises:
-        ConfigError: the target has files already, or cannot be read.
-    """
+    """Check that a restore replaces nothing; a directory that `mkfs` makes does not count."""
     try:
         found = min((one.name for one in target.iterdir() if one.name != _LOST_AND_FOUND), default=None)
     except (FileNotFoundError, NotADirectoryError):

@@ -108,11 +108,7 @@ class ServerConnection:
                 return Head(event.status_code, found)
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body as it arrives.
-
-        Raises:
-            OSError: the connection was closed before the end.
-        """
+        """Yield the body as it arrives. Raises OSError if the connection was closed before the end."""
         while isinstance(event := await self._next_event(), h11.Data):
             yield bytes(event.data)
 

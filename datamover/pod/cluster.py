@@ -109,19 +109,11 @@ class ClusterReader:
         self._namespace = namespace
 
     async def location(self, name: str) -> BackupStorageLocation:
-        """Return the BackupStorageLocation.
-
-        Raises:
-            RepositoryError: it does not exist.
-        """
+        """Return the BackupStorageLocation. Raises RepositoryError if it does not exist."""
         return BackupStorageLocation.parse(await self._read(BACKUP_STORAGE_LOCATIONS, name))
 
     async def repository(self, name: str) -> BackupRepository:
-        """Return the BackupRepository.
-
-        Raises:
-            RepositoryError: it does not exist.
-        """
+        """Return the BackupRepository. Raises RepositoryError if it does not exist."""
         return BackupRepository.parse(await self._read(BACKUP_REPOSITORIES, name))
 
     async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
@@ -178,11 +170,7 @@ class ClusterReader:
             next_read = Deadline.after(self._clock, _REREAD)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
-        """Return when the repository's phase or message has changed, it was deleted, or the deadline has passed.
-
-        Raises:
-            KubeError: it cannot be watched.
-        """
+        """Return when the repository's phase or message has changed, it was deleted, or the deadline has passed."""
         name, known = repository.name, (repository.status.phase, repository.status.message)
         states = watch_one(self._client, BACKUP_REPOSITORIES, self._namespace, name=name, clock=self._clock)
         with suppress(TimeoutError):
@@ -195,11 +183,7 @@ class ClusterReader:
                         return
 
     async def _find_repository(self, volume_namespace: str, location: str) -> BackupRepository:
-        """Return the BackupRepository that labels or name select and whose spec matches; create it if there is none.
-
-        Raises:
-            RepositoryError: the selected one is for another namespace, location or type.
-        """
+        """Return the BackupRepository that labels or name select and whose spec matches; create it if there is none."""
         wanted = RepositoryKey(volume_namespace, location)
         selector = select_labels(repository_labels(volume_namespace, location))
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))

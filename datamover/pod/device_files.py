@@ -181,11 +181,7 @@ class DeviceFiles:
         return sorted(entries, key=lambda one: one.name)
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
-        """Return the entries with all attributes.
-
-        Raises:
-            AgentError: they cannot be read.
-        """
+        """Return the entries with all attributes. Raises AgentError if they cannot be read."""
         # In the order in which the device has them: few blocks of it are kept.
         for one in sorted(entries, key=lambda one: int(one.object_id)):
             inode = await self._read_inode(one.object_id, f"inode of {escape_controls(one.name) or '/'}")
@@ -194,11 +190,7 @@ class DeviceFiles:
         return entries
 
     async def read_link(self, link: StoredEntry) -> str:
-        """Return the target of a symbolic link.
-
-        Raises:
-            AgentError: it cannot be read.
-        """
+        """Return the target of a symbolic link. Raises AgentError if it cannot be read."""
         what = f"link {escape_controls(link.name)}"
         inode = await self._read_inode(link.object_id, what, plain=True)
         if inode.target is not None:
@@ -231,11 +223,7 @@ class DeviceFiles:
             raise DataPathError(f"cannot open the pipe of debugfs: {e.strerror}") from e
 
     async def copy_content(self, file: StoredEntry, _: int) -> None:
-        """Write the content of a file into the pipe.
-
-        Raises:
-            AgentError: it cannot be read.
-        """
+        """Write the content of a file into the pipe. Raises AgentError if it cannot be read."""
         what = f"file {escape_controls(file.name)}"
         await self._read_inode(file.object_id, what, plain=True)
         if lines := await self.debugfs.run(f"dump <{file.object_id}> {self.pipe}", what, seconds=None):
@@ -304,11 +292,7 @@ class _Debugfs:
 
     @asynccontextmanager
     async def start(self, argv: Sequence[str], bounds: Bounds, home: Path) -> AsyncIterator[None]:
-        """Run it, confined, until the end of the block.
-
-        Raises:
-            AgentError: it cannot be started or confined, or does not open the file system.
-        """
+        """Run it, confined, until the end of the block."""
         means = find_means()
         async with AsyncExitStack() as stack:
             reads = await stack.enter_async_context(self._image.observed())
@@ -334,11 +318,7 @@ class _Debugfs:
             yield
 
     async def run(self, command: str, what: str, *, seconds: float | None = _COMMAND_SECONDS) -> list[str]:
-        """Return what a command printed, its errors included.
-
-        Raises:
-            AgentError: debugfs ended, did not end the command in time, or what it wanted to read cannot be fetched.
-        """
+        """Return what a command printed, its errors included."""
         if self._child is None:
             raise RuntimeError("debugfs was not started")
         self._number += 1
@@ -429,11 +409,7 @@ async def open_image(image: LazyFile, folder: Path) -> AsyncIterator[DeviceFiles
 
 
 async def _find_program() -> tuple[list[str], tuple[Path, ...]]:
-    """Return how debugfs is started, and the files that it needs for that.
-
-    Raises:
-        DataPathError: this machine does not have it.
-    """
+    """Return how debugfs is started, and the files that it needs for that."""
     program, loader = shutil.which(_PROGRAM, path=_FOLDERS), _LOADERS.get(platform.machine())
     if program is None or loader is None:
         raise DataPathError("files of a device cannot be read: the image has no debugfs (Debian package e2fsprogs)")

@@ -74,11 +74,7 @@ class _StoredFiles:
     note: ClassVar[str | None] = None
 
     async def find(self, path: str) -> StoredEntry:
-        """Return the entry at a path; of a block device, the device.
-
-        Raises:
-            DataPathError: there is none.
-        """
+        """Return the entry at a path; of a block device, the device. Raises DataPathError if there is none."""
         make = partial(open_output, self.work_dir)
         if self.device:
             return await find_only_file(self.repository, self.snapshot, make)

@@ -134,11 +134,7 @@ def _read_peak_bytes() -> int:
 
 
 async def _wait_for_release(job: str, context: PodContext) -> timedelta:
-    """Return the Job's deadline once it has the label by which a Velero server would wait for it.
-
-    Raises:
-        MaintenanceError: it has not got it in time, or does not exist.
-    """
+    """Return the Job's deadline once it has the label by which a Velero server would wait for it."""
     shown = f"Job {context.namespace}/{job}"
     states = watch_one(context.client, JOBS, context.namespace, name=job, clock=context.clock)
     try:
@@ -155,11 +151,7 @@ async def _wait_for_release(job: str, context: PodContext) -> timedelta:
 
 
 def _check_writable(location: BackupStorageLocation) -> None:
-    """Check that maintenance may write to the location.
-
-    Raises:
-        MaintenanceError: it is read-only or unavailable.
-    """
+    """Check that maintenance may write to the location. Raises MaintenanceError if it is read-only or unavailable."""
     if location.read_only:
         raise MaintenanceError(f"BackupStorageLocation {location.name} is read-only")
     if location.status.phase == _UNAVAILABLE:
@@ -210,11 +202,7 @@ class _Run:
         return await self._execute(result, decision.mode, epochs=status.epochs)
 
     def _check_identity(self, info: MaintenanceInfo, status: RepositoryStatus) -> None:
-        """Check that the repository is the recorded one, and its maintenance this client's.
-
-        Raises:
-            MaintenanceError: it is not.
-        """
+        """Check that the repository is the recorded one, and its maintenance this client's."""
         recorded = self.wanted.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, "")
         if recorded and recorded != status.unique_id:
             raise MaintenanceError(
@@ -313,11 +301,7 @@ class _Run:
 
 
 async def _list_unfinished(context: PodContext) -> set[str]:
-    """Return the UIDs of the DataUploads that have no final phase, or one that cannot be read.
-
-    Raises:
-        AgentError: not all of them are known.
-    """
+    """Return the UIDs of the DataUploads that have no final phase, or one that cannot be read."""
     found: set[str] = set()
     async for page in context.patient_client.pages(Selection(DATA_UPLOADS, context.namespace)):
         found |= {raw["metadata"]["uid"] for raw in page.items if not _has_ended(raw)}

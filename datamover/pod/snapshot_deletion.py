@@ -142,11 +142,7 @@ class _Deleter:
         return [one for one in self.spec.checks if one.volume_namespace == namespace]
 
     async def _find_fault(self, repository: Repository, copy: CopyToCheck, listed: ListedSnapshot | None) -> str | None:
-        """Return why it is not known that the copy can be restored; None: its root directory was read.
-
-        Raises:
-            StorageOutageError: the storage does not answer.
-        """
+        """Return why it is not known that the copy can be restored; None: its root directory was read."""
         snapshot = f"snapshot {copy.snapshot_id}"
         if listed is None:
             return f"{snapshot} is not in the repository"
@@ -168,11 +164,7 @@ class _Deleter:
         return None
 
     async def _check_directory(self) -> None:
-        """Check a location that is a directory.
-
-        Raises:
-            RepositoryError: it has Velero's files, or cannot be read.
-        """
+        """Check a location that is a directory. Raises RepositoryError if it has Velero's files, or cannot be read."""
         storage = await resolve_storage(self.context, self.location)
         if isinstance(storage, FileStorage):
             try:
@@ -183,12 +175,7 @@ class _Deleter:
             self._refuse(found=_BACKUPS in folders)
 
     async def _check_bucket(self, files: BackupFiles) -> None:
-        """Check a bucket, by the first repository in it that can be opened.
-
-        Raises:
-            RepositoryError: it has Velero's files.
-            DataPathError: that cannot be found out.
-        """
+        """Check a bucket, by the first repository in it that can be opened."""
         if not self.usable:
             self._refuse(found=await files.exist())
 
@@ -211,11 +198,7 @@ class _Deleter:
         wanted: set[tuple[str, str]],
         work_dir: WorkDir,
     ) -> None:
-        """Delete the snapshots.
-
-        Raises:
-            KopiaError: one could not be deleted; the message has kopia's reason, such as a lock of the object.
-        """
+        """Delete the snapshots."""
         left = {one.id for one in snapshots}
         for _ in range(_ROUNDS):
             if not left:

@@ -173,12 +173,7 @@ async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple
 async def _list(
     client: KubeClient, resource: Resource[UncheckedObject], namespace: str
 ) -> AsyncIterator[UncheckedObject]:
-    """Yield all objects of a kind.
-
-    Raises:
-        ContractError: one is malformed: what it refers to is not known.
-        KubeError: they cannot be listed.
-    """
+    """Yield all objects of a kind."""
     async for page in client.pages(Selection(resource, namespace)):
         if page.malformed:
             raise ContractError(f"a {resource.kind} in namespace {namespace} is malformed")
@@ -187,11 +182,7 @@ async def _list(
 
 
 def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str | None:
-    """Return the ID of the kopia snapshot that the transfer refers to; None if it does not.
-
-    Raises:
-        ContractError: the transfer is malformed.
-    """
+    """Return the ID of the kopia snapshot that the transfer refers to; None if it does not."""
     status, spec = raw.get("status") or {}, raw.get("spec") or {}
     try:
         found = status.get("snapshotID") if verb is MoverVerb.BACKUP else spec.get("snapshotID")

@@ -158,11 +158,7 @@ class _ShareVerifier:
     key: RepositoryKey
 
     async def run(self) -> int:
-        """Write a line for each share that is right; return how many snapshots have one, too.
-
-        Raises:
-            AgentError: nothing was found out.
-        """
+        """Write a line for each share that is right; return how many snapshots have one, too."""
         expected = await self._read_expected()
         listed: set[str] = set()
         try:
@@ -178,11 +174,7 @@ class _ShareVerifier:
         return len(await self.verifier.run(sorted(expected - listed), self._read_expected))
 
     async def _read_shares(self) -> bool:
-        """Read shares, and write the lines; return False at the first one that is damaged.
-
-        Raises:
-            AgentError: it could not be read, and no other was.
-        """
+        """Read shares, and write the lines; return False at the first one that is damaged."""
         verifier, clock = self.verifier, self.access.context.clock
         began = clock.monotonic()
         # In each run: a content whose index was lost since the first one is in no share any more.

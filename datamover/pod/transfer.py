@@ -124,11 +124,7 @@ class PodTransfer:
         return termination.exit_code
 
     def _read_grace(self) -> timedelta:
-        """Return how long kopia may save a checkpoint after a signal; zero unless it saves some.
-
-        Raises:
-            ConfigError: the environment has an invalid duration.
-        """
+        """Return how long kopia may save a checkpoint after a signal; zero unless it saves some."""
         saves = self._options.mode is VolumeMode.FILESYSTEM or self._options.tracked is not None
         if not saves or self._kind.verb is not MoverVerb.BACKUP:
             return timedelta()
@@ -233,11 +229,7 @@ class PodTransfer:
         return await data_path.run_in_thread(lambda _: has_done_file(volume, owner_uid), "looking for the done file")
 
     def _check_mounted(self) -> None:
-        """Check that the volume of a workload pod is mounted, or the mover has a volume of its own.
-
-        Raises:
-            DataPathError: it is not mounted.
-        """
+        """Check that the volume of a workload pod is mounted, or the mover has a volume of its own."""
         if self._kind.in_use:
             check_mounted(self._options.volume, self._context.mounts)
 

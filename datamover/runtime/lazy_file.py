@@ -84,11 +84,7 @@ class LazyFile:
             yield cls(path, fd, size_bytes)
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file, fewer at its end.
-
-        Raises:
-            AgentError: they cannot be fetched.
-        """
+        """Return bytes of the file, fewer at its end. Raises AgentError if they cannot be fetched."""
         await self._provide(offset, length)
         return os.pread(self.fd, length, offset)
 

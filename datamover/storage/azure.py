@@ -182,11 +182,7 @@ def build_azure(
 
 
 def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an identity that reads and writes blobs itself.
-
-    Raises:
-        RepositoryError: kopia does not support it.
-    """
+    """Return the variables of an identity that reads and writes blobs itself."""
     if unsupported := _unsupported(given):
         raise RepositoryError(
             f"{unsupported}: not supported by kopia, which needs the account's key, a client secret, "

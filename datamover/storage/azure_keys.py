@@ -96,11 +96,7 @@ class _SignIn:
     redactor: Redactor
 
     def token(self) -> str:
-        """Return a new token.
-
-        Raises:
-            RepositoryError: it was not granted, or the service does not answer.
-        """
+        """Return a new token. Raises RepositoryError if it was not granted, or the service does not answer."""
         identity = self.identity
         self.redactor.add(identity.secret)
         attempted = f"cannot sign in to Azure as {identity.description}"

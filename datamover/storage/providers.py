@@ -94,11 +94,7 @@ def read_inherited(environment: Mapping[str, str], variable: str) -> Credentials
 
 
 def read_credentials(path: str, named_by: str) -> CredentialsText:
-    """Return the content of the file.
-
-    Raises:
-        RepositoryError: it cannot be read.
-    """
+    """Return the content of the file. Raises RepositoryError if it cannot be read."""
     try:
         return CredentialsText(Path(path).read_text(), f"file {path}")
     except (OSError, UnicodeDecodeError) as e:

@@ -212,11 +212,7 @@ def parse_aws_profile(source: CredentialsText, profile: str = "") -> AwsIdentity
 
 
 def _assumed_role(source: CredentialsText, profile: str, values: Mapping[str, str]) -> AwsAssumedRole:
-    """Return the role of `profile`, with the keys of its source profile, which may be itself.
-
-    Raises:
-        RepositoryError: that has no keys, or kopia cannot assume the role.
-    """
+    """Return the role of `profile`, with the keys of its source profile, which may be itself."""
     named, shown = values["source_profile"], f'{source.origin}: profile "{profile}"'
     _check_supported(values, ("credential_source", "credential_process", *_OF_ROLE), shown, _ONE_ROLE)
     shown = f'{shown}: source_profile "{named}"'
@@ -233,21 +229,13 @@ def _assumed_role(source: CredentialsText, profile: str, values: Mapping[str, st
 
 
 def _check_supported(values: Mapping[str, str], unsupported: Iterable[str], shown: str, needed: str) -> None:
-    """Check that kopia can use a profile.
-
-    Raises:
-        RepositoryError: it has one of the `unsupported` keys.
-    """
+    """Check that kopia can use a profile. Raises RepositoryError if it has one of the `unsupported` keys."""
     if found := [name for name in unsupported if values.get(name)]:
         raise RepositoryError(f"{shown}: {' and '.join(found)}: not supported by kopia, {needed}")
 
 
 def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> AwsKeys | None:
-    """Return the keys of `profile`; None if it has none.
-
-    Raises:
-        RepositoryError: it has only one of them, or one was damaged on its way.
-    """
+    """Return the keys of `profile`; None if it has none."""
     access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
     if bool(access) != bool(secret):
         raise RepositoryError(

@@ -96,11 +96,7 @@ def build_direct_client() -> OpenerDirector:
 
 
 def read_token(file: str, named_by: str) -> str:
-    """Return the token in a file.
-
-    Raises:
-        RefusedError: it cannot be read.
-    """
+    """Return the token in a file. Raises RefusedError if it cannot be read."""
     try:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as e:
