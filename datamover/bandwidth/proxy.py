@@ -221,7 +221,8 @@ class BandwidthProxy:
         # As seen from the node.
         self._upload, self._download = Lane(clock), Lane(clock)
         self.limit(limits)
-        self._password = secrets.token_urlsafe(32)
+        self.password = secrets.token_urlsafe(32)
+        """What must not be in a message."""
         self._listener = socket.socket()
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
@@ -235,12 +236,7 @@ class BandwidthProxy:
         excluded = {"NO_PROXY", *_VARIABLES}
         kept = {name: value for name, value in self._environment.items() if name.upper() not in excluded}
         host, port = self._listener.getsockname()
-        return kept | dict.fromkeys(_VARIABLES, f"http://{_USER}:{self._password}@{host}:{port}")
-
-    @property
-    def password(self) -> str:
-        """What must not be in a message."""
-        return self._password
+        return kept | dict.fromkeys(_VARIABLES, f"http://{_USER}:{self.password}@{host}:{port}")
 
     def limit(self, limits: BandwidthLimits) -> None:
         """Apply other limits, also to the connections that exist."""
@@ -284,7 +280,7 @@ class BandwidthProxy:
             head = await reader.read()
         if head is None:
             return
-        expected = basic_credentials(_USER, self._password)
+        expected = basic_credentials(_USER, self.password)
         if not compare_digest((head.authorization or "").encode(), expected.encode()):
             await _refuse(client, "407 Proxy Authentication Required", 'Proxy-Authenticate: Basic realm="mover"')
             return

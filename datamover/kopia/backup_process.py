@@ -79,7 +79,8 @@ class MoverBackup:
         self._child: asyncio.Task[KopiaAnswer] | None = None
         self._decision_fd = -1
         self._offered: asyncio.Future[Offer] | None = None
-        self._result: JsonDict = {}
+        self.result: JsonDict = {}
+        """What kopia says about the backup besides its snapshot; empty before its end."""
 
     @property
     def offer(self) -> Offer:
@@ -87,11 +88,6 @@ class MoverBackup:
         if self._offered is None:
             raise RuntimeError("kopia was not started")
         return self._offered.result()
-
-    @property
-    def result(self) -> JsonDict:
-        """What kopia says about the backup besides its snapshot; empty before its end."""
-        return self._result
 
     async def open(self) -> KopiaAnswer:
         """Start kopia, and return its answer so far once it has opened the repository, or its only one.
@@ -124,7 +120,7 @@ class MoverBackup:
         document, fd = json.dumps(decision).encode(), self._decision_fd
         async with run_in_background(lambda _: write_all(fd, document), name="decision"):
             answer = await self._child
-        output = json.dumps(self._result["snapshot"]).encode() if self._result else b""
+        output = json.dumps(self.result["snapshot"]).encode() if self.result else b""
         return replace(answer, output=output)
 
     async def end(self) -> None:
@@ -160,7 +156,7 @@ class MoverBackup:
             case "progress":
                 self._meter.take_report(value)
             case "result":
-                self._result = value
+                self.result = value
 
 
 async def read_blocks(

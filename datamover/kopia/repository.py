@@ -83,7 +83,11 @@ class RepositoryStatus(NamedTuple):
 
 
 class Repository:
-    """The repository at an address, and the kopia whose environment gives access to it."""
+    """The repository at an address, and the kopia whose environment gives access to it.
+
+    `kopia` is connected once `connect` or `open` has returned; `work_dir` has its configuration and temporary files.
+    `created`: `ensure` has created the repository.
+    """
 
     def __init__(
         self,
@@ -94,9 +98,9 @@ class Repository:
         cache: CacheLimit | None = None,
         waits: Waits | None = None,
     ) -> None:
-        self._kopia = kopia
+        self.kopia = kopia
         self._address = address
-        self._work_dir = work_dir
+        self.work_dir = work_dir
         self._cache = cache or CacheLimit()
         waits = waits or Waits()
         self._clock = waits.clock
@@ -108,17 +112,7 @@ class Repository:
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
         self._request_time = RequestTime(work_dir.path)
         self._connected = False
-        self._created = False
-
-    @property
-    def created(self) -> bool:
-        """Whether `ensure` has created the repository."""
-        return self._created
-
-    @property
-    def kopia(self) -> Kopia:
-        """The program, connected once `connect` or `open` has returned."""
-        return self._kopia
+        self.created = False
 
     @property
     def description(self) -> str:
@@ -126,17 +120,12 @@ class Repository:
         return self._address.description
 
     @property
-    def work_dir(self) -> WorkDir:
-        """Where kopia's configuration and temporary files are."""
-        return self._work_dir
-
-    @property
     def data_cache(self) -> Path:
         """Where kopia caches contents of files; it may be missing.
 
         Source: kopia 0.23.1, repo/content/committed_read_manager.go.
         """
-        return self._work_dir.cache / "contents"
+        return self.work_dir.cache / "contents"
 
     @property
     def request_seconds(self) -> float:
@@ -167,7 +156,7 @@ class Repository:
         return (await self._calls.repeat(partial(self._calls.open_once, meter, work))).check()
 
     def _check_id(self) -> None:
-        if self._address.unique_id is not None and (found := read_cached_id(self._work_dir.cache)):
+        if self._address.unique_id is not None and (found := read_cached_id(self.work_dir.cache)):
             self.check_id(found)
 
     def check_id(self, found: str) -> None:
@@ -200,7 +189,7 @@ class Repository:
         """Return the answer of a call, however long it takes, unless it stalls; `more` are additional variables."""
         meter = Meter(watchdog.clock, Direction.RESTORE)
         flagged = (meter.counter_argument, *arguments)
-        call = partial(self._kopia.call, attempted, *flagged, seconds=None, more=more)
+        call = partial(self.kopia.call, attempted, *flagged, seconds=None, more=more)
         return await watchdog.guard(attempted, meter, call)
 
     async def connect(self, *, read_only: bool = False) -> None:
@@ -220,13 +209,10 @@ class Repository:
         if answer.mentions(_NO_REPOSITORY):
             if missing := await self._check_bucket():
                 raise RepositoryError(f"{self.description}: {missing}")
-            raise self._not_initialized()
+            raise NotInitializedError(f"{self.description}: no repository found")
         self._check(answer)
         self._throttle()
         self._connected = True
-
-    def _not_initialized(self) -> NotInitializedError:
-        return NotInitializedError(f"{self.description}: no repository found")
 
     async def _check_directory(self) -> None:
         """Check that a directory has a repository: kopia would write to it, and disturb one that is being created."""
@@ -240,7 +226,7 @@ class Repository:
                 run_in_background(lambda _: has_repository(storage.path), name="directory") as found,
             ):
                 if not await found:
-                    raise self._not_initialized()
+                    raise NotInitializedError(f"{self.description}: no repository found")
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
         """Return what `read` returns, and leave the repository connected.
@@ -287,7 +273,7 @@ class Repository:
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
         self._address.storage.prepare_creation()
-        new = await create_apart(self._kopia, self._work_dir, self.description, block_hash)
+        new = await create_apart(self.kopia, self.work_dir, self.description, block_hash)
         if not await self._put(new):
             await self._clock.sleep(SETTLE_SECONDS)
         await self.connect()
@@ -297,7 +283,7 @@ class Repository:
             return found
         (await self.call(f"{self.description}: own its maintenance", *OWN_MAINTENANCE)).check()
         _logger.info("created %s", self.description)
-        self._created = True
+        self.created = True
         return found
 
     async def _put(self, new: NewRepository) -> bool:
@@ -329,13 +315,13 @@ class Repository:
         config = self._address.storage.config()
         if config is None:
             return False
-        files = LocationFiles(self._kopia, self._work_dir, self.description)
+        files = LocationFiles(self.kopia, self.work_dir, self.description)
         await files.prepare(config, read_only=False)
         return await files.remove_if_only(STORAGE_CONFIG)
 
     async def _upload(self, new: NewRepository) -> None:
         try:
-            answer = await new.upload(self._kopia, self._address.access.arguments, self.description)
+            answer = await new.upload(self.kopia, self._address.access.arguments, self.description)
         except KopiaTimeoutError as e:
             raise NoAnswerError("the storage is slow", str(e)) from e
         self._calls.check_outage(answer)
@@ -381,9 +367,9 @@ class Repository:
 
     async def _connect_apart(self, access: KopiaAccess) -> KopiaAnswer:
         """Return kopia's answer to connecting in this way; the connection of the repository stays as it is."""
-        config = {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _PROBE_CONFIG)}
+        config = {"KOPIA_CONFIG_PATH": str(self.work_dir.path / _PROBE_CONFIG)}
         arguments = ("repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE))
-        return await self._kopia.call(self.description, *arguments, seconds=self._probe_seconds, more=config)
+        return await self.kopia.call(self.description, *arguments, seconds=self._probe_seconds, more=config)
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""
@@ -396,11 +382,10 @@ class Repository:
         unique_id = document.get("uniqueIDHex")
         if not isinstance(unique_id, str) or not unique_id:
             raise answer.error("no uniqueIDHex in kopia's output")
-        try:
+        epochs = False
+        # kopia omits the parameters in an old format.
+        with suppress(KeyError, TypeError):
             epochs = bool(document["contentFormat"]["epochParameters"]["Enabled"])
-        except (KeyError, TypeError):
-            # kopia omits the parameters in an old format.
-            epochs = False
         return RepositoryStatus(unique_id, epochs)
 
     def _write_config(self, *, read_only: bool) -> bool:
@@ -408,23 +393,23 @@ class Repository:
         storage = self._address.storage.config()
         if storage is None:
             return False
-        config = build_config(storage, cache=self._work_dir.cache, limit=self._cache, read_only=read_only)
-        self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
+        config = build_config(storage, cache=self.work_dir.cache, limit=self._cache, read_only=read_only)
+        self.work_dir.write(self.work_dir.config_file.name, json.dumps(config).encode())
         self._throttle()
         return True
 
     def _throttle(self) -> None:
         """Add the limits to the configuration, which kopia reads when it starts."""
         if (limits := self._address.throttle) is not None:
-            config = json.loads(self._work_dir.config_file.read_bytes())
+            config = json.loads(self.work_dir.config_file.read_bytes())
             config |= build_throttle(limits)
-            self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
+            self.work_dir.write(self.work_dir.config_file.name, json.dumps(config).encode())
 
     def _arguments(self, verb: str) -> list[str]:
         return ["repository", verb, *self._address.access.arguments]
 
     def _flags(self, cache_name: str = "") -> list[str]:
-        cache = self._work_dir.cache / cache_name
+        cache = self.work_dir.cache / cache_name
         return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
 
     def _check(self, answer: KopiaAnswer) -> None:

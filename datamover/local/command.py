@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
@@ -132,33 +132,19 @@ def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) ->
     )
 
 
+@dataclass(frozen=True)
 class LocalMover:
     """Runs the commands of local mode on one repository."""
 
-    def __init__(
-        self,
-        options: RepositoryOptions,
-        environment: Mapping[str, str],
-        *,
-        limits: ResourceLimits,
-        clock: Clock,
-        stop: StopSignal,
-        redactor: Redactor | None = None,
-    ) -> None:
-        self._options = options
-        self._environment = environment
-        self._limits = limits
-        self._clock = clock
-        self._stop = stop
-        self._redactor = redactor or Redactor()
+    options: RepositoryOptions
+    environment: Mapping[str, str] = field(repr=False)
+    limits: ResourceLimits
+    clock: Clock
+    stop: StopSignal
+    redactor: Redactor = field(default_factory=Redactor, repr=False)
 
     async def back_up(
-        self,
-        source: Path,
-        name: str,
-        bar: ProgressBar | None,
-        *,
-        wanted: LocalBackup | None = None,
+        self, source: Path, name: str, bar: ProgressBar | None, *, wanted: LocalBackup | None = None
     ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none.
 
@@ -171,15 +157,15 @@ class LocalMover:
             volume,
             _mode(volume),
             name or str(volume),
-            parallel=self._limits.backup_workers,
+            parallel=self.limits.backup_workers,
             compression=wanted.compression,
-            limits=self._limits,
+            limits=self.limits,
             ignore_files=wanted.ignore_files,
             exclude=wanted.exclude,
             parent=NO_PARENT if wanted.read_all_files else AUTO_PARENT,
             mover=wanted.mover,
         )
-        meter = Meter(self._clock, Direction.BACKUP)
+        meter = Meter(self.clock, Direction.BACKUP)
 
         async def work(repository: Repository) -> BackupResult:
             try:
@@ -195,11 +181,11 @@ class LocalMover:
         self, snapshot_id: str, target: Path, bar: ProgressBar | None, *, mover: MoverMethod = MoverMethod.PLAIN
     ) -> RestoreResult:
         """Restore a snapshot to a directory or device."""
-        volume, limits = _absolute(target), self._limits
+        volume, limits = _absolute(target), self.limits
         mode, workers = _mode(volume), limits.restore_workers
         # A disk image would otherwise take its full size.
         parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True, mover=mover)
-        meter = Meter(self._clock, Direction.RESTORE)
+        meter = Meter(self.clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
             moving = restore(repository, parameters, self._build_data_path(meter, repository))
@@ -209,42 +195,36 @@ class LocalMover:
 
     async def list(self) -> list[Snapshot]:
         """Return the snapshots of the repository."""
-
-        async def work(repository: Repository) -> list[Snapshot]:
-            return await repository.open(partial(list_snapshots, repository), read_only=True)
-
-        return await self._with_repository(work)
+        return await self._with_repository(
+            lambda repository: repository.open(partial(list_snapshots, repository), read_only=True)
+        )
 
     def _build_data_path(self, meter: Meter, repository: Repository) -> DataPath:
-        waits = self._waits
-        return DataPath(meter, Watchdog(waits.clock, waits.reporter.warn, repository.probe, waits.limits))
-
-    @property
-    def _waits(self) -> Waits:
-        return Waits(self._clock, read_stall_limits(self._environment), WaitLog())
+        limits = read_stall_limits(self.environment)
+        return DataPath(meter, Watchdog(self.clock, WaitLog().warn, repository.probe, limits))
 
     async def _with_repository(
         self, work: Callable[[Repository], Coroutine[None, None, _T]], restore_workers: int = 0
     ) -> _T:
         """Return what `work` returns for the repository, unless a signal cancels it."""
         canceler = Canceler()
-        canceler.cancel_on(self._stop)
-        with open_work_dir(self._environment) as work_dir:
+        canceler.cancel_on(self.stop)
+        with open_work_dir(self.environment) as work_dir:
             repository = self._build_repository(work_dir, restore_workers)
             return await run_unless_canceled(lambda: work(repository), canceler)
 
     def _build_repository(self, work_dir: WorkDir, restore_workers: int) -> Repository:
-        storage = parse_storage(self._options, self._environment)
+        storage = parse_storage(self.options, self.environment)
         access = storage.access(work_dir)
-        self._redactor.add(self._options.password, *access.secrets(self._environment))
+        self.redactor.add(self.options.password, *access.secrets(self.environment))
         secrets = {
-            **self._limits.go_settings(self._environment, restore_workers=restore_workers),
+            **self.limits.go_settings(self.environment, restore_workers=restore_workers),
             **access.environment,
-            "KOPIA_PASSWORD": self._options.password,
+            "KOPIA_PASSWORD": self.options.password,
         }
-        kopia = Kopia(kopia_environment(self._environment, work_dir, secrets), self._redactor)
+        kopia = Kopia(kopia_environment(self.environment, work_dir, secrets), self.redactor)
         address = RepositoryAddress(f"repository {storage.description}", storage, access)
-        return Repository(kopia, address, work_dir, waits=self._waits)
+        return Repository(kopia, address, work_dir, waits=Waits(self.clock, read_stall_limits(self.environment)))
 
 
 async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: ProgressBar | None) -> _R:

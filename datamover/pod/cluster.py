@@ -100,13 +100,13 @@ FORBIDDEN_SECONDS: Final = 20.0
 """After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
 
 
+@dataclass(frozen=True)
 class ClusterReader:
     """Reads objects of the agent's namespace."""
 
-    def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
-        self._client = client
-        self._clock = clock
-        self._namespace = namespace
+    client: KubeClient
+    clock: Clock
+    namespace: str
 
     async def location(self, name: str) -> BackupStorageLocation:
         """Return the BackupStorageLocation. Raises RepositoryError if it does not exist."""
@@ -125,7 +125,7 @@ class ClusterReader:
         credential: CredentialsText | None = None
         if named := location.spec.credential:
             value = await self._secret(named)
-            credential = CredentialsText(value.decode(errors="replace"), f"Secret {self._namespace}/{named.name}")
+            credential = CredentialsText(value.decode(errors="replace"), f"Secret {self.namespace}/{named.name}")
         authority = location.spec.object_storage.ca_cert_ref
         ca_pem = await self._secret(authority) if authority else None
         return LocationSecrets(credential, ca_pem)
@@ -150,10 +150,10 @@ class ClusterReader:
             RepositoryError: its controller could not make it Ready; the message is the controller's.
                 Or it is still not Ready at the deadline.
         """
-        reported, next_read = "", Deadline.after(self._clock, timedelta())
+        reported, next_read = "", Deadline.after(self.clock, timedelta())
         while True:
             found = await self._find_repository(volume_namespace, location)
-            name = f"BackupRepository {self._namespace}/{found.name}"
+            name = f"BackupRepository {self.namespace}/{found.name}"
             if found.phase is RepositoryPhase.READY:
                 return found
             if found.phase is RepositoryPhase.NOT_READY:
@@ -166,13 +166,13 @@ class ClusterReader:
                 reported = text
             await self._wait_for_change(found, deadline)
             # A status that changes all the time, or that list and watch show differently, must not load the API server.
-            await self._clock.sleep(next_read.remaining_seconds)
-            next_read = Deadline.after(self._clock, _REREAD)
+            await self.clock.sleep(next_read.remaining_seconds)
+            next_read = Deadline.after(self.clock, _REREAD)
 
     async def _wait_for_change(self, repository: BackupRepository, deadline: Deadline) -> None:
         """Return when the repository's phase or message has changed, it was deleted, or the deadline has passed."""
         name, known = repository.name, (repository.status.phase, repository.status.message)
-        states = watch_one(self._client, BACKUP_REPOSITORIES, self._namespace, name=name, clock=self._clock)
+        states = watch_one(self.client, BACKUP_REPOSITORIES, self.namespace, name=name, clock=self.clock)
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_seconds), aclosing(states):
                 async for raw in states:
@@ -186,30 +186,30 @@ class ClusterReader:
         """Return the BackupRepository that labels or name select and whose spec matches; create it if there is none."""
         wanted = RepositoryKey(volume_namespace, location)
         selector = select_labels(repository_labels(volume_namespace, location))
-        found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
-        manifest = build_backup_repository(self._namespace, wanted)
+        found = await self.client.list(Selection(BACKUP_REPOSITORIES, self.namespace, label_selector=selector))
+        manifest = build_backup_repository(self.namespace, wanted)
         if not found:
             # If the name exists, another mover created it meanwhile, it lacks the labels, or its spec differs.
             with suppress(AlreadyExistsError):
-                return BackupRepository.parse(await self._client.create(BACKUP_REPOSITORIES, manifest))
+                return BackupRepository.parse(await self.client.create(BACKUP_REPOSITORIES, manifest))
         matching = [BackupRepository.parse(raw) for raw in found if RepositoryKey.of(raw) == wanted]
         if matching:
             return min(matching, key=lambda repository: repository.name)
         name = manifest["metadata"]["name"]
-        if found and await self._client.read(BACKUP_REPOSITORIES, self._namespace, name) is None:
+        if found and await self.client.read(BACKUP_REPOSITORIES, self.namespace, name) is None:
             name = found[0]["metadata"]["name"]
         repository = await self.repository(name)
         repository.check_key(wanted)
         return repository
 
     async def _read(self, resource: Resource[ObjectT], name: str) -> ObjectT:
-        raw = await self._client.read(resource, self._namespace, name)
+        raw = await self.client.read(resource, self.namespace, name)
         if raw is None:
-            raise RepositoryError(f"{resource.kind} {self._namespace}/{name} does not exist")
+            raise RepositoryError(f"{resource.kind} {self.namespace}/{name} does not exist")
         return raw
 
     async def _secret(self, wanted: SecretKey) -> bytes:
-        shown = f"Secret {self._namespace}/{wanted.name}"
+        shown = f"Secret {self.namespace}/{wanted.name}"
         encoded = ((await self._read(SECRETS, wanted.name)).get("data") or {}).get(wanted.key)
         if encoded is None:
             raise RepositoryError(f'{shown} has no key "{wanted.key}"')

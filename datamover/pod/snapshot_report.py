@@ -322,29 +322,28 @@ async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Terminatio
         AgentError: the location cannot be listed, or no repository in it can be.
     """
     location = await context.reader.location(spec.name)
-    output = JobOutput()
-    lister = _Lister(context, location, output)
+    lister = _Lister(context, location)
     names = spec.volume_namespaces or await lister.find_namespaces()
     if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
-    return build_success(output.seal(await lister.run(names)))
+    return build_success(lister.output.seal(await lister.run(names)))
 
 
+@dataclass(frozen=True)
 class _Lister:
     """Lists the repositories of a location to `output`."""
 
-    def __init__(self, context: PodContext, location: BackupStorageLocation, output: JobOutput) -> None:
-        self._context = context
-        self._location = location
-        self._output = output
+    context: PodContext
+    location: BackupStorageLocation
+    output: JobOutput = field(default_factory=JobOutput)
 
     async def find_namespaces(self) -> Sequence[str]:
-        with open_access(self._context) as access:
-            found = await access.list_volume_namespaces(self._location)
+        with open_access(self.context) as access:
+            found = await access.list_volume_namespaces(self.location)
         if found is None:
             raise RepositoryError(
-                f"BackupStorageLocation {self._location.name}: its folders cannot be listed in a storage of the "
-                f"provider {self._location.spec.provider}: name a namespace (-n)"
+                f"BackupStorageLocation {self.location.name}: its folders cannot be listed in a storage of the "
+                f"provider {self.location.spec.provider}: name a namespace (-n)"
             )
         return [name for name in found if OBJECT_NAME.fullmatch(name)]
 
@@ -360,7 +359,7 @@ class _Lister:
                 raise
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
-                unread.append(build_unread(name, e, self._context.redactor))
+                unread.append(build_unread(name, e, self.context.redactor))
         if unread and not counts:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
         return SnapshotListing(
@@ -372,13 +371,13 @@ class _Lister:
 
     async def _list(self, volume_namespace: str) -> int:
         """Write the lines of one repository, and return how many there are."""
-        with open_access(self._context) as access, open_output(access.work_dir) as file:
-            repository = await access.resolve_namespace(self._location, volume_namespace)
+        with open_access(self.context) as access, open_output(access.work_dir) as file:
+            repository = await access.resolve_namespace(self.location, volume_namespace)
             read, count = await list_stored(repository, file), 0
             for one in read():
                 # An incomplete one of a device has the tags of its backup.
                 if not one.incomplete:
-                    self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
+                    self.output.write(STORED_LINE, describe_stored(one, volume_namespace))
                     count += 1
             return count
 

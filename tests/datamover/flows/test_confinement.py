@@ -284,7 +284,7 @@ class _Attack:
         volume, restored = (self.folder / f"{name}-{number}" for name in ("volume", "restored"))
         folder = _fill(volume, self.names)
         with opened(self.storage) as mover:
-            target = self.target if self.target.is_absolute() else mover._work_dir.path
+            target = self.target if self.target.is_absolute() else mover.work_dir.path
             with swapping(Swap(folder, target, folder)):
                 try:
                     snapshot_id = await _snapshot(mover, volume)
@@ -373,7 +373,7 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
     volume = tmp_path / "volume"
     _fill(volume, [])
     with opened(role_storage) as mover:
-        work = mover._work_dir.path
+        work = mover.work_dir.path
 
         def on_line(line: str) -> str:
             if line.startswith("starting "):

@@ -251,7 +251,7 @@ async def test_a_lock_that_another_kopia_of_this_pod_holds_is_no_success(
     maintenance: Maintenance, mover_repository: Repository
 ) -> None:
     """kopia says nothing then, and exits with code 0."""
-    lock = mover_repository._work_dir.config_file.with_suffix(".config.mlock")
+    lock = mover_repository.work_dir.config_file.with_suffix(".config.mlock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(MaintenanceError, match=r"^locked: another kopia of this pod holds the maintenance lock$"):

@@ -119,7 +119,7 @@ async def test_the_configuration_of_a_bucket_equals_kopias_and_has_no_keys(s3: S
     storage = s3_storage(s3, s3.make_bucket("config"))
     with opened(storage) as repository:
         await repository.ensure()
-        assert repository._work_dir.config_file.stat().st_mode & 0o777 == 0o600
+        assert repository.work_dir.config_file.stat().st_mode & 0o777 == 0o600
     ours, theirs = await configurations(storage, read_only=False)
     assert ours == theirs
     assert not {s3.access_key, s3.secret_key} & set(theirs["storage"]["config"].values())

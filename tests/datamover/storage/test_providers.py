@@ -118,7 +118,7 @@ async def test_without_keys_the_identity_of_an_agent_is_used(
             assert await repository.ensure()
         with opened(storage) as repository:
             assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
-            assert "accessKeyID" in repository._work_dir.config_file.read_text()
+            assert "accessKeyID" in repository.work_dir.config_file.read_text()
     asked = {(one.method, one.target, one.headers.get("authorization", "")) for one in agent.received}
     assert asked == {("GET", "/identity", token)}
 
@@ -157,7 +157,7 @@ async def test_a_confined_kopia_exchanges_the_token_that_a_google_file_names(
         with opened(GcsStorage("bucket", "p/", json.dumps(credentials))) as repository:
             storage = {"type": "gcs", "config": {"bucket": "bucket", "prefix": "p/"}}
             config = {"storage": storage, "caching": {"cacheDirectory": "kopia-cache"}}
-            repository._work_dir.config_file.write_text(json.dumps(config))
+            repository.work_dir.config_file.write_text(json.dumps(config))
             files = KopiaFiles(volume=VolumeAccess(tree))
             moving = asyncio.create_task(
                 repository.kopia.move_data("back up", "snapshot", "create", str(tree), files=files, listener=Silence())

@@ -38,7 +38,7 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
     """Return the configuration that is written without connecting, and kopia's own, both without defaults."""
 
     async def read() -> JsonDict:
-        config: JsonDict = json.loads(repository._work_dir.config_file.read_text())
+        config: JsonDict = json.loads(repository.work_dir.config_file.read_text())
         return config
 
     with opened(storage) as repository:
@@ -46,7 +46,7 @@ async def configurations(storage: Storage, *, read_only: bool) -> tuple[JsonDict
         await repository.connect(read_only=read_only)
         theirs = await read()
         # kopia writes a cache directory next to its configuration as a relative path.
-        theirs["caching"]["cacheDirectory"] = str(repository._work_dir.path / theirs["caching"]["cacheDirectory"])
+        theirs["caching"]["cacheDirectory"] = str(repository.work_dir.path / theirs["caching"]["cacheDirectory"])
         return _without_zeros(ours), _without_zeros(theirs)
 
 
