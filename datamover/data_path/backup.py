@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from datamover.data_path.checkpoints import BackupAttempt, Inheritance, remove_o
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.one_open_runs import open_run
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun
+from datamover.data_path.snapshot_runs import BackupParameters, RunReport, SnapshotRun
 from datamover.data_path.stage import STAGE_PATTERN, has_stage
 from datamover.kinds import NO_PARENT
 from datamover.kopia.location_files import open_output
@@ -113,8 +113,6 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/upload/upload.go 
 
 _BLOCK_NOTE: Final = "exclusions are for file systems: the block device is backed up as a whole"
 
-_WaitForNames = Callable[[], Awaitable[NameReport]]
-
 
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
     """Take a snapshot of the volume and return its result.
@@ -132,45 +130,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         raise DataPathError(
             f"volume {parameters.volume} has a file system: data mover {BLOCK_DATA_MOVER} cannot read it"
         )
-    parameters = await _leave_out_stage(parameters, data_path)
-    kopia, meter = repository.kopia, data_path.meter
-    report = NameReport()
-    async with (
-        _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most),
-        open_run(repository, parameters, data_path, None if fd is None else (fd, device_bytes or 0)) as run,
-        # Meanwhile kopia derives the repository's key, which takes one processor a quarter of a second.
-        run_in_background(_plan_inspection(parameters, report), name="names") as names,
-    ):
-        meter.total_bytes = device_bytes or 0
-        index_seconds = parameters.limits.index_seconds(files_at_most) if parameters.limits else math.inf
-        interval = parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
-        inheritance = await run.prepare()
-        if inheritance.warning:
-            await data_path.warn(inheritance.warning)
-        if parent_fault := await run.check_parent():
-            await data_path.warn(parent_fault)
-        async with _cleanup_on_error(run, parameters, data_path, interval):
-            answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
-            # The last parts are uploaded after the last reading.
-            meter.take_counters(answer.counters)
-            wait_for_names = partial(data_path.wait_for_progress, names, _CHECKING, lambda: report.entries)
-            try:
-                snapshot = await _check_complete(kopia, answer, device_bytes)
-            except KopiaError as e:
-                raise await _name_placeholders(e, wait_for_names) from e
-            async with _delete_on_error(kopia, snapshot):
-                for warning in run.report.warnings:
-                    await data_path.warn(warning)
-                await _check_names(wait_for_names, data_path)
-                taken = _Taken(snapshot, inheritance, report, parent_fault, run)
-                return await _build_result(repository, parameters, taken, data_path)
-
-
-def _plan_inspection(parameters: BackupParameters, report: NameReport) -> Callable[[ShouldStop], NameReport]:
-    """Return the inspection of the volume's names; a device has none."""
-    if parameters.mode is VolumeMode.BLOCK:
-        return lambda _: report
-    return partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
+    return await _Backup(repository, await _leave_out_stage(parameters, data_path), data_path).run()
 
 
 async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) -> BackupParameters:
@@ -184,132 +144,171 @@ async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) ->
     return parameters
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """A complete snapshot, its run, what it was taken after, the names in the volume, and why no parent was used."""
+@dataclass
+class _Backup:
+    """One backup; `names` is about the names in the volume, and `parent_fault` why no parent is used."""
 
-    snapshot: Snapshot
-    inheritance: Inheritance
-    report: NameReport
-    parent_fault: str | None
-    run: SnapshotRun
+    repository: Repository
+    parameters: BackupParameters
+    data_path: DataPath
+    names: NameReport = field(default_factory=NameReport)
+    parent_fault: str | None = None
 
+    async def run(self) -> BackupResult:
+        repository, parameters, data_path = self.repository, self.parameters, self.data_path
+        meter = data_path.meter
+        async with (
+            self._open_volume() as (device, files_at_most),
+            open_run(repository, parameters, data_path, device) as run,
+            # Meanwhile kopia derives the repository's key, which takes one processor a quarter of a second.
+            run_in_background(self._inspect_names, name="names") as inspecting,
+        ):
+            device_bytes = meter.total_bytes = device[1] if device else 0
+            index_seconds = parameters.limits.index_seconds(files_at_most) if parameters.limits else math.inf
+            interval = parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
+            inheritance = await run.prepare()
+            if inheritance.warning:
+                await data_path.warn(inheritance.warning)
+            self.parent_fault = await run.check_parent()
+            if self.parent_fault:
+                await data_path.warn(self.parent_fault)
+            async with self._cleanup_on_error(run, interval):
+                read_all = bool(self.parent_fault) or parameters.parent == NO_PARENT
+                answer = await run.back_up(interval, read_all=read_all)
+                # The last parts are uploaded after the last reading.
+                meter.take_counters(answer.counters)
+                wait = partial(data_path.wait_for_progress, inspecting, _CHECKING, lambda: self.names.entries)
+                try:
+                    snapshot = await _check_complete(repository.kopia, answer, device_bytes if device else None)
+                except KopiaError as e:
+                    raise await self._name_placeholders(e, wait) from e
+                async with _delete_on_error(repository.kopia, snapshot):
+                    for warning in run.report.warnings:
+                        await data_path.warn(warning)
+                    await wait()
+                    await self._check_names()
+                    return await self._build_result(snapshot, inheritance, run.report)
 
-async def _build_result(
-    repository: Repository, parameters: BackupParameters, taken: _Taken, data_path: DataPath
-) -> BackupResult:
-    """Return the result, after the snapshots of overtaken attempts are deleted."""
-    snapshot, report, meter = taken.snapshot, taken.report, data_path.meter
-    compressed, block = parameters.compression is not Compression.NONE, parameters.mode is VolumeMode.BLOCK
-    if left_out := await _describe_left_out(repository, parameters, snapshot, report):
-        await data_path.warn(left_out)
-    run = taken.run.report
-    incremental_bytes = run.changed_bytes
-    if incremental_bytes is None:
-        incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
-    excluded = report.excluded
-    left_out_size = (excluded.files, excluded.bytes) if excluded else (0, 0)
-    size = replace(snapshot.size, left_out=None if report.uncounted else left_out_size)
-    shrunk = None if block else await find_shrinkage(size, taken.inheritance, parameters.attempt)
-    attempt = parameters.attempt
-    if attempt and attempt.number > 1 and (warning := await remove_overtaken(repository, parameters.target, attempt)):
-        await data_path.warn(warning)
-    own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else None
-    notes = (
-        shrunk.text if shrunk else None,
-        taken.parent_fault,
-        run.note,
-        own,
-        left_out,
-        report.times_note,
-        report.kinds_note,
-    )
-    return BackupResult(
-        snapshot_id=snapshot.snapshot_id,
-        empty_snapshot=snapshot.entries == 0,
-        source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
-        total_bytes=snapshot.size_bytes,
-        incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
-        note="; ".join(filter(None, notes)) or UNSET,
-        new_bytes=meter.new_bytes if compressed else UNSET,
-        stored_bytes=meter.stored_bytes if compressed else UNSET,
-        fallback_full=True if taken.parent_fault or run.fell_back else UNSET,
-        fallback_cause=taken.parent_fault or run.cause or UNSET,
-        restart_cause=run.restart_cause or UNSET,
-        files=UNSET if block or snapshot.files is None else snapshot.files,
-        shrunk=shrunk or UNSET,
-        left_out=excluded or UNSET,
-    )
+    def _inspect_names(self, stop: ShouldStop) -> None:
+        """Inspect the volume's names; a device has none."""
+        if self.parameters.mode is not VolumeMode.BLOCK:
+            inspect_names(self.parameters.volume, stop, self.names, self.parameters.rules)
 
+    async def _build_result(self, snapshot: Snapshot, inheritance: Inheritance, run: RunReport) -> BackupResult:
+        """Return the result, after the snapshots of overtaken attempts are deleted."""
+        repository, parameters, names, meter = self.repository, self.parameters, self.names, self.data_path.meter
+        compressed, block = parameters.compression is not Compression.NONE, parameters.mode is VolumeMode.BLOCK
+        if left_out := await self._describe_left_out(snapshot):
+            await self.data_path.warn(left_out)
+        incremental_bytes = run.changed_bytes
+        if incremental_bytes is None:
+            incremental_bytes = await count_incremental(repository, snapshot, inheritance, meter)
+        excluded = names.excluded
+        left_out_size = (excluded.files, excluded.bytes) if excluded else (0, 0)
+        size = replace(snapshot.size, left_out=None if names.uncounted else left_out_size)
+        attempt = parameters.attempt
+        shrunk = None if block else await find_shrinkage(size, inheritance, attempt)
+        if attempt and attempt.number > 1:
+            warning = await remove_overtaken(repository, parameters.target, attempt)
+            if warning:
+                await self.data_path.warn(warning)
+        own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else None
+        shrunk_note = shrunk.text if shrunk else None
+        notes = (shrunk_note, self.parent_fault, run.note, own, left_out, names.times_note, names.kinds_note)
+        return BackupResult(
+            snapshot_id=snapshot.snapshot_id,
+            empty_snapshot=snapshot.entries == 0,
+            source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
+            total_bytes=snapshot.size_bytes,
+            incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
+            note="; ".join(filter(None, notes)) or UNSET,
+            new_bytes=meter.new_bytes if compressed else UNSET,
+            stored_bytes=meter.stored_bytes if compressed else UNSET,
+            fallback_full=True if self.parent_fault or run.fell_back else UNSET,
+            fallback_cause=self.parent_fault or run.cause or UNSET,
+            restart_cause=run.restart_cause or UNSET,
+            files=UNSET if block or snapshot.files is None else snapshot.files,
+            shrunk=shrunk or UNSET,
+            left_out=excluded or UNSET,
+        )
 
-@asynccontextmanager
-async def _cleanup_on_error(
-    run: SnapshotRun, parameters: BackupParameters, data_path: DataPath, interval: timedelta
-) -> AsyncIterator[None]:
-    """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
+    @asynccontextmanager
+    async def _cleanup_on_error(self, run: SnapshotRun, interval: timedelta) -> AsyncIterator[None]:
+        """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
 
-    They stay where another attempt may continue from them.
-    """
-    began = data_path.clock.monotonic()
-    try:
-        yield
-    except BaseException as e:
-        if not _is_interruption(e, parameters):
-            within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
-            lasted_seconds = data_path.clock.monotonic() - began
-            await run.discard_checkpoints(within, due=lasted_seconds >= interval.total_seconds())
-        raise
+        They stay where another attempt may continue from them.
+        """
+        clock = self.data_path.clock
+        began = clock.monotonic()
+        try:
+            yield
+        except BaseException as e:
+            if not self._is_interruption(e):
+                within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
+                await run.discard_checkpoints(within, due=clock.monotonic() - began >= interval.total_seconds())
+            raise
 
+    def _is_interruption(self, error: BaseException) -> bool:
+        """Return whether another attempt may follow."""
+        if self.parameters.stop is not None and self.parameters.stop.interrupted:
+            return True
+        return self.parameters.attempt is not None and isinstance(error, (KopiaCrashError, StorageOutageError))
 
-def _is_interruption(error: BaseException, parameters: BackupParameters) -> bool:
-    """Return whether another attempt may follow."""
-    if parameters.stop is not None and parameters.stop.interrupted:
-        return True
-    return parameters.attempt is not None and isinstance(error, (KopiaCrashError, StorageOutageError))
+    async def _name_placeholders(self, error: KopiaError, wait: Callable[[], Awaitable[None]]) -> KopiaError:
+        """Return the error with the placeholders in the volume if one of them may have caused it: kopia names none."""
+        if not any(text in str(error) for text in _PLACEHOLDER_ERRORS):
+            return error
+        await wait()
+        if not (placeholders := self.names.placeholders.show()):
+            return error
+        head, _, lines = str(error).partition("\n")
+        what = "the volume has placeholders of kopia, whose data must be in the repository"
+        return KopiaError(f"{head}: {what}: {placeholders}\n{lines}")
 
+    async def _check_names(self) -> None:
+        """Warn about names and times that kopia changed, and what it left out; lost names are an error."""
+        names = self.names
+        for warning in filter(None, (names.warning, names.times_note, names.kinds_note)):
+            await self.data_path.warn(warning)
+        names.check()
 
-async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -> KopiaError:
-    """Return the error with the placeholders in the volume if one of them may have caused it: kopia names none."""
-    if not any(text in str(error) for text in _PLACEHOLDER_ERRORS) or not (
-        placeholders := (await wait_for_names()).placeholders.show()
-    ):
-        return error
-    head, _, lines = str(error).partition("\n")
-    return KopiaError(
-        f"{head}: the volume has placeholders of kopia, whose data must be in the repository: {placeholders}\n{lines}"
-    )
+    async def _describe_left_out(self, snapshot: Snapshot) -> str | None:
+        """Return how many entries of the volume policies have left out of the snapshot, and which rules, or None.
 
-
-async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> None:
-    """Warn about names and times that kopia changed, and what it left out."""
-    report = await wait_for_names()
-    for warning in filter(None, (report.warning, report.times_note, report.kinds_note)):
-        await data_path.warn(warning)
-    report.check()
-
-
-async def _describe_left_out(
-    repository: Repository, parameters: BackupParameters, snapshot: Snapshot, report: NameReport
-) -> str | None:
-    """Return how many entries of the volume policies have left out of the snapshot, and which rules, or None.
-
-    kopia does not count what its size limit leaves out, nor other file systems. In a volume that is in use, files that
-    came and went meanwhile make the count inexact.
-    """
-    count = max(0, report.kept - snapshot.entries) if report.complete else 0
-    count = count or (0 if parameters.rules else snapshot.excluded)
-    if not count:
+        kopia does not count what its size limit leaves out, nor other file systems. In a volume that is in use, files
+        that came and went meanwhile make the count inexact.
+        """
+        names, parameters = self.names, self.parameters
+        count = max(0, names.kept - snapshot.entries) if names.complete else 0
+        count = count or (0 if parameters.rules else snapshot.excluded)
+        if not count:
+            return None
+        try:
+            rules = describe_exclusions(await read_policy(self.repository, parameters.target))
+        except DataPathError as e:
+            return f"{count} entries of the volume are not in the snapshot, for an unknown reason: {e}"
+        if rules:
+            about = "about " if parameters.in_use else ""
+            return f"left out {about}{count} entries of the volume, by policies of the repository: {', '.join(rules)}"
+        if snapshot.excluded:
+            return f"left out {count} entries of the volume, by policies of the repository for directories in it"
         return None
-    try:
-        rules = describe_exclusions(await read_policy(repository, parameters.target))
-    except DataPathError as e:
-        return f"{count} entries of the volume are not in the snapshot, for an unknown reason: {e}"
-    if rules:
-        about = "about " if parameters.in_use else ""
-        return f"left out {about}{count} entries of the volume, by policies of the repository: {', '.join(rules)}"
-    if snapshot.excluded:
-        return f"left out {count} entries of the volume, by policies of the repository for directories in it"
-    return None
+
+    @asynccontextmanager
+    async def _open_volume(self) -> AsyncIterator[tuple[tuple[int, int] | None, float]]:
+        """Open a device, and yield its descriptor and size; for a directory None, after a check that it exists.
+
+        The last value is how many files the volume may have; it is infinite if its file system does not count them.
+        """
+        volume = self.parameters.volume
+        if self.parameters.mode is VolumeMode.BLOCK:
+            async with open_device(volume, os.O_RDONLY, self.data_path) as device:
+                yield device, 1
+            return
+        files = await self.data_path.run_in_thread(lambda _: _count_inodes(volume), f"opening volume {volume}")
+        if files is None:
+            raise DataPathError(f"volume {volume} does not exist or is not a directory")
+        yield None, files
 
 
 @asynccontextmanager
@@ -322,25 +321,6 @@ async def _delete_on_error(kopia: Kopia, snapshot: Snapshot) -> AsyncIterator[No
     except BaseException:
         await _delete_snapshot(kopia, snapshot)
         raise
-
-
-@asynccontextmanager
-async def _open_volume(
-    parameters: BackupParameters, data_path: DataPath
-) -> AsyncIterator[tuple[int, int, float] | tuple[None, None, float]]:
-    """Open the device, and yield its descriptor and size; for a directory, only check that it exists.
-
-    The last value is how many files the volume may have; it is infinite if its file system does not count them.
-    """
-    volume = parameters.volume
-    if parameters.mode is VolumeMode.BLOCK:
-        async with open_device(volume, os.O_RDONLY, data_path) as device:
-            yield *device, 1
-        return
-    files = await data_path.run_in_thread(lambda _: _count_inodes(volume), f"opening volume {volume}")
-    if files is None:
-        raise DataPathError(f"volume {volume} does not exist or is not a directory")
-    yield None, None, files
 
 
 def _count_inodes(volume: Path) -> float | None:
