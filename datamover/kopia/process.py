@@ -28,7 +28,7 @@ from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.kopia.causes import find_cause, find_outage
 from datamover.kopia.private_run import VolumeAccess, open_private_run
-from datamover.runtime.child import ChildCommand, ChildExit, run_child
+from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, run_child
 from datamover.runtime.confinement import Means, find_means
 from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.work_dir import WorkDir, escape_controls
@@ -84,19 +84,10 @@ def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mappi
 
 
 @dataclass(frozen=True)
-class KopiaFiles:
-    """Open files to use as kopia's standard input and output, and the volume that it reads or writes.
+class KopiaFiles(ChildFiles):
+    """kopia's open files, and the volume that it reads or writes; TERM ends a backup with an incomplete snapshot."""
 
-    When `terminate` is set, kopia gets SIGTERM: a backup then ends with an incomplete snapshot. `on_output` gets each
-    line of the output, which the answer then lacks. `inherited_fd` stays open in kopia.
-    """
-
-    stdin_fd: int | None = None
-    stdout_fd: int | None = None
     volume: VolumeAccess = field(default_factory=VolumeAccess)
-    terminate: asyncio.Event | None = None
-    on_output: Callable[[str], None] | None = None
-    inherited_fd: int | None = None
 
 
 class Listener(Protocol):
@@ -295,7 +286,7 @@ class Kopia:
         command = ChildCommand(
             [self._program, *_OWN_FLAGS, _KEEP_NO_PASSWORD, "--no-progress", *arguments],
             {**self._environment, **(more or {})},
-            stdout_fd=output_fd,
+            ChildFiles(stdout_fd=output_fd),
         )
         keep, server = self._keep(lines), None if more else self._find_server(arguments)
 
@@ -335,15 +326,7 @@ class Kopia:
         def on_line(line: str) -> None:
             keep(listener.take_progress(line))
 
-        command = ChildCommand(
-            arguments,
-            self._environment,
-            files.stdin_fd,
-            files.stdout_fd,
-            terminate=files.terminate,
-            inherited_fd=files.inherited_fd,
-            on_output=files.on_output,
-        )
+        command = ChildCommand(arguments, self._environment, files)
         if (server := self._find_server(arguments)) is not None:
             child, counters = await server.carry_out(command, on_line)
         else:

@@ -71,7 +71,7 @@ class _CallServer:
         """
         try:
             if _ARCHIVE not in command.argv:
-                return await self._carry_out(command, on_line, command.stdout_fd)
+                return await self._carry_out(command, on_line, command.files.stdout_fd)
             # The process cannot open the file by its path.
             path = [one for one in command.argv if not one.startswith("-")][-1]
             with opened(path, os.O_WRONLY) as archive:
@@ -101,11 +101,12 @@ class _CallServer:
             messages, messages_fd = await stack.enter_async_context(_open_pipe())
             output, output_fd = await stack.enter_async_context(_open_pipe())
             passed = [output_fd if stdout_fd is None else stdout_fd, messages_fd]
-            if command.inherited_fd is not None:
-                passed.append(command.inherited_fd)
+            if command.files.inherited_fd is not None:
+                passed.append(command.files.inherited_fd)
             line = json.dumps({"arguments": list(command.argv)}).encode() + b"\n"
             send = partial(self._send, line, passed, (output_fd, messages_fd))
-            reading = read_all(output) if command.on_output is None else read_lines(output, command.on_output)
+            on_output = command.files.on_output
+            reading = read_all(output) if on_output is None else read_lines(output, on_output)
             collecting = asyncio.gather(reading, read_lines(messages, on_line))
             try:
                 async with run_in_background(send, name="call"):

@@ -29,7 +29,7 @@ from datamover.data_path.block import HEAD_BYTES, name_contents
 from datamover.kopia.private_run import write_all
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import StoredEntry, fetch_blocks, find_below
-from datamover.runtime.child import ChildCommand, ChildExit, run_child
+from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, run_child
 from datamover.runtime.confinement import Bounds, confine, find_means
 from datamover.runtime.lazy_file import LazyFile
 from datamover.runtime.work_dir import escape_controls
@@ -302,13 +302,9 @@ class _Debugfs:
             steps = (("errors", lambda: os.dup2(1, 2)), ("limits", _limit), *confinement.steps, *reads)
             reading, self._commands_fd = os.pipe()
             stack.callback(os.close, self._commands_fd)
-            command = ChildCommand(
-                argv,
-                {"LC_ALL": "C", "TZ": "UTC0", "DEBUGFS_PAGER": "__none__"},
-                stdin_fd=reading,
-                confinement=replace(confinement, steps=steps),
-                on_output=self._take,
-            )
+            environment = {"LC_ALL": "C", "TZ": "UTC0", "DEBUGFS_PAGER": "__none__"}
+            files = ChildFiles(stdin_fd=reading, on_output=self._take)
+            command = ChildCommand(argv, environment, files, replace(confinement, steps=steps))
             self._child = asyncio.create_task(run_child(command, self._take), name=_PROGRAM)
             self._child.add_done_callback(lambda _: os.close(reading))
             stack.push_async_callback(self._end)

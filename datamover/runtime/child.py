@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -60,22 +60,28 @@ if getattr(ctypes.CDLL(None, use_errno=True), sys.argv[1])(int(sys.argv[2])):
 
 
 @dataclass(frozen=True)
-class ChildCommand:
-    """The program to run: `argv` with its name first, the whole environment, files for input and output.
+class ChildFiles:
+    """Open files for a child, and what ends it.
 
-    Without `stdin_fd` the child has no input. Without `stdout_fd` its output is collected, or `on_output` gets the
-    lines.
-    Without `confinement` it may open any file. It gets TERM once, when `terminate` is set. `inherited_fd` stays open.
+    Without `stdin_fd` it has no input. Without `stdout_fd` its output is collected, or `on_output` gets the lines.
+    `inherited_fd` stays open. It gets TERM once, when `terminate` is set.
     """
 
-    argv: Sequence[str]
-    environment: Mapping[str, str]
     stdin_fd: int | None = None
     stdout_fd: int | None = None
-    confinement: Confinement | None = None
     terminate: asyncio.Event | None = None
     inherited_fd: int | None = None
     on_output: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class ChildCommand:
+    """A program: `argv` with its name first, its whole environment; without `confinement` it may open any file."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    files: ChildFiles = field(default_factory=ChildFiles)
+    confinement: Confinement | None = None
 
 
 @dataclass(frozen=True)
@@ -95,14 +101,15 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
     Raises:
         DataPathError: the program cannot be started.
     """
+    files = command.files
     try:
         process = await asyncio.create_subprocess_exec(
             *command.argv,
-            stdin=asyncio.subprocess.DEVNULL if command.stdin_fd is None else command.stdin_fd,
-            stdout=asyncio.subprocess.PIPE if command.stdout_fd is None else command.stdout_fd,
+            stdin=asyncio.subprocess.DEVNULL if files.stdin_fd is None else files.stdin_fd,
+            stdout=asyncio.subprocess.PIPE if files.stdout_fd is None else files.stdout_fd,
             stderr=asyncio.subprocess.PIPE,
             env=dict(command.environment),
-            pass_fds=() if command.inherited_fd is None else (command.inherited_fd,),
+            pass_fds=() if files.inherited_fd is None else (files.inherited_fd,),
             # A separate process group: an interrupt from the terminal reaches only this process.
             process_group=0,
             preexec_fn=partial(_before_exec, command, _die_with_parent(os.getpid())),
@@ -112,8 +119,8 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
     _running.add(process.pid)
     try:
         return await run_beside(
-            lambda: _terminate(process, command.terminate),
-            _collect(process, on_line, command.on_output),
+            lambda: _terminate(process, files.terminate),
+            _collect(process, on_line, files.on_output),
             name="child-termination",
         )
     finally:
@@ -237,6 +244,6 @@ async def sync_device(fd: int, path: Path) -> None:
 
 async def _sync(function: str, fd: int, path: Path) -> None:
     lines: list[str] = []
-    command = ChildCommand([*_SYNC, function, str(fd)], os.environ, inherited_fd=fd)
+    command = ChildCommand([*_SYNC, function, str(fd)], os.environ, ChildFiles(inherited_fd=fd))
     if (await run_child(command, lines.append)).exit_code:
         raise DataPathError(f"cannot write restored data of {path} to the disk: {' '.join(lines)}")

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
-from datamover.runtime.child import ChildCommand, ChildExit, kill_children, run_child
+from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, kill_children, run_child
 
 pytestmark = pytest.mark.processes
 
 
 def _shell(script: str, stdin_fd: int | None = None, stdout_fd: int | None = None) -> ChildCommand:
-    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, stdin_fd, stdout_fd)
+    return ChildCommand(["sh", "-c", script], {"PATH": os.environ["PATH"]}, ChildFiles(stdin_fd, stdout_fd))
 
 
 async def _start(script: str = "echo $$ >&2; exec sleep 1000") -> "tuple[asyncio.Task[ChildExit], int]":
@@ -66,7 +66,7 @@ async def test_standard_input_and_output_may_be_open_files(tmp_path: Path) -> No
 async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_returned() -> None:
     terminate = asyncio.Event()
     script = "trap 'echo asked; exit 3' TERM; echo started >&2; while :; do :; done"
-    command = replace(_shell(script), terminate=terminate)
+    command = replace(_shell(script), files=ChildFiles(terminate=terminate))
     end = await run_child(command, lambda _: terminate.set())
     assert (end.exit_code, end.output) == (3, b"asked\n")
 
@@ -110,7 +110,7 @@ async def test_a_missing_program_is_named() -> None:
 
 _OWNER = """
 import asyncio, os
-from datamover.runtime.child import ChildCommand, run_child
+from datamover.runtime.child import ChildCommand, ChildFiles, run_child
 command = ChildCommand(["sh", "-c", "echo $$ >&2; exec sleep 1000"], os.environ)
 asyncio.run(run_child(command, lambda line: print(line, flush=True)))
 """
