@@ -1,10 +1,7 @@
 """The transport to the API server from inside a pod, with its service account, over one HTTP/1.1 connection.
 
-The only module that imports h11. aiohttp would use 9 MiB more, a fifth of what a mover may
-use, and a third more CPU time at start.
-
-Knows the address, token and certificate authority that the kubelet provides, and the text of
-connection errors. HTTP itself is in `datamover.pod.api_transport`.
+The only module that imports h11. aiohttp would use 9 MiB more, a fifth of what a mover may use, and a third more CPU
+time at start.
 Source: Kubernetes v1.34, "Accessing the Kubernetes API from a Pod".
 """
 
@@ -64,11 +61,7 @@ class ServerConnection:
 
     @classmethod
     async def open(cls, address: HostPort) -> "ServerConnection":
-        """Return a new connection, with keepalive.
-
-        Raises:
-            OSError: nothing listens there, or its certificate is not trusted.
-        """
+        """Return a new connection, with keepalive. Raises OSError without a server, or if it is not trusted."""
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.authority)
         keep_alive(writer.get_extra_info("socket"))
         return cls(address, reader, writer)
@@ -84,10 +77,7 @@ class ServerConnection:
         self._writer.transport.abort()
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Head:
-        """Send a request and return the head of its response; read its `body` next.
-
-        Args:
-            target: path and query, escaped.
+        """Send a request for an escaped path and query, and return the head of its response; read its `body` next.
 
         Raises:
             OSError: no response, or an invalid one.
@@ -152,7 +142,7 @@ class PodTransport:
         """Return the response, of any status.
 
         Raises:
-            UnreachableError: no response arrived in time, or a larger one than any object, or the token cannot be read.
+            UnreachableError: none arrived in time, or one larger than any object, or the token cannot be read.
         """
         try:
             async with asyncio.timeout(request.timeout_seconds), self._sent(request) as (head, connection):
@@ -268,11 +258,7 @@ def _unreachable(request: Request, error: OSError) -> UnreachableError:
 
 
 def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = _ACCOUNT) -> PodTransport:
-    """Return the transport for the pod that this process runs in.
-
-    Raises:
-        ConfigError: it does not run in a pod, or the service account cannot be read.
-    """
+    """Return the transport for this pod. Raises ConfigError outside of one, or without a service account."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("not running in a pod: KUBERNETES_SERVICE_HOST is not set (local mode needs --repository)")

@@ -1,8 +1,5 @@
 """What a data mover reads from the cluster and its pod, up to a kopia repository to connect to.
 
-Knows where each part comes from: the BackupStorageLocation, its Secrets and the repository's state and password from
-the cluster, credentials from files and environment. Does not know what is moved.
-
 After a reboot of the node, the mover may start before the kubelet has mounted the volume again: it would back up an
 empty directory, or restore into one.
 Source: Kubernetes v1.34, the plugin names in pkg/volume/*; proc_pid_mountinfo(5).
@@ -62,17 +59,13 @@ _ROOT, _POINT = 3, 4
 _NOT_MOUNTED: Final = re.compile(
     r"/pods/[^/]+/volumes/kubernetes\.io~(?:csi|local-volume|nfs|iscsi|fc|cephfs|rbd)/[^/]+(?:/mount)?(?://deleted)?$"
 )
-"""The root of a mount that is a mount point of the kubelet: a mounted volume has its own root. These plugins mount
-every volume.
-
-An `emptyDir` is a plain directory, and a flexVolume driver decides for itself.
+"""The root of a mount that is a mount point of the kubelet: these plugins mount every volume, with its own root. An
+`emptyDir` is a plain directory, and a flexVolume driver decides for itself.
 """
 
 
 def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
-    """Check that `volume`, a mount point of this process, is not a kubelet's own directory.
-
-    Does not touch the volume, which may hang.
+    """Check that `volume`, a mount point of this process, is not a kubelet's own directory, without touching it.
 
     Raises:
         DataPathError: it is one.
@@ -117,11 +110,7 @@ class ClusterReader:
         return BackupRepository.parse(await self._read(BACKUP_REPOSITORIES, name))
 
     async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
-        """Return the contents of the Secrets that the location references.
-
-        Raises:
-            RepositoryError: one of them, or its key, does not exist.
-        """
+        """Return the contents of the Secrets that the location references. Raises RepositoryError without one."""
         credential: CredentialsText | None = None
         if named := location.spec.credential:
             value = await self._secret(named)
@@ -131,11 +120,7 @@ class ClusterReader:
         return LocationSecrets(credential, ca_pem)
 
     async def password(self) -> str:
-        """Return the password of all repositories, with surrounding white space removed.
-
-        Raises:
-            RepositoryError: its Secret does not exist.
-        """
+        """Return the password of all repositories, stripped. Raises RepositoryError without one."""
         value = await self._secret(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
         return value.decode(errors="replace").strip()
 
@@ -144,11 +129,10 @@ class ClusterReader:
     ) -> BackupRepository:
         """Return the Ready BackupRepository for the volumes of a namespace; create it if there is none.
 
-        `on_wait` is called with each new message of a BackupRepository that is not Ready yet.
+        `on_wait` is called with each new message of one that is not Ready yet.
 
         Raises:
-            RepositoryError: its controller could not make it Ready; the message is the controller's.
-                Or it is still not Ready at the deadline.
+            RepositoryError: its controller could not make it Ready, and says why, or did not before the deadline.
         """
         reported, next_read = "", Deadline.after(self.clock, timedelta())
         while True:
@@ -286,11 +270,7 @@ async def _build_storage(context: PodContext, location: BackupStorageLocation, v
 
 
 async def resolve_storage(context: PodContext, location: BackupStorageLocation) -> Storage:
-    """Return a path in the location's storage that holds no repository.
-
-    Raises:
-        RepositoryError: the location or its credentials cannot be used.
-    """
+    """Return a path in the location's storage without a repository. Raises RepositoryError if it cannot be used."""
     return (await _build_storage(context, location, "")).for_probe()
 
 
@@ -306,13 +286,11 @@ class RepositoryAccess:
     async def resolve(
         self, location: BackupStorageLocation, wanted: BackupRepository, *, recorded: bool = False
     ) -> Repository:
-        """Return the kopia repository of the BackupRepository, not yet connected.
-
-        With `recorded`, it fails if it is another one than was recorded, if any was.
+        """Return the kopia repository of the BackupRepository, not yet connected; if one was `recorded`, only that one.
 
         Raises:
             RepositoryError: the location, its credentials or the password cannot be used, or the
-                repository is for another location or of another type.
+                BackupRepository is for another location or of another type.
         """
         volume_namespace = wanted.spec.volume_namespace
         wanted.check_key(RepositoryKey(volume_namespace, location.name))
@@ -321,11 +299,7 @@ class RepositoryAccess:
         return await self._resolve(location, volume_namespace, f"backup repository {wanted.name}", limit, unique_id)
 
     async def resolve_namespace(self, location: BackupStorageLocation, volume_namespace: str) -> Repository:
-        """Return the kopia repository for the volumes of a namespace, not yet connected.
-
-        Raises:
-            RepositoryError: the location, its credentials or the password cannot be used.
-        """
+        """Return the kopia repository for the volumes of a namespace, not yet connected; raises as `resolve`."""
         name = f"repository of namespace {volume_namespace}"
         return await self._resolve(location, volume_namespace, name, CacheLimit())
 
@@ -352,8 +326,7 @@ class RepositoryAccess:
     async def check_storage(self, storage: Storage) -> None:
         """Return if the storage answers and accepts the credentials; nothing is written to it.
 
-        Connecting to a path that holds no repository (`resolve_storage`) shows what connecting to a repository would,
-        up to its password.
+        Connecting to a path without a repository shows what connecting to one would, up to its password.
 
         Raises:
             RepositoryError: it does not; the message names the cause.
@@ -410,8 +383,7 @@ async def _check_directory(storage: FileStorage) -> None:
 def open_access(context: PodContext, reporter: WaitReporter | None = None) -> Iterator[RepositoryAccess]:
     """Yield what one repository is opened with; its directory is removed at the end.
 
-    Each needs its own: kopia would find the format of another repository in its cache. `reporter` reports waits for a
-    storage; None: the log has them.
+    Each needs its own: kopia would find the format of another one in its cache. `reporter`: None logs waits.
 
     Raises:
         ConfigError: no directory is writable, or a limit in the environment is invalid.

@@ -1,7 +1,4 @@
-"""The command that the node agent started a pod for: a transfer, or something about a repository or a location.
-
-Knows what a pod's environment and service account provide.
-"""
+"""The command that the node agent started a pod for: a transfer, or something about a repository or a location."""
 
 import os
 
@@ -20,10 +17,7 @@ from datamover.runtime.signals import StopSignal
 
 
 async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, redactor: Redactor) -> int:
-    """Run the command that the node agent started this pod for, and return the exit code.
-
-    What it learns of secrets is added to `redactor`.
-    """
+    """Run the command of this pod, and return the exit code; secrets that it learns are added to `redactor`."""
     clock = SystemClock()
     namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
     if not namespace:

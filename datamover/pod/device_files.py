@@ -149,20 +149,12 @@ class DeviceFiles:
     note: str | None
 
     async def find(self, path: str) -> StoredEntry:
-        """Return the entry at a path; at an empty path it has no name.
-
-        Raises:
-            AgentError: there is none, or it cannot be read.
-        """
+        """Return the entry at a path; at an empty path it has no name. Raises AgentError if it cannot be read."""
         found = await find_below(_entry("", _ROOT, stat.S_IFDIR, 0), path, self.list)
         return (await self.complete([found]))[0]
 
     async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
-        """Return the entries of a directory, in the order of their names, without all attributes.
-
-        Raises:
-            AgentError: it cannot be read.
-        """
+        """Return the entries of a directory, ordered, not complete. Raises AgentError if it cannot be read."""
         number = directory.object_id
         what = f"directory {escape_controls(directory.name) or '/'}"
         await self._read_inode(number, what, plain=True)
@@ -206,11 +198,7 @@ class DeviceFiles:
             os.close(theirs)
 
     def open_pipe(self) -> tuple[int, int]:
-        """Return both ends of a pipe for content; the caller closes them.
-
-        Raises:
-            DataPathError: it is none any more.
-        """
+        """Return both ends of a pipe for content, which the caller closes. Raises DataPathError if it is none."""
         if not self.pipe.exists():
             os.mkfifo(self.pipe, mode=0o600)
         # A pipe without a writer would have ended: so this process is one until the content is complete.
@@ -276,10 +264,7 @@ def _repeat(raw: bytes, length: int) -> bytes:
 
 
 class _Debugfs:
-    """A debugfs that executes commands, one at a time; its errors come between its output.
-
-    `note` is about the file system, for errors.
-    """
+    """A debugfs that executes commands, one at a time; its errors come between its output, with the `note`."""
 
     def __init__(self, image: LazyFile, note: str | None) -> None:
         self._image = image
@@ -374,11 +359,7 @@ async def open_device_files(repository: Repository, device: StoredEntry, home: P
 
 @contextmanager
 def create_image(folder: Path, size_bytes: int) -> Iterator[LazyFile]:
-    """Create the image of a device, in a directory of its own in the folder.
-
-    Raises:
-        DataPathError: it would be too large for the file system.
-    """
+    """Create the image of a device, in a folder of its own in the folder. Raises DataPathError if it is too large."""
     (folder / _IMAGE).mkdir(mode=0o700)
     with LazyFile.create(folder / _IMAGE / "image", size_bytes) as image:
         yield image

@@ -33,11 +33,7 @@ def _find_socket(environment: Mapping[str, str]) -> Path | None:
 
 
 def relay(environment: Mapping[str, str], output: int, *, wait_seconds: float = _WAIT_SECONDS) -> tuple[str, int]:
-    """Copy the stream to the descriptor `output`; return what the mover says about it, as JSON, and the exit code.
-
-    Raises:
-        OSError: the output is not read any more.
-    """
+    """Copy the stream to `output`, until OSError; return what the mover says about it, as JSON, and the exit code."""
     end = time.monotonic() + wait_seconds
     while (path := _find_socket(environment)) is None:
         if time.monotonic() > end:

@@ -50,11 +50,7 @@ class OpenSnapshot:
 
     @asynccontextmanager
     async def look(self, source: FilesSpec) -> "AsyncIterator[_StoredFiles | DeviceFiles]":
-        """Yield the files that the source is one of: as kopia has them, or in the file system of a device.
-
-        Raises:
-            AgentError: the device has no file system that can be read.
-        """
+        """Yield the files that the source is one of: as kopia has them, or in the file system of a device."""
         if not (source.path if source.device else self.snapshot.by_block):
             yield _StoredFiles(self.repository, self.snapshot, self.work_dir, source.device)
             return
@@ -109,8 +105,7 @@ async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator
     """Connect to the repository, and yield the snapshot.
 
     Raises:
-        ConfigError: an argument is invalid.
-        AgentError: the repository cannot be opened, or does not have the snapshot.
+        AgentError: an argument is invalid, the repository cannot be opened, or does not have the snapshot.
     """
     namespace = source.volume_namespace
     if not OBJECT_NAME.fullmatch(namespace):
@@ -159,7 +154,7 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class SendLimits:
     """How long to wait for the request for the files, how long nothing may move, and how long to stay after the end.
 
-    The pod stays because its end would end the process that passes the last bytes on.
+    The end of the pod would end the process that passes the last bytes on.
     """
 
     wait_seconds: float = 300.0

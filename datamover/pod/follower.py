@@ -1,10 +1,7 @@
 """A watch on the custom resource of one transfer, and the fence that ends its data mover before another one may write.
 
-Knows that InProgress starts the data path of the attempt that runs, that `spec.cancel`, a deletion or a final phase
-cancels it, and that a later attempt ends it.
-
 The next attempt starts a fixed time after it is announced in the custom resource, whether or not this mover, cut off
-from the API server or frozen, can know of it. Knows the time and the end, not the custom resource.
+from the API server or frozen, can know of it.
 Source: Linux, clock_gettime(2): CLOCK_BOOTTIME also counts while the machine is suspended.
 """
 
@@ -100,7 +97,7 @@ class TransferFollower:
     async def confirm(self) -> bool:
         """Read the custom resource, and return whether this attempt is still the one that runs.
 
-        It is a quorum read: a watch may be behind what another agent has announced.
+        A watch may be behind what another agent has announced, a quorum read is not.
 
         Raises:
             KubeError: the API server did not answer, or with an error.
@@ -305,11 +302,7 @@ class Fence:
 
 
 def exit_fenced(leave_message: Callable[[], None]) -> NoReturn:
-    """Kill all children and end the process at once, whatever its other threads do.
-
-    Args:
-        leave_message: writes the termination message.
-    """
+    """Kill all children and end the process at once, whatever its other threads do, after a moment for the message."""
     try:
         kill_children()
         # It cannot be started where the pod has as many threads as it may have.

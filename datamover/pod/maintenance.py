@@ -1,8 +1,4 @@
-"""The maintenance of one repository in the pod of a Job: may it run, which mode is due, what came of it.
-
-Knows what the leader, a Velero server and other clusters have to do with it. Does not know kopia's schedule
-(`datamover.kopia.maintenance`).
-"""
+"""The maintenance of one repository in the pod of a Job: may it run, which mode is due, what came of it."""
 
 import asyncio
 import logging
@@ -86,11 +82,7 @@ _REPORT_TIMEOUT: Final = timedelta(minutes=30)
 
 
 async def maintain(spec: MaintainRepository, context: PodContext) -> Termination:
-    """Run the maintenance that is due, once the leader has released it, and return the MaintenanceResult.
-
-    Raises:
-        AgentError: it may not run, or failed.
-    """
+    """Run the maintenance that is due, once the leader has released it. Raises AgentError if it may not, or fails."""
     longest = await _wait_for_release(spec.job, context)
     if await has_velero_server(context.patient_client, context.namespace):
         raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")

@@ -1,7 +1,6 @@
 """What a data mover reports: Events while it runs, a termination message and an exit code at the end.
 
-Knows the formats and the times. Does not know where progress comes from, and never fails a
-transfer: an Event that cannot be recorded is logged.
+It never fails a transfer: an Event that cannot be recorded is logged.
 Source: tests/recordings/velero-1.18.2/events-on-custom-resources.json.
 """
 

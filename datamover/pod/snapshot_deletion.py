@@ -1,9 +1,8 @@
 """The deletion of snapshots of deleted backups, in a pod: those whose tags say that they are of the cluster's backup.
 
-Who asks names transfers, not snapshots: whatever a custom resource says, only what was made for the transfer goes, by
-the cluster's own data movers, and only if nothing in the cluster refers to it. A location with Velero's files is
-refused. Each snapshot is a line of the output. Every step may be repeated. A dry run also reads the root directories of
-the copies that justify the deletion, for a line each.
+Whatever a custom resource says, only what was made for the named transfers goes, by the cluster's own data movers, and
+only if nothing in the cluster refers to it. Every step may be repeated. A dry run also reads the root directories of
+the copies that justify the deletion.
 Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persistence/object_store_layout.go.
 """
 

@@ -1,15 +1,10 @@
 """Reports about snapshots, in a pod: all of a storage location, and the ones of a repository that nothing refers to.
 
-Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in tests/recordings/velero-1.18.2.
-
-Reads the repository, the cluster, and the bucket if a verdict depends on it; in this order, so that what is stored
-meanwhile counts as a reference. Changes nothing. Does not know the rules (`datamover.kopia.references`).
-Source: kopia 0.23.1, cli/command_snapshot_list.go and command_snapshot_delete.go.
-
-Reads the location and changes nothing; a repository that cannot be opened is named, and the others are listed. Each
-snapshot is a line of the output.
-Source: Velero v1.18, pkg/repository/config/config.go (a repository is in the folder `kopia/<namespace>`),
-pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.18.2/kopia-snapshots.json.
+Repository, cluster and bucket are read in this order, so that what is stored meanwhile counts as a reference. Nothing
+is changed. The rules are in `datamover.kopia.references`.
+Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1, pkg/repository/config/config.go (a repository is in the folder
+`kopia/<namespace>`), pkg/uploader/types.go (source paths); tests/recordings/velero-1.18.2 (CRDs, kopia-snapshots.json);
+kopia 0.23.1, cli/command_snapshot_list.go and command_snapshot_delete.go.
 """
 
 import logging
@@ -99,9 +94,7 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
 async def read_named_snapshots(
     client: KubeClient, namespace: str, without: Collection[str] = frozenset()
 ) -> dict[str, str]:
-    """Return the snapshots that transfers of `namespace` refer to, by ID, but for the transfers with those UIDs.
-
-    The text is a transfer that refers to it.
+    """Return the snapshots that transfers of `namespace` refer to, by ID, with a transfer's name; not those `without`.
 
     Raises:
         ContractError: a transfer is malformed: what it refers to is not known.
@@ -118,11 +111,7 @@ async def read_backup_snapshots(client: KubeClient, namespace: str, key: Reposit
     """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
 
     Snapshots of a Backup that is being deleted do not count: a Velero server deletes them before its transfers.
-    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go.
-
-    Raises:
-        ContractError: what a transfer refers to is not known.
-        KubeError: they cannot be listed.
+    Source: Velero v1.18, pkg/controller/backup_deletion_controller.go. It raises what `read_named_snapshots` does.
     """
     found = {
         snapshot: raw
@@ -220,11 +209,7 @@ _REASON_LIMIT: Final = 500
 
 
 async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termination:
-    """Report the snapshots of the repository of a BackupRepository, and return the SnapshotReport.
-
-    Raises:
-        AgentError: its snapshots could not be listed.
-    """
+    """Return the SnapshotReport of a BackupRepository's repository. Raises AgentError if it cannot be listed."""
     reader = context.reader
     wanted = await reader.repository(spec.name)
     location = await reader.location(wanted.spec.backup_storage_location)
@@ -236,10 +221,7 @@ async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termin
 
 @dataclass(frozen=True)
 class SnapshotReporter:
-    """Reports the snapshots of a repository, for the volumes of one namespace, to `output`.
-
-    `work_dir` has the configuration with which kopia is connected to the repository.
-    """
+    """Reports the snapshots of a repository, which `work_dir` connects to, for a namespace, to `output`."""
 
     context: PodContext
     repository: Repository
@@ -248,11 +230,7 @@ class SnapshotReporter:
     output: JobOutput = field(default_factory=JobOutput)
 
     async def run(self) -> SnapshotReport:
-        """Write a line for each snapshot that is not referenced, and return the totals.
-
-        Raises:
-            DataPathError: the snapshots could not be listed.
-        """
+        """Write a line for each snapshot that is not referenced, and return the totals, or raise DataPathError."""
         context = self.context
         with open_output(self.work_dir) as file:
             read = await list_stored(self.repository, file)

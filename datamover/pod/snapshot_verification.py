@@ -1,8 +1,7 @@
 """The verification of snapshots of one repository, in a pod: each by itself, so that one fault hides no other.
 
-Reads the repository and changes nothing. What it finds out about a snapshot is a line of the output; a snapshot that
-could not be verified has one too, with the cause. A share of what all snapshots have is verified without them: only if
-something in it is damaged, they are read too, and say what it is.
+A snapshot that could not be verified has a line of the output too, with the cause. Shares are verified without the
+snapshots, which are read, and say what it is, only if something in a share is damaged.
 """
 
 import logging
@@ -89,8 +88,8 @@ class _Verifier:
     ) -> list[VerifiedSnapshot]:
         """Verify these snapshots, and return what was found out about each.
 
-        Those that are not there, or are incomplete, are left out unless `read_expected` has them at the end: they may
-        have been deleted meanwhile. None: all are expected.
+        Those that are not there, or are incomplete, may have been deleted: they count only if `read_expected` has them
+        at the end; None: all count.
         """
         outage: StorageOutageError | None = None
         results, absent = list[VerifiedSnapshot](), list[VerifiedSnapshot]()

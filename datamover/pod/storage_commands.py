@@ -1,7 +1,4 @@
-"""The commands that the node agent starts for a repository or a location, rather than for a transfer.
-
-Knows that nothing is created in a read-only BackupStorageLocation.
-"""
+"""The commands that the node agent starts for a repository or a location, rather than for a transfer."""
 
 import asyncio
 import logging
@@ -56,11 +53,7 @@ _VALIDATION_SECONDS: Final = 60.0
 
 
 async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
-    """Run the command until a signal arrives, and return its exit code.
-
-    The termination message is the command's result (`core.contract`, `core.snapshot_contract`,
-    `core.models.verification`, `core.models.transfer_settings`), or the error.
-    """
+    """Run the command until a signal arrives, and return its exit code; the termination message is its result."""
     run, what = _COMMANDS[type(spec)]
     fail = build_maintenance_failure if isinstance(spec, MaintainRepository) else build_failure
     canceler = Canceler()
@@ -94,10 +87,7 @@ async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
 
 
 async def _set_full_interval(wanted: BackupRepository, maintenance: Maintenance) -> None:
-    """Set the full interval of the BackupRepository, if it has one, in the repository that was created for it.
-
-    A failure only delays it: the leader has maintenance set it.
-    """
+    """Set the full interval of the BackupRepository, if any; after a failure, the leader has maintenance set it."""
     if interval := parse_full_interval(wanted.spec.repository_config):
         try:
             await maintenance.set_full_interval(interval)

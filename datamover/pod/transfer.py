@@ -1,8 +1,4 @@
-"""One transfer in a data mover pod: wait for InProgress, open the repository, move the data, report the end.
-
-Knows the order of the steps and what each one reports. Kopia's arguments and the API objects
-are known to the modules that it combines.
-"""
+"""One transfer in a data mover pod: wait for InProgress, open the repository, move the data, report the end."""
 
 import asyncio
 import logging
