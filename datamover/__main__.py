@@ -1,8 +1,4 @@
-"""`python -m datamover`: install the handler for SIGTERM, then run the mode that the command line selects.
-
-Only the selected mode is imported: so a pod loads nothing for terminals, and local mode nothing
-for clusters.
-"""
+"""`python -m datamover`: install the handler for SIGTERM, then import and run the mode of the command line."""
 
 import sys
 

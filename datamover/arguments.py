@@ -1,7 +1,6 @@
 """The data mover's parsed command line: one type of options for each mode, and what each requires.
 
-Does not know the flags' help and defaults (`datamover.flags`). Imports no code of either mode: so a
-pod loads nothing for terminals, and local mode nothing for clusters.
+Imports no code of either mode: so a pod loads nothing for terminals, and local mode nothing for clusters.
 """
 
 import argparse
@@ -31,11 +30,10 @@ class LogOptions:
 class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
-    `cluster` identifies a backup's cluster. `compression` is for one that names none itself.
-    `mover` is how kopia is run.
-    `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
-    into a volume that may have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the
-    storage has no handles of it and its volume.
+    `cluster` identifies a backup's cluster. `compression` is for one that names none itself. `require_attributes`:
+    owners, modes and times that the target does not take fail a restore. `in_place`: how it goes into a volume that may
+    have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the storage has no handles
+    of it.
     """
 
     kind_flag: str
@@ -120,10 +118,9 @@ class LocalOptions:
 
 
 def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | StorageCommand | LocalOptions:
-    """Return the options of the command line's mode; `environment` may contain the repository password.
+    """Return the options of the mode; `environment` may have the repository password.
 
-    Raises:
-        ConfigError: the command line is invalid.
+    Raises ConfigError if they are invalid.
     """
     if (spec := parse_spec(argv)) is not None:
         file = Path(spec.termination_message_path or TERMINATION_FILE)

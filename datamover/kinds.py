@@ -1,7 +1,5 @@
-"""The four kinds of transfer as the data mover uses them: what each one moves, and its settings.
+"""The four kinds of transfer as the data mover uses them: source paths, tags and snapshot IDs, and uploader's settings.
 
-Knows source paths, tags and snapshot IDs of each kind, and names, values and defaults of the
-uploader's settings. Does not know how data is moved.
 Source: Velero v1.18, pkg/datapath, pkg/uploader (util/uploader_config.go);
 tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
@@ -77,10 +75,7 @@ _COUNTS: Final = frozenset({_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD})
 
 @dataclass(frozen=True)
 class MoverKind:
-    """One kind of transfer; its key in `TRANSFER_KINDS` is its flag on the command line.
-
-    `in_use`: a workload pod may change the volume during the transfer.
-    """
+    """One kind of transfer, by its flag; `in_use`: a workload pod may change the volume during the transfer."""
 
     verb: MoverVerb
     resource: Resource[UncheckedObject]
@@ -157,8 +152,8 @@ def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
 def _restore_uid(cr: PodVolumeRestore) -> str | None:
     """Return the UID that the workload's init container waits for; None: none is known.
 
-    Velero uses the first owner, of any kind. A resource that a user writes may have no owner,
-    since an owner must exist, but may have the label that Velero's server sets too.
+    Velero uses the first owner, of any kind. A resource that a user writes may have the label of Velero's server
+    instead.
     Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
     """
     owners = cr.metadata.owner_references

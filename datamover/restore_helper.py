@@ -21,14 +21,9 @@ _INTERVAL_SECONDS = 1
 
 
 def main(arguments: list[str], volumes: str = _VOLUMES) -> int:
-    """Wait for the done file in each volume, without limit, then remove the directories with the done files.
+    """Wait for the done file of the Restore with the given UID in each volume; then remove the done directories.
 
-    Args:
-        arguments: of the command line: the UID of the Restore, which is the name of the done files.
-        volumes: the directory with the volumes.
-
-    Returns:
-        The exit code.
+    Returns the exit code.
     """
     if len(arguments) != 1:
         print("ERROR: exactly one argument must be provided, the restore's UID", file=sys.stderr)
@@ -99,10 +94,7 @@ def _remove_done_directories(volumes: str, restore_uid: str) -> None:
 
 
 def _remove(name: str, parent: int) -> None:
-    """Remove a file, a link, or a directory with its content from the open directory `parent`; follow no link.
-
-    The module of `shutil.rmtree` would double the memory: it loads the modules of all kinds of archives.
-    """
+    """Remove a file, link, or directory with all in it from the open directory `parent`; `shutil` takes memory."""
     try:
         directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except NotADirectoryError:

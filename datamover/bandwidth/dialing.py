@@ -57,11 +57,7 @@ class Routes:
     """The proxies in an environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Read HTTPS_PROXY, HTTP_PROXY and NO_PROXY, or their names in lower case.
-
-        Raises:
-            ConfigError: one of the proxies has an invalid URL.
-        """
+        """Read HTTPS_PROXY, HTTP_PROXY and NO_PROXY, in either case. Raises ConfigError if one has an invalid URL."""
         self._proxies = {scheme: _parse_proxy(scheme, environment) for scheme in ("http", "https")}
         self._excluded = [entry.strip().lower() for entry in _variable("NO_PROXY", environment).split(",")]
 
@@ -165,12 +161,9 @@ def basic_credentials(user: str, password: str) -> str:
 
 @asynccontextmanager
 async def dial(to: Address, proxy: NextProxy | None, *, tunnel: bool) -> AsyncIterator[socket.socket]:
-    """Yield a connection to the address, a non-blocking socket.
+    """Yield a connection to the address, a non-blocking socket, through the proxy, if any.
 
-    Args:
-        to: the address.
-        proxy: the proxy to go through; None: go directly.
-        tunnel: False leaves it to an HTTP proxy to read the requests, and to find the address in them.
+    Without `tunnel`, an HTTP proxy is to read the requests, and to find the address in them.
 
     Raises:
         DialError: it does not accept the connection, or the proxy refuses it.
@@ -376,12 +369,7 @@ class RequestHead:
         return int(length)
 
     def encode(self, *, absolute: bool, authorization: str | None = None) -> bytes:
-        """Return the head to send on: without what is for this proxy.
-
-        Args:
-            absolute: with the whole URL, for another proxy.
-            authorization: credentials for that one.
-        """
+        """Return the head to send on, without what is for this proxy; `absolute`: with the whole URL, to another."""
         # As it was signed: a parsed one may lose a character.
         _, _, path = self.url.removeprefix("http://").partition("/")
         url = self.url if absolute else f"/{path}"

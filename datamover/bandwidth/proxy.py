@@ -1,11 +1,9 @@
 """The proxy by which kopia reaches its storage where the bandwidth is limited.
 
 The kernel moves the bytes by way of a pipe, so that this process never holds them: a reader that is slow makes the
-sender wait, and costs no memory here.
+sender wait, and costs no memory here. It listens on the loopback interface of the mover's pod, and serves only kopia,
+which has its password. It does not read what passes through TLS.
 Source: Linux, splice(2), pipe(7).
-
-It listens on the loopback interface of the mover's pod, at a port of its own, and serves who knows its password: that
-is in kopia's environment alone. It does not read what passes through TLS.
 """
 
 import asyncio
@@ -150,10 +148,8 @@ def _open_relay(source: socket.socket, target: socket.socket, lane: Lane) -> Ite
 async def run_both(sending: Coroutine[Any, Any, _T], answering: Coroutine[Any, Any, None]) -> _T:
     """Return what `sending` returns, once `answering` has ended too; that is canceled if the former returns a value.
 
-    After an error of one, the other has a moment: an answer may come before the request has ended.
-
-    Raises:
-        OSError: of `sending`.
+    After an error of one, the other has a moment: an answer may come before the request has ended. Raises an OSError of
+    `sending`.
     """
     loop = asyncio.get_running_loop()
     upload = loop.create_task(sending, name="upload")
@@ -206,12 +202,7 @@ class BandwidthProxy:
     """Listens from its creation on to the end of the context, and serves while `run` is running."""
 
     def __init__(self, environment: Mapping[str, str], clock: Clock, limits: BandwidthLimits) -> None:
-        """Listen, with these limits for all connections together.
-
-        Args:
-            environment: its proxies are the ones that connections go through.
-            clock: measures the rates.
-            limits: until `limit` sets others.
+        """Listen, with these limits for all connections together, which go through the proxies of the environment.
 
         Raises:
             ConfigError: the environment names a proxy by an invalid URL.
@@ -297,10 +288,7 @@ class BandwidthProxy:
             await run_both(relay_all(client, server, self._upload), relay_all(server, client, self._download))
 
     async def _forward(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> RequestHead | None:
-        """Relay requests to the address of `head` and their answers; return the first one to another address.
-
-        None: the connection has ended.
-        """
+        """Relay requests to the address of `head`, and answers; return the first one to another, or None at the end."""
         to = head.address
         proxy = self._routes.find("http", to)
         # It finds the address in the requests.

@@ -107,8 +107,7 @@ _R = TypeVar("_R", BackupResult, RestoreResult)
 def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
     """Return the storage that the options describe.
 
-    Raises:
-        ConfigError: they are invalid, or the certificate authority cannot be read.
+    Raises ConfigError if they are invalid, or name an unreadable file.
     """
     parts = urlsplit(options.name)
     if not parts.scheme:
@@ -146,10 +145,7 @@ class LocalMover:
     async def back_up(
         self, source: Path, name: str, bar: ProgressBar | None, *, wanted: LocalBackup | None = None
     ) -> BackupResult:
-        """Back up a directory or device under the source path `name`; create the repository if there is none.
-
-        `wanted` has the settings; None: the default ones.
-        """
+        """Back up a directory or device under the path `name`, as `wanted`; create the repository if there is none."""
         volume, wanted = _absolute(source), wanted or LocalBackup(source)
         if wanted.exclude and _mode(volume) is VolumeMode.BLOCK:
             raise ConfigError(f"--exclude is for file systems, and {volume} is a block device")

@@ -1,7 +1,6 @@
 """Cancellation of running work, and blocking work in a thread that can be abandoned.
 
-A thread that hangs in the kernel must not keep this process: threads of asyncio's own pool are
-joined at exit, so they cannot be used for it.
+A thread that hangs in the kernel must not keep this process, as one of asyncio's own pool would: it is joined at exit.
 """
 
 import asyncio
@@ -64,11 +63,7 @@ class Canceler:
 
 
 async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], canceler: Canceler) -> _T:
-    """Return what `work` returns; cancel it when `canceler` gets a request.
-
-    Raises:
-        AgentError: the error of the request, if it came before `work` was done.
-    """
+    """Return what `work` returns; a request of `canceler` cancels it, and raises its AgentError."""
     loop = asyncio.get_running_loop()
     working = loop.create_task(work(), name="work")
     waiting = loop.create_task(canceler.wait(), name="canceler")

@@ -1,7 +1,7 @@
 """One child process that never outlives its owner, and the sync of restored data through one.
 
-A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. TERM, on request, lets it
-do so. Data is synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
+A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. TERM, on request, lets it do
+so. Data is synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
 Source: Linux, syncfs(2), fsync(2); fs/sync.c (an error is told once to each descriptor that was open when it happened).
 """
 
@@ -30,9 +30,7 @@ _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
 
 _KILL_TIMEOUT: Final = timedelta(seconds=1)
-"""A killed process that still exists after this hangs in the kernel, on a disk that does not respond.
-
-The mover does not wait longer: a canceled transfer ends within 2 seconds."""
+"""A killed process that still exists after this hangs in the kernel. A canceled transfer ends within 2 seconds."""
 
 _KIB: Final = 1024
 _PIECE_BYTES: Final = 65536
@@ -95,8 +93,8 @@ class ChildExit:
 async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> ChildExit:
     """Run the program until it exits; `on_line` is called with each line of its standard error.
 
-    A line ends with a line feed or a carriage return. Cancellation kills the child and waits
-    for its exit. The kernel kills the child if this process is killed.
+    A line ends with a line feed or a carriage return. Cancellation kills the child and waits for its exit. The kernel
+    kills the child if this process is killed.
 
     Raises:
         DataPathError: the program cannot be started.
@@ -223,9 +221,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 async def sync_file_system(fd: int, path: Path) -> None:
     """Write all cached data of the file system of the directory `path` to the disk.
 
-    Args:
-        fd: open on it since before the first write, so that it is told each error of the disk since.
-        path: for errors.
+    `fd` is open on it since before the first write, so that it gets each error of the disk since.
 
     Raises:
         DataPathError: a write failed.
@@ -234,11 +230,7 @@ async def sync_file_system(fd: int, path: Path) -> None:
 
 
 async def sync_device(fd: int, path: Path) -> None:
-    """Write all cached data of the device to the disk; the arguments are as for `sync_file_system`.
-
-    Raises:
-        DataPathError: a write failed.
-    """
+    """Write all cached data of a device to the disk, as `sync_file_system`."""
     await _sync("fsync", fd, path)
 
 

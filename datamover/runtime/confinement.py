@@ -1,12 +1,11 @@
 """Confinement of a child process to the files that it needs, by Landlock and a chroot jail.
 
-A tenant who controls a volume while it is backed up or restored can put a link in the place of any of its files at any
-moment, and kopia follows links. So the kernel must limit what kopia opens. Landlock does, wherever the kernel has it.
-A jail also hides other files from chmod, chown and utimes, which no version of Landlock governs: it is used in addition
-where mounts are permitted, and in place of Landlock where the kernel has none.
+A tenant who controls a volume can put a link in the place of any of its files at any moment, and kopia follows links.
+So the kernel must limit what kopia opens. Landlock does, wherever the kernel has it. A jail also hides other files from
+chmod, chown and utimes, which no version of Landlock governs: it is used too where mounts are permitted, and alone
+where the kernel has no Landlock.
 
-All of it is prepared before the fork. The child itself makes a few system calls between fork and exec; a program in
-between that did the same in Python would add an interpreter's start to each call of kopia.
+All of it is prepared before the fork: a Python program between fork and exec would slow down each call of kopia.
 """
 
 import ctypes
@@ -153,10 +152,7 @@ def _give_up(cause: str) -> None:
 
 @contextmanager
 def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator[Confinement | None]:
-    """Prepare the confinement of a child that runs `program`; None: it runs unconfined, by an ordinary user.
-
-    Args:
-        home: the directory of the child's own files; a jail is built in it.
+    """Prepare the confinement of a child that runs `program`, whose own files are in `home`; None: an ordinary user's.
 
     Raises:
         DataPathError: it cannot be confined, and this process is root.

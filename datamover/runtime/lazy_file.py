@@ -53,9 +53,9 @@ Fetch = Callable[[int, int], Awaitable[None]]
 
 
 class LazyFile:
-    """The file `path`, which has `size_bytes`. `fetch` must be set before anything is read.
+    """The file `path`, which has `size_bytes`; `fetch` must be set before a read.
 
-    `error` is why something could not be fetched: the child got an I/O error then.
+    The child gets `error` as an I/O error.
     """
 
     def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
@@ -73,8 +73,7 @@ class LazyFile:
     def create(cls, path: Path, size_bytes: int) -> Iterator["LazyFile"]:
         """Create it, and close it at the end.
 
-        Raises:
-            DataPathError: the file system does not take a file of that size.
+        Raises DataPathError if the file system does not take a file of that size.
         """
         with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             try:

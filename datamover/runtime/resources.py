@@ -1,8 +1,4 @@
-"""CPU and memory limits of the cgroup, and the settings of kopia that follow from them.
-
-Knows cgroup v1 and v2, the settings of Go's garbage collector, and the number of parallel workers, which also depends
-on how long a request to the storage takes.
-"""
+"""CPU and memory limits of the cgroup (v1 and v2), and the settings of kopia that follow from them."""
 
 import math
 import os
@@ -138,10 +134,7 @@ class ResourceLimits:
         return math.inf if files <= fitting else fitting / (_CONTENTS_A_SECOND * self.cpus)
 
     def go_settings(self, environment: Mapping[str, str], *, restore_workers: int = 0) -> dict[str, str]:
-        """Return the settings of Go's garbage collector that `environment` does not contain.
-
-        They are for a backup (0 workers), or for a restore with so many workers.
-        """
+        """Return settings of Go's garbage collector that `environment` lacks, for a restore with workers, else a backup."""
         soft = _RESTORE_SOFT_BASE_MIB + restore_workers * _RESTORE_WORKER_MIB if restore_workers else _SOFT_LIMIT_MIB
         if self.memory_bytes is not None:
             limit = self.memory_bytes // _MIB
@@ -179,8 +172,7 @@ def read_limits(root: Path = Path("/")) -> ResourceLimits:
 def ran_out_of_memory(root: Path = Path("/")) -> bool:
     """Return whether the kernel has killed a process of this cgroup for lack of memory.
 
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst
-    (memory.oom_control), key oom_kill.
+    Source: Linux, cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control), key oom_kill.
     """
     groups = _own_groups(root / "proc/self/cgroup")
     for directory in _directories(root / "sys/fs/cgroup", groups, "memory"):

@@ -1,16 +1,12 @@
-"""The kernel's means to confine a child process: a chroot jail, Landlock, and flushes that return at once.
+"""The kernel's means to confine a child process: a chroot jail, Landlock, and seccomp filters that answer its calls.
 
-With CAP_SYS_ADMIN the jail is an empty directory into which a mount namespace of the child's own brings the trees.
-With CAP_SYS_CHROOT alone it is the directory that holds the volume, if that holds nothing else.
-Source: Linux, chroot(2), unshare(2), mount(2), Documentation/filesystems/sharedsubtree.rst.
-
-Knows the seccomp filters that answer them, and that have another process answer reads. Does not know for which child
-that is right.
-Source: Linux, Documentation/userspace-api/seccomp_filter.rst; include/uapi/linux/seccomp.h, filter.h, audit.h.
-
-Governs what is opened, created, linked, renamed and removed by path; ABI 3 adds truncation by path. No ABI governs
-stat, readlink, chmod, chown, utimes and extended attributes. It needs no capability.
-Source: Linux, Documentation/userspace-api/landlock.rst; include/uapi/linux/landlock.h.
+With CAP_SYS_ADMIN the jail is an empty directory into which a mount namespace of the child's own brings the trees. With
+CAP_SYS_CHROOT alone it is the directory that holds the volume, if that holds nothing else. Landlock needs no
+capability: it governs what is opened, created, linked, renamed and removed by path, and no stat, readlink, chmod,
+chown, utimes and extended attributes; ABI 3 adds truncation by path.
+Source: Linux, chroot(2), unshare(2), mount(2), Documentation/filesystems/sharedsubtree.rst,
+Documentation/userspace-api/seccomp_filter.rst and landlock.rst; include/uapi/linux/seccomp.h, filter.h, audit.h,
+landlock.h.
 """
 
 import ctypes
@@ -148,12 +144,7 @@ def _skeleton() -> Iterator[_Skeleton]:
 def build_jail(
     home: Path, trees: Sequence[Path], copies: Sequence[Path], *, read_only: Sequence[Path] = ()
 ) -> Iterator[Jail]:
-    """Yield a jail with mounts, in a new directory in `home`.
-
-    Args:
-        trees: absolute paths of directories that exist.
-        read_only: the ones that cannot be written to in the jail.
-        copies: files, and directories of files, that are copied into it.
+    """Yield a jail with mounts of `trees`, some read-only, and with `copies` of files, in a new directory in `home`.
 
     Raises:
         DataPathError: it cannot be built.
@@ -169,9 +160,7 @@ def build_jail(
 
 @contextmanager
 def use_as_jail(root: Path, trees: Sequence[Path], copies: Sequence[Path]) -> Iterator[Jail]:
-    """Yield a jail without mounts: the directory `root`, which holds the trees.
-
-    A link in it makes absolute paths valid.
+    """Yield a jail without mounts: `root`, which holds the trees; a link in it makes absolute paths valid.
 
     Raises:
         DataPathError: it is not suitable: a tree is elsewhere, or it holds something else.
@@ -367,10 +356,9 @@ class _PathBeneath(ctypes.Structure):
 
 @contextmanager
 def open_ruleset(abi: int, rules: Iterable[tuple[Path, Rights]]) -> Iterator[int]:
-    """Yield the descriptor of a ruleset that allows `rules` and nothing else; paths that do not exist are left out.
+    """Yield a ruleset that allows `rules` alone, if their paths exist.
 
-    Raises:
-        DataPathError: the kernel rejected it.
+    Raises DataPathError if the kernel rejects it.
     """
     governed = Rights.of_abi(abi)
     attributes = _Attributes(governed)

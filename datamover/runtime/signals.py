@@ -1,7 +1,4 @@
-"""The handler of SIGTERM from the kubelet, and of an interrupt from a terminal.
-
-Imports next to nothing, so that the handler is installed before anything heavy is loaded.
-"""
+"""The handler of SIGTERM from the kubelet, and of an interrupt from a terminal; imports little, to be early."""
 
 import signal
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The directories of a data mover: its work directory, removed at its end, and volumes, whose links are not followed.
 
-Knows which directories may be writable. Does not know what kopia keeps in them. Volumes are opened by descriptors:
-each system call would resolve a path again, and a tenant who controls the tree could put a link into it in between.
+Volumes are opened by descriptors: each system call would resolve a path again, and a tenant who controls the tree could
+put a link into it in between.
 """
 
 import os
@@ -64,17 +64,15 @@ def open_work_dir(
 ) -> Iterator[WorkDir]:
     """Create a work directory, and remove it at the end.
 
-    It is created in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's
-    directory for temporary files: the root file system may be read-only.
+    It is in the first writable one of `VELERO_SCRATCH_DIR`, `/scratch` and the system's directory for temporary files:
+    the root file system may be read-only.
 
     Args:
         environment: the variables of this process.
         cache_volume: the mount path of a volume for kopia's cache; None: it is in the work directory.
         cache_limit_mib: what that volume has room for; None: as much as the repository's limit.
-        keep_cache: leave the cache to the deletion of its volume: removing thousands of files takes
-            seconds, which would delay the end of the mover.
-        apart: create it in memory: the directory for temporary files is the jail in which kopia walks
-            the volume, and must hold nothing but the cache.
+        keep_cache: leave the cache to the deletion of its volume, which is faster.
+        apart: create it in memory: the directory for temporary files is the jail in which kopia walks the volume.
 
     Raises:
         ConfigError: none of them is writable.
@@ -153,20 +151,15 @@ def opened(path: Path | str | bytes, flags: int, directory: int | None = None, m
 
 
 def open_root(root: Path) -> AbstractContextManager[int]:
-    """Open the root of a tree, which may be a link to it.
-
-    Raises:
-        OSError: it cannot be opened, or is not a directory.
-    """
+    """Open the root of a tree, which may be a link to it. Raises OSError if it is not a directory."""
     return opened(root, DIRECTORY & ~os.O_NOFOLLOW)
 
 
 @contextmanager
 def open_below(root: int, directory: bytes) -> Iterator[int]:
-    """Open a directory below the directory `root`; `directory` is a relative path, empty for the root itself.
+    """Open a directory below the directory `root` by its relative path, which may be empty.
 
-    Raises:
-        OSError: it does not exist, or it or a part of its path is not a directory.
+    Raises OSError without one.
     """
     fd = os.dup(root)
     try:

@@ -1,7 +1,5 @@
 """Azure Blob Storage: from the config and credentials of a BackupStorageLocation to kopia's access to it.
 
-Knows Velero's config keys, the clouds, and the flags and variables of kopia and Azure's library.
-Does not know where the credentials come from, or how a key is fetched (`datamover.storage.azure_keys`).
 Source: Velero v1.18, pkg/util/azure; kopia 0.23.1, cli/storage_azure.go and repo/blob/azure/azure_storage.go;
 azidentity 1.13; azcore 1.22, arm/runtime/runtime.go.
 """
@@ -93,10 +91,7 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
 
 @dataclass(frozen=True)
 class AzureStorage(Storage):
-    """A prefix in an Azure blob container; `variables` are kopia's, such as AZURE_STORAGE_KEY.
-
-    `account_key` is where to fetch that one; None if kopia needs none, or has it.
-    """
+    """A prefix in an Azure container; `variables` are kopia's, `account_key` is where to fetch a missing one."""
 
     container: str
     prefix: str
@@ -211,10 +206,7 @@ def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
 def _wanted_key(
     config: Mapping[str, str], given: Mapping[str, str], cloud: _Cloud, ca_pem: bytes
 ) -> AzureAccountKey | None:
-    """Return the key to fetch, as Velero does unless `useAAD` is set; None to use the identity itself.
-
-    A certificate is always used itself: only kopia can sign with it.
-    """
+    """Return the key to fetch, as Velero does unless `useAAD` is set; None: kopia uses the identity itself."""
     group, subscription = _management(config, given).values()
     by_itself = _uses_identity(config) or given.get(_SAS_TOKEN)
     if by_itself or not group or not subscription or _has_certificate(given) or _unsupported(given):

@@ -1,8 +1,7 @@
 """What an identity of Azure can get for kopia: the key of a storage account, or a signature for a container.
 
 Loaded only where a location needs it, since an HTTP client takes memory. kopia itself supports neither Azure's
-management nor the managed identity of a node. Does not know which location needs what (`datamover.storage.azure`,
-`datamover.storage.token_files`).
+management nor the managed identity of a node.
 Source: Velero v1.18, exchangeStorageAccountAccessKey in pkg/util/azure/storage.go and NewCredential in credential.go;
 azidentity 1.13, managed_identity_client.go; Azure REST API, Storage Accounts - List Keys, Get User Delegation Key,
 Create a user delegation SAS.
@@ -57,10 +56,7 @@ _METADATA_BUSY: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 
 
 async def fetch_account_key(wanted: AzureAccountKey, clock: Clock, redactor: Redactor) -> str:
-    """Return the key of the account with all permissions; repeat requests for 5 minutes.
-
-    Args:
-        redactor: learns each secret on the way.
+    """Return the key of the account with all permissions; repeat requests for 5 minutes. `redactor` learns each secret.
 
     Raises:
         RepositoryError: the identity or the key was not granted, or a service does not answer.
@@ -144,14 +140,9 @@ class AzureContainer:
 
 
 async def fetch_signature(wanted: AzureContainer, authority_pem: bytes, clock: Clock, redactor: Redactor) -> str:
-    """Return a shared access signature for the container, valid for a week; repeat requests for 5 minutes.
+    """Return a shared access signature for the container, valid for a week, as `fetch_account_key` does.
 
-    Args:
-        authority_pem: trusted in addition to the system's authorities.
-        redactor: learns each secret on the way.
-
-    Raises:
-        RepositoryError: the identity or the signature was not granted, or a service does not answer.
+    `authority_pem` is trusted in addition to the system's authorities.
     """
     return await request_grant(
         lambda: _sign(wanted, build_client(authority_pem), clock.now(), redactor),

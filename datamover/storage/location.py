@@ -1,7 +1,5 @@
 """The mapping from a BackupStorageLocation and its secrets to a storage of kopia.
 
-Knows Velero's providers, config keys, prefixes and the precedence of credentials. Does not
-know how Secrets are read, or kopia's flags (`datamover.storage.providers`).
 Source: Velero v1.18, pkg/repository/config, pkg/repository/udmrepo/kopialib/backend.
 """
 
@@ -34,10 +32,7 @@ _AWS_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 _AZURE_FILE: Final = "AZURE_CREDENTIALS_FILE"
 
 _FILE_KEY: Final = "credentialsFile"
-"""A config key that names a file in this pod. A Secret takes precedence, as in Velero, which overwrites the key.
-
-Velero 1.19 ignores it.
-"""
+"""A config key that names a file in this pod. A Secret takes precedence, as in Velero; Velero 1.19 ignores the key."""
 
 _CREDENTIALS_DIRECTORY: Final = Path("/credentials")
 """The mount point of the volume `cloud-credentials`. Source: Velero v1.18, pkg/install/daemonset.go."""
@@ -123,9 +118,7 @@ def build_storage(
 ) -> Storage:
     """Return the storage of the repository for volumes of `namespace`.
 
-    Args:
-        environment: of this process; it names inherited credentials.
-        credentials_directory: the only one in which the location may name a file.
+    The environment of this process names inherited credentials. A location may name a file in `credentials_directory`.
 
     Raises:
         RepositoryError: the location's config or credentials are invalid; names the location.

@@ -1,10 +1,7 @@
 """What every storage of kopia repositories is, with its credentials, and two: Google Cloud Storage, and a directory.
 
-Credentials are from the location's own Secret, an inherited file, or the environment. Knows the formats of the files of
-Azure (`NAME=value` lines) and Google (JSON), and kopia's flags and variables for these two storages;
-`datamover.storage.s3` and `datamover.storage.azure` know the others. Secrets are passed in the environment or a file of
-mode 0600, never as arguments. Does not know BackupStorageLocations (`datamover.storage.location`), or how a Secret is
-read.
+Credentials are from the location's own Secret, an inherited file, or the environment. Secrets are passed in the
+environment or a file of mode 0600, never as arguments.
 Source: kopia 0.23.1, cli/storage_*.go, repo/blob/*; Velero v1.18, internal/credentials and pkg/repository/config.
 """
 
@@ -81,13 +78,9 @@ class AzureAccountKey:
 
 
 def read_inherited(environment: Mapping[str, str], variable: str) -> CredentialsText | None:
-    """Return the file that `variable` names; None if there is none.
+    """Return the file that `variable` names, or None. Raises RepositoryError if it exists but cannot be read.
 
-    A variable that names no file is common: Velero's installer sets all three of them for any
-    provider.
-
-    Raises:
-        RepositoryError: the file exists but cannot be read.
+    Velero's installer sets all three of them for any provider, so a name without a file is common.
     """
     path = environment.get(variable, "")
     return read_credentials(path, variable) if path and Path(path).is_file() else None
@@ -160,10 +153,7 @@ SECRET_VARIABLES: Final = (
 
 @dataclass(frozen=True)
 class KopiaAccess:
-    """kopia's access to a storage: the arguments after `repository connect`, and variables of every call.
-
-    `in_files` are the secrets in the files that the arguments name.
-    """
+    """Arguments after `repository connect`, variables of every call, and secrets in files that arguments name."""
 
     arguments: list[str]
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -251,11 +241,7 @@ class FileStorage(Storage):
         return True
 
     def check_root(self) -> None:
-        """Check that the root can be read, if there is one.
-
-        Raises:
-            ConfigError: it cannot, or does not exist: a volume is not mounted.
-        """
+        """Check that the root can be read, if there is one. Raises ConfigError otherwise: a volume is not mounted."""
         if self.root is None:
             return
         if not self.root.is_dir():
@@ -266,10 +252,9 @@ class FileStorage(Storage):
             raise ConfigError(f"directory {self.root} cannot be read: {e.strerror}") from e
 
     def list_folders(self) -> list[str]:
-        """Return the names of the folders in the directory, in alphabetical order; none if it does not exist.
+        """Return the names of the folders in the directory, ordered, or none.
 
-        Raises:
-            ConfigError: it cannot be read.
+        Raises ConfigError if it cannot be read.
         """
         try:
             return sorted(one.name for one in os.scandir(self.path) if one.is_dir())
@@ -279,11 +264,7 @@ class FileStorage(Storage):
             raise ConfigError(f"directory {self.path} cannot be read: {e.strerror}") from e
 
     def prepare_creation(self) -> None:
-        """Create the directory.
-
-        Raises:
-            ConfigError: it cannot be created, or its root does not exist: a volume is not mounted.
-        """
+        """Create the directory. Raises ConfigError if it cannot be created, or its root is not mounted."""
         self.check_root()
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -315,9 +296,8 @@ class GcsStorage(Storage):
         return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
-        """Return kopia's arguments; the credentials are written to a file.
+        """Return kopia's arguments; credentials are in a file, for kopia's flag or, of other types, Google's library.
 
-        kopia's flag supports keys of service accounts only; Google's library supports all types.
         Source: kopia 0.23.1, repo/blob/gcs/gcs_storage.go.
         """
         arguments = ["gcs", f"--bucket={self.bucket}", f"--prefix={self.prefix}"]

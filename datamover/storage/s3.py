@@ -1,7 +1,5 @@
 """The storage of kopia repositories in S3, or a service compatible with it, and the identities that AWS knows.
 
-Knows AWS's profiles, which of their keys kopia can use, and kopia's flags, variables and configuration. Does not know
-where the file comes from.
 Source: Velero v1.18, pkg/repository/config/aws.go; AWS SDKs, settings of shared files; kopia 0.23.1, cli/storage_s3.go,
 repo/blob/s3; for what kopia does by itself: minio-go 7.2, pkg/credentials/env_aws.go, iam_aws.go and assume_role.go.
 """
@@ -159,8 +157,7 @@ def find_aws_identity(
         region: the default region in which a role is assumed; "": AWS's global endpoint.
 
     Raises:
-        RepositoryError: the file has no such profile, kopia does not support its content, or the region of a role
-            is none.
+        RepositoryError: there is no such profile, kopia does not support its content, or the region of a role is none.
     """
     found: AwsIdentity | None = None
     if source is not None:
@@ -268,10 +265,7 @@ def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
 
 
 def _unquote(value: str) -> str:
-    """Return the value without the quotes around it, if there is one at each end.
-
-    Source: aws-sdk-go-v2, internal/ini/strings.go (unquote).
-    """
+    """Return the value without quotes at both ends. Source: aws-sdk-go-v2, internal/ini/strings.go (unquote)."""
     quoted = len(value) > len("''") and value[0] in "\"'" and value[0] == value[-1]
     return value[1:-1] if quoted else value
 
@@ -346,9 +340,9 @@ class S3Storage(Storage):
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments, and the keys if this storage has its own.
 
-        The keys are passed as empty arguments: so kopia reads its environment on each call,
-        then the instance's identity, and writes none to its configuration. To assume a role with keys,
-        it must have them in its configuration, and has no flags for the role.
+        The keys are empty arguments: so kopia reads its environment on each call, then the instance's identity, and
+        writes none to its configuration. To assume a role with keys, it must have both there: it has no flags for the
+        role.
         """
         if isinstance(self.keys, AwsAssumedRole):
             return self._access_by_token(self.keys, work_dir)

@@ -1,10 +1,9 @@
 """What kopia gets in the place of a file with a token, which a link in a volume could name.
 
-The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
-exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
-interface, as it would ask a service of the cloud. No link in a volume can name that service, and it answers only
-requests with its secret, which is in kopia's memory alone. Azure's library has no such way, so kopia gets a signature
-for the container.
+The identities of managed clusters are such files: kopia's libraries open them again and again. This process reads them
+instead, and kopia asks it for AWS's keys and Google's tokens on the loopback interface, as a service of the cloud. No
+link can name that service, and it answers only requests with its secret, which is in kopia's memory alone. Azure's
+library has no such way, so kopia gets a signature for the container.
 Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
 cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
 """
@@ -62,11 +61,7 @@ class LoopbackAnswer:
 
 @asynccontextmanager
 async def serve_on_loopback(header: str, answer: Callable[[], Awaitable[LoopbackAnswer]]) -> AsyncIterator[Loopback]:
-    """Answer each request with what `answer` returns, until the end of the block.
-
-    Args:
-        header: the name, in lower case, of the header with the secret.
-    """
+    """Within the block, answer each request that has the secret in its `header` with what `answer` returns."""
     secret = secrets.token_urlsafe(32)
     serving: set[asyncio.Task[None]] = set()
 
@@ -136,14 +131,10 @@ class Replacement:
 async def replace_token_files(
     storage: JsonDict, environment: Mapping[str, str], *, redactor: Redactor, clock: Clock, keeps_azure: bool = False
 ) -> AsyncIterator[Replacement]:
-    """Yield what kopia needs in the place of token files; it is valid during the block.
+    """Yield what kopia needs in the place of token files, during the block.
 
-    Args:
-        storage: the `storage` object of kopia's configuration, with the keys that it has.
-        environment: of kopia.
-        redactor: learns the secrets.
-        clock: measures how long requests are repeated.
-        keeps_azure: kopia may read a token file of Azure itself.
+    `storage` is the object of kopia's configuration, with its keys, and `environment` kopia's. `redactor` learns the
+    secrets. `keeps_azure`: kopia may read a token file of Azure itself.
 
     Raises:
         RepositoryError: a credentials file of Google cannot be read, or Azure grants no signature.
@@ -264,11 +255,7 @@ async def _replace_for_azure(
 
 
 def azure_token_file(config: JsonDict) -> str | None:
-    """Return the file with a federated token that kopia opens by itself, again and again; None: there is none.
-
-    Args:
-        config: of a storage.
-    """
+    """Return the file with a federated token that kopia opens again and again, by a storage's `config`, or None."""
     file = config.get("azureFederatedTokenFile", "")
     return file if file and not _has_credentials(config) and Path(file).is_file() else None
 
