@@ -1,12 +1,8 @@
 """kopia's process of a backup: `mover-backup` opens the repository once, and a stop leaves time to save a checkpoint.
 
 `mover-backup` and `block-write` offer what the repository has of a source, wait, and back it up. `block-read` writes a
-snapshot to a device. Knows the lines that both sides write. Does not know what is decided
-(`datamover.data_path.snapshot_runs`).
+snapshot to a device. A cancel request needs no time for a checkpoint: it cancels the transfer at once.
 Source: tools/kopia/program (backup.go, block_write.go, block_read.go).
-
-Knows how much time, and what the signal does with and without a kopia that can save one. A cancel request needs
-nothing of this: it cancels the transfer at once, also during that time.
 """
 
 import asyncio
@@ -40,8 +36,7 @@ _KEPT_LINES: Final = 40
 class Offer:
     """What a repository has of a source: all snapshots, the effective policy, and the source's own, None without one.
 
-    The oldest snapshot is the first; each is as kopia lists it. `unique_id` is the repository's. `checkpoints` are of
-    devices, and have a source of their own.
+    Snapshots are as kopia lists them, the oldest first. `checkpoints` are of devices, with a source of their own.
     """
 
     unique_id: str
@@ -52,10 +47,9 @@ class Offer:
 
 
 class MoverBackup:
-    """One run of a subcommand for a source, in kopia's format `user@host:path`.
+    """One run of `mover-backup`, or of `block-write` with flags for the device, for a source `user@host:path`.
 
-    `files` are without input and output. `command` is `mover-backup`, or `block-write` with its flags for the device.
-    Who opens it must end it.
+    `files` are without input and output. It must be ended.
     """
 
     def __init__(
@@ -164,10 +158,7 @@ async def read_blocks(
 ) -> KopiaAnswer:
     """Return the answer of `block-read` with these arguments, whose output is what it did to the device.
 
-    Cancellation kills kopia, which leaves the device as it is then.
-
-    Raises:
-        DataPathError: it cannot be started or confined.
+    Cancellation kills kopia, which leaves the device as it is then. Raises DataPathError if it cannot be started.
     """
     results: list[JsonDict] = []
 
@@ -224,13 +215,7 @@ class GracefulStop:
     """What a signal does to a transfer: cancels it, after `grace` if a kopia runs that can save a checkpoint."""
 
     def __init__(self, canceler: Canceler, grace: timedelta, announce: Callable[[CanceledError], None]) -> None:
-        """Cancel the transfer through `canceler`.
-
-        Args:
-            canceler: takes the request when there is nothing to wait for, or the time is over.
-            grace: how long kopia gets; zero: no time.
-            announce: is called with the error to end with, should this process be killed before.
-        """
+        """Cancel through `canceler` at once, or after `grace`; `announce` gets the error to end with before."""
         self._canceler = canceler
         self._grace = grace
         self._announce = announce

@@ -1,9 +1,7 @@
 """The causes behind kopia's errors, for the first line of a message, and which of them may pass.
 
-Knows the error texts of kopia, storages and the kernel.
-Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; minio-go 7.2.0, retry.go and
-s3-error.go; Go 1.26, net and net/http; Azure Storage and Google Cloud Storage, error codes;
-errno(3).
+Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; minio-go 7.2.0, retry.go and s3-error.go; Go 1.26, net and
+net/http; Azure Storage and Google Cloud Storage, error codes; errno(3).
 """
 
 import re

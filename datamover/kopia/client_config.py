@@ -1,7 +1,5 @@
-"""kopia's client configuration: identity, cache directory and cache limit.
+"""kopia's client configuration, as flags of `repository connect` and as its file: identity, cache directory and limit.
 
-Knows it both as flags of `repository connect` and as the file that this command writes. Does
-not know storages, or whether there is a repository.
 Source: kopia 0.23.1, repo/local_config.go, repo/content/caching_options.go.
 """
 
@@ -34,9 +32,8 @@ _FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
 class CacheLimit:
     """The limit of kopia's cache on disk, in MiB: 4/5 for data, 1/5 for metadata.
 
-    kopia sweeps each part at its size, a soft limit, where it still keeps what was used a moment ago.
-    As with Velero, it is 4/5 of the hard limit. There are always both parts: without one for data, kopia 0.23.1 crashes
-    (its issue 5406), and would download again what several files have in common.
+    kopia sweeps each part at a soft limit, where it still keeps what was used a moment ago: as with Velero, 4/5 of the
+    hard one. Without a part for data, kopia 0.23.1 crashes (its issue 5406), and would download again what files share.
     Source: Velero v1.18, SetupConnectOptions in pkg/repository/udmrepo/kopialib/backend/common.go.
     """
 
@@ -104,10 +101,7 @@ def build_config(storage: JsonDict, *, cache: Path, limit: CacheLimit, read_only
 
 
 def build_throttle(limits: BandwidthLimits) -> JsonDict:
-    """Return the part of the configuration by which kopia limits itself.
-
-    Source: kopia 0.23.1, repo/blob/throttling/throttler.go.
-    """
+    """Return kopia's limits for its configuration. Source: kopia 0.23.1, repo/blob/throttling/throttler.go."""
     rates = {
         "maxUploadSpeedBytesPerSecond": limits.upload_bytes_per_second,
         "maxDownloadSpeedBytesPerSecond": limits.download_bytes_per_second,

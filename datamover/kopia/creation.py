@@ -102,10 +102,9 @@ class NewRepository:
 async def create_apart(
     kopia: Kopia, work_dir: WorkDir, attempted: str, block_hash: BlockHash | None = None
 ) -> NewRepository:
-    """Create a repository with kopia's password, and its defaults without `block_hash`, in the work directory.
+    """Create a repository with kopia's defaults, but `block_hash`, in the work directory.
 
-    Raises:
-        KopiaError: kopia failed.
+    Raises KopiaError if kopia fails.
     """
     folder = work_dir.path / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)

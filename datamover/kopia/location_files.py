@@ -3,16 +3,9 @@
 kopia reads any blob of a repository. So it gets a configuration whose storage is a path that holds no repository,
 read-only, and the format of an empty repository, which kopia takes from its cache. Nothing is written to the location,
 except to remove a file.
-Source: kopia 0.23.1, repo/format/format_manager.go and format_blob_cache.go, repo/blob/readonly,
-cli/command_blob_list.go and command_blob_show.go.
-
-Knows the names of the files; of their content only that it names snapshots and backups, and not how kopia gets at them
-(`datamover.kopia.location_files`).
-Source: Velero v1.18, pkg/persistence/object_store_layout.go, internal/volume/volumes_information.go; kopia 0.23.1,
-repo/blob/*.
-
-Source: kopia 0.23.1, cli/json_output.go (jsonList): each element is on a line of its own;
-snapshot/snapshotfs/dir_writer.go: a directory is one line.
+Source: kopia 0.23.1, repo/format/format_manager.go and format_blob_cache.go, repo/blob/*, cli/command_blob_list.go and
+command_blob_show.go, cli/json_output.go (each element is on a line of its own), snapshot/snapshotfs/dir_writer.go (a
+directory is one line); Velero v1.18, pkg/persistence/object_store_layout.go, internal/volume/volumes_information.go.
 """
 
 import codecs
@@ -52,7 +45,7 @@ def open_output(work_dir: WorkDir) -> IO[bytes]:
 
 
 def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iterator[_T]:
-    """Yield each element of the list in `file`, the output of the call that `answer` is of.
+    """Yield each element of the list in `file`, which has the output of the call that was answered.
 
     Raises:
         KopiaError: kopia failed, or an element is not of that form.
@@ -73,9 +66,7 @@ def read_elements(answer: KopiaAnswer, file: IO[bytes], model: type[_T]) -> Iter
 
 
 def read_directories(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[Iterator[JsonDict]]:
-    """Yield the entries of each directory in `file`, the output of the call that `answer` is of.
-
-    The files of one directory are to be read before the next one.
+    """Yield the entries of each directory in `file`, kopia's output; they are to be read before the next one's.
 
     Raises:
         KopiaError: kopia failed, or its output is not a directory.
@@ -192,11 +183,7 @@ class LocationFiles:
         return self._work_dir.path / _FOLDER / "cache"
 
     async def prepare(self, storage: JsonDict, *, read_only: bool = True) -> None:
-        """Write kopia's configuration for `storage`, as in the file of a client, and the format to its cache.
-
-        Raises:
-            KopiaError: the empty repository could not be created.
-        """
+        """Write kopia's configuration for `storage`, and the format to its cache. Raises KopiaError if kopia fails."""
         folder = self._work_dir.path / _FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         self._cache.mkdir(mode=0o700, parents=True)
@@ -208,9 +195,7 @@ class LocationFiles:
         self._work_dir.write(_CONFIG, json.dumps(config).encode())
 
     async def list_folders(self) -> list[str]:
-        """Return the names of the folders at the path, in alphabetical order.
-
-        S3 lists them alone; of other storages all files are listed.
+        """Return the names of the folders at the path, ordered; only S3 lists them alone, without all files.
 
         Raises:
             DataPathError: the storage cannot be listed.
@@ -220,10 +205,9 @@ class LocationFiles:
             return sorted({name for name, slash, _ in parts if name and slash})
 
     async def remove_if_only(self, name: str) -> bool:
-        """Remove the file if there is no other one; return whether it has been removed.
+        """Remove the file if it is the only one; return whether it is gone.
 
-        Raises:
-            DataPathError: the storage cannot be listed, or not be written to.
+        Raises DataPathError if the storage refuses.
         """
         with open_output(self._work_dir) as file:
             if list(islice(await self._list(file), 2)) != [name]:

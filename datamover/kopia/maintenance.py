@@ -1,7 +1,5 @@
 """kopia's maintenance of a repository: what its schedule says, which mode is due, whether a run left its evidence.
 
-Knows the document of `maintenance info` and the tasks of each mode. Does not know Jobs or BackupRepositories: `Span`s
-say whose runs these are.
 Source: kopia 0.23.1, repo/maintenance/maintenance_run.go and maintenance_schedule.go, cli/command_maintenance_info.go.
 """
 
@@ -142,12 +140,8 @@ class ModeDecision:
 def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> ModeDecision:
     """Return the mode that is due, or whose last run did not finish: full, else quick, else none.
 
-    kopia writes the next due times when a run begins, so they tell nothing about its end.
-
-    Args:
-        info: the parameters and the schedule.
-        now: the time by this pod's clock.
-        epochs: the repository's indexes are in epochs.
+    kopia writes the next due times when a run begins, so they tell nothing about its end. `epochs`: the indexes are in
+    some.
     """
     cycles = (
         (MaintenanceMode.FULL, info.full, info.next_full, _CLEANUP_LOGS),
@@ -257,12 +251,7 @@ class Maintenance:
         (await self._call("maintenance", "set", f"--full-interval={seconds}s")).check()
 
     async def run(self, mode: MaintenanceMode, *, epochs: bool, verify: bool = False) -> MaintenanceInfo:
-        """Run quick or full maintenance, and return what kopia recorded.
-
-        Args:
-            mode: quick or full.
-            epochs: the repository's indexes are in epochs.
-            verify: check that no pack is missing before anything is deleted.
+        """Run maintenance, and return what kopia recorded; `verify`: check before that no pack is missing.
 
         Raises:
             MaintenanceError: it failed, or there is no evidence that it succeeded.

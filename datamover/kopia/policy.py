@@ -49,9 +49,8 @@ An empty list does not help: kopia then inherits the name, in the end from its o
 class SourcePolicy:
     """What a backup sets in the policy of its source.
 
-    `parallel` is the most files that are read at a time; kopia ignores a `--parallel` above it. `compression` is the
-    algorithm for what is stored from now on; Velero compresses nothing, and sets that again. With `ignore_files`, files
-    named `.kopiaignore` have an effect.
+    `parallel` is the most files that are read at a time: kopia ignores a `--parallel` above it. Velero compresses
+    nothing, and sets that again. With `ignore_files`, files named `.kopiaignore` have an effect.
     """
 
     parallel: int
@@ -140,10 +139,7 @@ def _plan_undo(own: JsonDict, effective: JsonDict, exclude: Exclusions) -> _Undo
 async def excluding(kopia: KopiaCaller, target: str, exclude: Exclusions) -> AsyncIterator[None]:
     """Have exclusions in the policy of a source within the block: kopia reads it when a backup begins.
 
-    What could not be taken back, the next backup of the source takes back before it begins.
-
-    Raises:
-        KopiaError: the policy cannot be read or set.
+    What could not be taken back, the next backup takes back before it begins. Raises KopiaError without access to it.
     """
     if not exclude:
         yield
@@ -189,15 +185,10 @@ async def _change(kopia: KopiaCaller, target: str, flags: Sequence[str]) -> None
 
 
 async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy) -> None:
-    """Set the policy that Velero sets, unless the source has it already.
+    """Set the policy that Velero sets, unless the source, in kopia's format `user@host:path`, has it already.
 
     Different from Velero's: directories marked as caches are kept, or their content would be missing, and so is what a
     `.kopiaignore` names. What else an operator has set for the source stays.
-
-    Args:
-        kopia: runs kopia, connected to the repository.
-        target: the source in kopia's format: `user@host:path`.
-        wanted: the policy.
     """
     policy = await _read_cleared(kopia, target)
     if _policy_matches(policy, wanted):
@@ -223,10 +214,7 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy) -
 def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourcePolicy) -> JsonDict | None:
     """Return what `ensure_policy` makes of the policy that a source has of its own; None: nothing needs to change.
 
-    Args:
-        defined: the source's own policy, None without one.
-        effective: the same with all that it inherits.
-        wanted: the policy.
+    `defined` is its own policy, None without one, and `effective` the same with all that it inherits.
     """
     own = _take_back(defined or {})
     if own == (defined or {}) and _policy_matches(effective, wanted):

@@ -40,10 +40,7 @@ _AUTHORITIES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 @dataclass(frozen=True)
 class VolumeAccess:
-    """What kopia may do to a volume; without `path` its data comes through standard input or output.
-
-    `in_use`: a workload pod may change it meanwhile.
-    """
+    """What kopia may do to a volume, if it opens one; `in_use`: a workload pod may change it meanwhile."""
 
     path: Path | None = None
     writable: bool = False
@@ -65,9 +62,7 @@ async def open_private_run(
 ) -> AsyncIterator[PrivateRun]:
     """Prepare one run of `program`, which must read its password and then its configuration.
 
-    Args:
-        environment: of any other call, with the secrets.
-        redactor: learns the secrets that replace token files.
+    `environment` has the secrets. `redactor` learns the ones that replace token files.
 
     Raises:
         DataPathError: the program does not exist, or it cannot be confined.

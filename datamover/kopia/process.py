@@ -1,8 +1,5 @@
 """kopia as a child process, and its errors for single entries of a restore.
 
-Knows the flags and the environment of every call, and keeps the last lines of its output. Does not know repositories,
-snapshots or volumes: callers pass the arguments.
-
 With `--ignore-errors` kopia goes on after an entry that it could not write, writes one line for it, and exits with 0.
 It also goes on where the repository cannot be read, or nothing more fits: those errors are none of a single entry.
 Source: kopia 0.23.1, `kopia --help-full`; snapshot/restore/restore.go (copyEntry), local_fs_output.go; Go 1.26,
@@ -110,11 +107,7 @@ class CallServer(Protocol):
         ...
 
     async def carry_out(self, command: ChildCommand, on_line: Callable[[str], None]) -> tuple[ChildExit, str]:
-        """Return how a call ended, and kopia's metrics of it; `argv` has its arguments alone.
-
-        Raises:
-            DataPathError: it cannot be started or confined.
-        """
+        """Return how a call with these arguments alone ended, and kopia's metrics of it, or raise a DataPathError."""
         ...
 
     async def end(self) -> None:
@@ -130,9 +123,9 @@ class _KopiaOutageError(StorageOutageError, KopiaError):
 class KopiaAnswer:
     """The outcome of one call of kopia.
 
-    `lines` are the last lines of its standard error, redacted. `counters` are its metrics at its
-    exit, in Prometheus text format: empty if it was killed, or moved no data. `out_of_memory`:
-    the kernel killed it for lack of memory. `volume` is the path that it walked, if it walked one.
+    `lines` are the last lines of its standard error, redacted. `counters` are its metrics at its exit, in Prometheus
+    text format: empty if it was killed, or moved no data. `out_of_memory`: the kernel killed it for lack of memory.
+    `volume` is the path that it walked, if it walked one.
     """
 
     attempted: str
@@ -199,10 +192,9 @@ class KopiaAnswer:
         return self
 
     def json(self) -> Any:  # noqa: ANN401 - any JSON
-        """Return the JSON in kopia's output; comments before it, which may have line breaks, are skipped.
+        """Return the JSON in kopia's output, after comments, which may have line breaks.
 
-        Raises:
-            KopiaError: the output is not JSON.
+        Raises KopiaError if there is none.
         """
         text = self.output.decode(errors="replace")
         for start in _JSON_START.finditer(text):
@@ -314,8 +306,8 @@ class Kopia:
     async def move_data(self, attempted: str, *arguments: str, files: KopiaFiles, listener: Listener) -> KopiaAnswer:
         """Return the answer of a call that moves data; there is no timeout.
 
-        kopia is confined to the volume, and no secret can be opened meanwhile.
-        Cancellation kills kopia, which then saves nothing.
+        kopia is confined to the volume, and no secret can be opened meanwhile. Cancellation kills it: it saves nothing
+        then.
 
         Raises:
             DataPathError: it cannot be started or confined.
@@ -418,10 +410,9 @@ class IgnoredErrors:
             self._fatal = self._fatal or found[1]
 
     def check(self, answer: KopiaAnswer) -> None:
-        """Check that all of them are refusals of single entries.
+        """Check that all are refusals of single entries.
 
-        Raises:
-            KopiaError: one is not; its class tells whether another attempt may succeed.
+        Raises KopiaError otherwise, whose class tells whether to try again.
         """
         if self._fatal is not None:
             replace(answer, exit_code=1, lines=[self._fatal]).check()

@@ -1,7 +1,5 @@
-"""The progress of a data path.
+"""The progress of a data path, from kopia's metrics and lines: bytes, which neither decrease nor exceed the total.
 
-Combines kopia's metrics and progress lines into readings in bytes, which never decrease and
-never exceed the total.
 Source: kopia 0.23.1, cli/cli_progress.go, cli/cli_restore_progress.go, internal/units.
 """
 
@@ -165,11 +163,7 @@ class Meter:
         self._snapshot_known.clear()
 
     def take(self, line: str) -> str:
-        """Parse the progress in a line of kopia's output; return the rest of the line.
-
-        kopia overwrites one progress line, and its next message follows without a line end:
-        for example the cause of a failed restore.
-        """
+        """Parse the progress in a line of kopia's output; return the rest, such as a message that follows in the line."""
         if upload := _UPLOAD_LINE.search(line):
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])

@@ -1,10 +1,7 @@
 """Which kopia snapshots nothing refers to any more: pure judgment of what `snapshot list` says.
 
-Knows the tags by which a snapshot names its backup. Does not know where references are read
-(`datamover.pod.snapshot_report` has the cluster's, `datamover.kopia.location_files` the bucket's). Nothing here deletes
-a snapshot.
-Source: Velero v1.18, pkg/uploader/types.go, pkg/podvolume/backupper.go, pkg/backup/actions/csi/pvc_action.go;
-kopia 0.23.1, snapshot/manifest.go.
+Source: Velero v1.18, pkg/uploader/types.go, pkg/podvolume/backupper.go, pkg/backup/actions/csi/pvc_action.go; kopia
+0.23.1, snapshot/manifest.go.
 """
 
 import re

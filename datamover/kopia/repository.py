@@ -1,6 +1,5 @@
 """One kopia repository: connecting, creating and probing it, and the cause if it cannot be opened.
 
-Does not know how long a storage may take (`datamover.kopia.storage_calls`).
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
@@ -135,10 +134,8 @@ class Repository:
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.
 
-        Args:
-            attempted: the operation and its object, for errors.
-            arguments: kopia's.
-            output_fd: an open file for kopia's output; None: the answer has it.
+        `attempted` is the operation and its object, for errors; `output_fd`, an open file, gets the output, instead of
+        the answer.
 
         Raises:
             StorageOutageError: the storage did not answer for the stall timeout.
@@ -193,10 +190,7 @@ class Repository:
         return await watchdog.guard(attempted, meter, call)
 
     async def connect(self, *, read_only: bool = False) -> None:
-        """Connect to the repository.
-
-        Args:
-            read_only: nothing will be written through this connection.
+        """Connect to the repository; `read_only`: nothing will be written.
 
         Raises:
             NotInitializedError: there is no repository.
@@ -229,16 +223,11 @@ class Repository:
                     raise NotInitializedError(f"{self.description}: no repository found")
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
-        """Return what `read` returns, and leave the repository connected.
+        """Return what `read` returns, and leave the repository connected; it raises what `connect` does.
 
-        Connecting costs as much as a read: most of both is the key that kopia derives from the
-        password. So `read` comes first, with a configuration like the one that connecting
-        writes. Where it fails, connecting finds the cause; if there is none, `read` runs again.
-        A repository that is connected already is only read.
-
-        Raises:
-            NotInitializedError: there is no repository.
-            RepositoryError: it cannot be opened; the message names the cause.
+        Connecting costs as much as a read: most of both is the key that kopia derives from the password. So `read`
+        comes first, with a configuration like the one that connecting writes. Where it fails, connecting finds the
+        cause; if there is none, `read` runs again.
         """
         if self._connected:
             return await read()
@@ -257,9 +246,7 @@ class Repository:
         return await read()
 
     async def ensure(self, block_hash: BlockHash | None = None) -> str:
-        """Connect to the repository, create it if the storage is empty, and return its unique ID.
-
-        `block_hash` is for a new repository; None: kopia's default.
+        """Connect to the repository, create it, with `block_hash`, if the storage is empty, and return its unique ID.
 
         Raises:
             RepositoryError: it can be neither opened nor created.

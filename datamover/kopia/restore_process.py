@@ -1,8 +1,7 @@
 """kopia's process of a restore: `mover-restore` opens the repository once, and carries out one call after the other.
 
-A call has the arguments of one of kopia's commands, or of `block-read`, and its output, its messages and its exit code.
-Its output, its messages and a device are descriptors that go beside it, so that nothing but the volume is open to the
-process by path. Does not know what is called for.
+A call has the arguments of one of kopia's commands, or of `block-read`. Its output, its messages and a device are
+descriptors that go beside it, so that nothing but the volume is open to the process by path.
 Source: tools/kopia/program/calls.go; Linux, unix(7), SCM_RIGHTS.
 """
 
@@ -65,9 +64,6 @@ class _CallServer:
         """Return the exit of a call, as of a process of its own, and kopia's metrics since the last one.
 
         Cancellation kills the process, with the call that it carries out.
-
-        Raises:
-            DataPathError: it cannot be started or confined.
         """
         try:
             if _ARCHIVE not in command.argv:

@@ -96,8 +96,7 @@ def parse_mode(text: str) -> int | None:
 def parse_time_ns(text: str) -> int:
     """Return a time in UTC as kopia writes it, with up to nine digits of a second.
 
-    Raises:
-        ContractError: it is none.
+    Raises ContractError if it is none.
     """
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     try:
@@ -107,10 +106,9 @@ def parse_time_ns(text: str) -> int:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names in a path below a volume; slashes at its ends, and doubled ones, mean nothing.
+    """Return the names in a path below a volume, without needless slashes.
 
-    Raises:
-        DataPathError: a name in it is `.` or `..`.
+    Raises DataPathError if one is `.` or `..`.
     """
     names = [name for name in path.split("/") if name]
     if strange := [name for name in names if name in {".", ".."}]:
@@ -123,9 +121,7 @@ async def find_entry(
 ) -> StoredEntry:
     """Return the entry at a path below the volume; at an empty path it has no name.
 
-    Args:
-        repository: it is connected.
-        open_output: returns a file for kopia's output.
+    `open_output` returns a file for kopia's output.
 
     Raises:
         DataPathError: there is none; the message has the name that may be meant.
@@ -137,11 +133,7 @@ async def find_entry(
 async def find_below(
     found: StoredEntry, path: str, read: Callable[[StoredEntry], Awaitable[Sequence[StoredEntry]]]
 ) -> StoredEntry:
-    """Return the entry at a path below a directory; `read` returns the entries of one.
-
-    Raises:
-        DataPathError: there is none; the message has the name that may be meant.
-    """
+    """Return the entry at a path below a directory, as `find_entry`; `read` returns the entries of one."""
     names = split_path(path)
     for depth, name in enumerate(names):
         if found.type is not FileType.DIRECTORY:
@@ -158,10 +150,9 @@ async def find_below(
 async def find_only_file(
     repository: Repository, snapshot: Snapshot, open_output: Callable[[], IO[bytes]]
 ) -> StoredEntry:
-    """Return the only file of the snapshot of a block device, which is the device, with the device's size.
+    """Return the only file of a block device's snapshot, the device, with its size.
 
-    Raises:
-        DataPathError: the snapshot is not one of a device.
+    Raises DataPathError without one.
     """
     root = await find_entry(repository, snapshot, "", open_output)
     entries = await read_directory(repository, root, open_output)

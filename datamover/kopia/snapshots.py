@@ -201,11 +201,7 @@ class SourceSnapshots:
 
 
 async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str | None = None) -> SourceSnapshots:
-    """Return the snapshots of a source, in kopia's format `user@host:path`, as the transfer with this UID sees them.
-
-    Raises:
-        KopiaError: they could not be listed.
-    """
+    """Return the snapshots of a source `user@host:path` as the transfer with this UID sees them, or a KopiaError."""
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
     return sort_source((one for one in listed.check().json() or [] if _is_of(one, target)), transfer_uid)
 
@@ -225,22 +221,14 @@ def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> 
 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
-    """Return the complete snapshots of a source with these tags, as kopia lists them.
-
-    Raises:
-        KopiaError: they could not be listed.
-    """
+    """Return the complete snapshots of a source with these tags, as kopia lists them, or raise a KopiaError."""
     wanted = [f"--tags={key}:{value}" for key, value in tags.items()]
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", *wanted)
     return [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
 
 
 async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Collection[str]) -> None:
-    """Delete snapshots; another mover may delete one at the same time.
-
-    Raises:
-        KopiaError: one could not be deleted.
-    """
+    """Delete snapshots, as another mover may at the same time. Raises KopiaError if one could not be deleted."""
     if not snapshot_ids:
         return
     removed = await kopia.call(attempted, "snapshot", "delete", *snapshot_ids, "--delete")
@@ -249,12 +237,9 @@ async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Col
 
 
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
-    """Delete an incomplete snapshot, even if the caller is canceled meanwhile.
+    """Delete an incomplete snapshot, even if the caller is canceled meanwhile, or raise a KopiaError.
 
     A killed kopia may have reported a snapshot that it had not written yet.
-
-    Raises:
-        KopiaError: it could not be deleted.
     """
     attempted = f"delete incomplete snapshot {snapshot_id}"
     delete = partial(delete_snapshots, kopia, attempted, [snapshot_id])
@@ -265,11 +250,7 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
 
 
 async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
-    """Remove the pin of an incomplete snapshot, which gets another ID; kopia's retention may then expire it.
-
-    Raises:
-        KopiaError: it could not be removed.
-    """
+    """Remove the pin of an incomplete snapshot, or raise a KopiaError; it gets another ID, and kopia may expire it."""
     attempted = f"unpin incomplete snapshot {snapshot_id}"
     (await kopia.call(attempted, "snapshot", "pin", snapshot_id, f"--remove={PIN}")).check()
 

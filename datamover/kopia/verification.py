@@ -1,8 +1,7 @@
 """Verification of a kopia snapshot: kopia reads its directories and a share of its files back from the storage.
 
-Knows which errors are faults of the data, and which ones say that nothing was found out: no answer of the storage, no
-access. Does not know why it is verified, or what becomes of the result. Verifies shares of a repository, too: of the
-contents that the snapshots consist of, each of which is stored once.
+Of a repository, shares are verified: of the contents that the snapshots consist of, each of which is stored once. An
+error may be a fault of the data, or say that nothing was found out: no answer of the storage, no access.
 Source: kopia 0.23.1, cli/command_snapshot_verify.go, snapshot/snapshotfs/snapshot_verifier.go and
 snapshot_tree_walker.go; for shares cli/command_content_verify.go and repo/content/verify.go.
 """
@@ -114,9 +113,7 @@ async def verify_snapshot(
 async def has_sound_directories(repository: Repository, watchdog: Watchdog) -> bool:
     """Read the directories of all snapshots, and look for the blobs of all files; return whether none is damaged.
 
-    Raises:
-        StorageOutageError: the storage does not answer.
-        DataPathError: kopia could not read them, for a cause that is no fault of the data.
+    It raises what `verify_snapshot` does.
     """
     attempted = f"{repository.description}: verify the directories of all snapshots"
     return not _parse(await _verify(repository, watchdog, attempted, 0.0)).error_strings
@@ -126,11 +123,7 @@ async def count_contents(repository: Repository, watchdog: Watchdog, share: int)
     """Read the contents of a share, and return their number; None: some cannot be read, for whatever cause.
 
     The share is all contents whose ID begins with that digit: they are hashes, so the shares are alike, and what is
-    stored later changes no share of a content that is there.
-
-    Raises:
-        StorageOutageError: the storage does not answer.
-        DataPathError: kopia failed, or says nothing about them.
+    stored later changes no share of a content that is there. It raises what `verify_snapshot` does.
     """
     attempted = f"{repository.description}: verify share {share}"
     flags = ("--full", f"--prefix={share:x}", f"--parallel={_PARALLEL}")

@@ -134,7 +134,7 @@ class ResourceLimits:
         return math.inf if files <= fitting else fitting / (_CONTENTS_A_SECOND * self.cpus)
 
     def go_settings(self, environment: Mapping[str, str], *, restore_workers: int = 0) -> dict[str, str]:
-        """Return settings of Go's garbage collector that `environment` lacks, for a restore with workers, else a backup."""
+        """Return settings of Go's garbage collector that `environment` lacks, for a restore's workers or a backup."""
         soft = _RESTORE_SOFT_BASE_MIB + restore_workers * _RESTORE_WORKER_MIB if restore_workers else _SOFT_LIMIT_MIB
         if self.memory_bytes is not None:
             limit = self.memory_bytes // _MIB

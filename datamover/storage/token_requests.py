@@ -1,7 +1,7 @@
 """Requests to services that grant credentials: through the proxy of the environment, without redirections, retried.
 
-Among them keys of an AWS role, granted for a token: by a token service (IRSA), or by the node's agent (EKS Pod
-Identity). Loaded only where a location needs it, since an HTTP client takes memory.
+Keys of an AWS role are granted for a token: by a token service (IRSA), or by the node's agent (EKS Pod Identity).
+Loaded only where a location needs it, since an HTTP client takes memory.
 Source: AWS Security Token Service API reference, AssumeRoleWithWebIdentity and AssumeRole; AWS SDKs, container
 credential provider; for which of them is used, and where: minio-go 7.2.0, pkg/credentials/iam_aws.go.
 """
@@ -76,10 +76,9 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
 
 
 def build_client(authority_pem: bytes = b"") -> OpenerDirector:
-    """Return a client that trusts an authority in addition to the system's.
+    """Return a client that trusts an authority, in PEM, in addition to the system's.
 
-    Raises:
-        RefusedError: it is not an authority in PEM.
+    Raises RefusedError if it is none.
     """
     tls = ssl.create_default_context()
     if authority_pem:
@@ -166,11 +165,8 @@ def encode_refusal(reason: str) -> bytes:
 def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> bytes:
     """Return keys of the role from AWS's token service, for the token that its file contains now.
 
-    They are encoded as the answer to a user who assumes a role, which is what kopia asks for.
-
-    Args:
-        authority_pem: trusted in addition to the system's authorities.
-        redactor: learns token and keys.
+    They are encoded as the answer to a user who assumes a role, which is what kopia asks for. `authority_pem` is
+    trusted in addition to the system's authorities. `redactor` learns token and keys.
 
     Raises:
         RepositoryError: they were not granted, or the service does not answer.
@@ -191,11 +187,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
 
 
 def ask_node(url: str, token_file: str, redactor: Redactor) -> bytes:
-    """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does.
-
-    Raises:
-        RepositoryError: they were not granted, or the agent does not answer.
-    """
+    """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does."""
     token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
     redactor.add(token)
     attempted = f"cannot get keys of this pod's role with the token in {token_file}"
