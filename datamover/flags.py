@@ -33,8 +33,7 @@ In a pod, the node agent starts it with the name of a custom resource."""
 _BLOCK_FLAGS: Final = ("change-id", "volume-id", "snapshot-id", "cbt-sa-name", "csi-snapshot-metadata-service-sa")
 """Flags of Velero 1.19 for its block data mover: the first three are set for every backup, empty for a file system; the
 others are ignored. Its exposer and its command spell the last one differently. Source: Velero main at d2241adba,
-pkg/exposer/csi_snapshot.go, pkg/cmd/cli/datamover/backup.go.
-"""
+pkg/exposer/csi_snapshot.go, pkg/cmd/cli/datamover/backup.go."""
 
 _EXAMPLES: Final = """\
 examples:

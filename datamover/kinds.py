@@ -51,10 +51,8 @@ from core.models.units import parse_count
 _logger = logging.getLogger(__name__)
 
 AUTO_PARENT: Final = "auto"
-"""`spec.parentSnapshot` for the last complete snapshot, as if it were empty.
-
-Source: Velero main at d2241adba, pkg/datamover/backup_micro_service.go; its mover does not know this value.
-"""
+"""`spec.parentSnapshot` for the last complete snapshot, as if it were empty. Source: Velero main at d2241adba,
+pkg/datamover/backup_micro_service.go; its mover does not know this value."""
 
 NO_PARENT: Final = "none"
 """`spec.parentSnapshot` for reading everything."""

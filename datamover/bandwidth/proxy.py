@@ -190,8 +190,7 @@ _SEGMENT_BYTES: Final = 8192
 _RECEIVE_BYTES: Final = 2**18
 """Together they limit what kopia's and this end of a connection hold to some 500 KiB. With the loopback interface's
 segments of 64 KiB it would be megabytes: kopia's library, which believes them sent, waits only a minute for an answer.
-Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go.
-"""
+Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go."""
 
 MOST_PARALLEL: Final = 6
 """Files of a backup that kopia should read in parallel, so that it has no more connections: at 100 kB/s, the least

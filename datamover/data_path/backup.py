@@ -106,10 +106,8 @@ _CHECKING: Final = "checking the names of files"
 """The operation, for messages about a long wait."""
 
 _PLACEHOLDER_ERRORS: Final = ("upload error:", "placeholder")
-"""kopia's errors for a directory, without its path, and for a file, without the end of its name.
-
-Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/upload/upload.go (uploadFileInternal).
-"""
+"""kopia's errors for a directory, without its path, and for a file, without the end of its name. Source: kopia 0.23.1,
+cli/command_snapshot_create.go, snapshot/upload/upload.go (uploadFileInternal)."""
 
 _BLOCK_NOTE: Final = "exclusions are for file systems: the block device is backed up as a whole"
 

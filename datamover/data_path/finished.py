@@ -34,11 +34,8 @@ _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
 
 _SET_NS: Final = 60 * 10**9
-"""A file whose mtime is further than this from its ctime has got its mtime from the snapshot.
-
-kopia sets owner, mode and times within moments after the last write. A younger file of the snapshot is not listed,
-and written again.
-"""
+"""A file whose mtime is further than this from its ctime has got its mtime from the snapshot. kopia sets owner, mode
+and times within moments after the last write. A younger file of the snapshot is not listed, and written again."""
 
 _COUNT: Final = struct.Struct("<I")
 _DIGEST_BYTES: Final = 16

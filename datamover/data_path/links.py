@@ -29,9 +29,8 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import WorkDir, escape_controls, join, open_below, open_root, walk_tree
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
-"""The object ID of a directory that is a single content, so that its ID is the content's too.
-
-Source: kopia 0.23.1, repo/object/objectid.go."""
+"""The object ID of a directory that is a single content, so that its ID is the content's too. Source: kopia 0.23.1,
+repo/object/objectid.go."""
 
 _TARGET: Final = re.compile("[0-9a-f]+")
 """The object ID of a link's target, which is never longer than one content."""

@@ -61,10 +61,8 @@ _FIRST: Final = 6
 
 _WALK_COST: Final = 20
 _SYNC_COST: Final = 5
-"""Walking through the target, and syncing it, take at most one part of the time in so many each.
-
-A sync writes what is to be written anyway, but so it does for everybody whose volume is on the same disk.
-"""
+"""Walking through the target, and syncing it, take at most one part of the time in so many each. A sync writes what is
+to be written anyway, but so it does for everybody whose volume is on the same disk."""
 
 
 @dataclass(frozen=True)

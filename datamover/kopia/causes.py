@@ -81,10 +81,8 @@ _CAUSES: Final = (
     ("too many open files", "too many files are open"),
     ("cannot allocate memory", "there is no memory left"),
 )
-"""A regular expression for kopia's error in lower case, and the cause as messages name it.
-
-Quoted texts are empty in it, and a path in the volume is `<volume>`: a file may have any name.
-"""
+"""A regular expression for kopia's error in lower case, and the cause as messages name it. Quoted texts are empty in
+it, and a path in the volume is `<volume>`: a file may have any name."""
 
 _QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _IN_VOLUME: Final = r"(?m)%s(/.*?)?(?=: |$)"

@@ -153,9 +153,7 @@ _EMPTY: Final = {"KOPIA_PASSWORD": "empty"}
 
 QUICK_FORMAT: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
 """Each start of kopia derives the key from the password: this takes half the time of kopia's default, and no memory.
-
-Source: kopia 0.23.1, cli/command_repository_create.go.
-"""
+Source: kopia 0.23.1, cli/command_repository_create.go."""
 
 _FORMAT: Final = ("kopia.repository", "kopia.blobcfg")
 

@@ -30,9 +30,7 @@ _CLEANUP_LOGS: Final = "cleanup-logs"
 
 _VERIFY: Final = {"KOPIA_MAINTENANCE_CONTENT_VERIFY_PERCENTAGE": "100"}
 """Before and after each task that changes indexes or packs, each entry of the index must find its pack in the bucket.
-
-Source: kopia 0.23.1, repo/maintenance/content_index_to_pack_check.go.
-"""
+Source: kopia 0.23.1, repo/maintenance/content_index_to_pack_check.go."""
 
 _FIRST_YEAR: Final = 1970
 _MICROSECOND_NANOSECONDS: Final = 1000
@@ -44,10 +42,8 @@ _TOTALS: Final = re.compile(r"^(Count|Total): (\d+)$", re.MULTILINE)
 
 
 _LONGEST_RUN: Final = timedelta(hours=6)
-"""The deadline of a Job, if none is configured: what began earlier is taken for a run that was interrupted.
-
-No longer, since a changed interval shows another beginning than the last run's.
-"""
+"""The deadline of a Job, if none is configured: what began earlier is taken for a run that was interrupted. No longer,
+since a changed interval shows another beginning than the last run's."""
 
 
 class MaintenanceError(DataPathError):

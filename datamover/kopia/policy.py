@@ -39,10 +39,8 @@ _CLEARED_CANCELED: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds."""
 
 _NO_IGNORE_FILE: Final = "."
-"""Where kopia looks for a file with rules, instead of `.kopiaignore`: each directory has it, and it is never a file.
-
-An empty list does not help: kopia then inherits the name, in the end from its own default.
-"""
+"""Where kopia looks for a file with rules, instead of `.kopiaignore`: each directory has it, and it is never a file. An
+empty list does not help: kopia then inherits the name, in the end from its own default."""
 
 
 @dataclass(frozen=True)

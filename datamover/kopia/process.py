@@ -59,8 +59,7 @@ _PANIC_EXIT_CODE: Final = 2
 _STACK: Final = re.compile(r"goroutine \d+ .*\[")
 _PANIC: Final = re.compile(r"(panic|fatal error|SIG[A-Z]+): ")
 """Go ends a program with this code and the stacks of its goroutines after a panic, and after a signal such as SEGV. A
-line before them says why. Source: Go 1.26, runtime (panic.go, signal_unix.go).
-"""
+line before them says why. Source: Go 1.26, runtime (panic.go, signal_unix.go)."""
 
 _SHORT_CALL_SECONDS: Final = 120.0
 """The timeout of a call that moves no data; kopia stops retrying an unreachable storage earlier."""
@@ -107,7 +106,7 @@ class CallServer(Protocol):
         ...
 
     async def carry_out(self, command: ChildCommand, on_line: Callable[[str], None]) -> tuple[ChildExit, str]:
-        """Return how a call with these arguments alone ended, and kopia's metrics of it, or raise a DataPathError."""
+        """Return how a call with these arguments alone ended, and kopia's metrics of it; raises DataPathError."""
         ...
 
     async def end(self) -> None:

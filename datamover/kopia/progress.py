@@ -29,10 +29,8 @@ _RESTORE_LINE: Final = re.compile(
 )
 _COUNTERS_LINE: Final = "starting prometheus metrics on"
 _START_LINE: Final = "Snapshotting "
-"""kopia has opened the repository. What it reads before the snapshot's own time is in its cache already.
-
-Source: kopia 0.23.1, cli/command_snapshot_create.go (snapshotSingleSource).
-"""
+"""kopia has opened the repository. What it reads before the snapshot's own time is in its cache already. Source: kopia
+0.23.1, cli/command_snapshot_create.go (snapshotSingleSource)."""
 _UNITS: Final = "KMGTPE"
 
 _ACTIVITY_METRICS: Final = (
@@ -163,7 +161,7 @@ class Meter:
         self._snapshot_known.clear()
 
     def take(self, line: str) -> str:
-        """Parse the progress in a line of kopia's output; return the rest, such as a message that follows in the line."""
+        """Parse the progress in a line of kopia's output; return the rest, such as a message that follows."""
         if upload := _UPLOAD_LINE.search(line):
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])

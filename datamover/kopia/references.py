@@ -30,10 +30,8 @@ _LEAST_AGE: Final = timedelta(days=7)
 """A backup stores what it refers to when it ends: a large cluster's takes days."""
 
 _OWN_PREFIX: Final = "tag:"
-"""kopia's command line writes it before each tag, Velero does not.
-
-Source: kopia 0.23.1, cli/command_snapshot_create.go.
-"""
+"""kopia's command line writes it before each tag, Velero does not. Source: kopia 0.23.1,
+cli/command_snapshot_create.go."""
 
 _UPLOAD: Final = re.compile(r"du-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.")
 """The operation ID of a DataUpload: the UIDs of backup and PVC, whose end may be a hash."""

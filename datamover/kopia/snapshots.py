@@ -201,7 +201,7 @@ class SourceSnapshots:
 
 
 async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str | None = None) -> SourceSnapshots:
-    """Return the snapshots of a source `user@host:path` as the transfer with this UID sees them, or a KopiaError."""
+    """Return the snapshots of a source `user@host:path` as a transfer sees them; raises KopiaError."""
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
     return sort_source((one for one in listed.check().json() or [] if _is_of(one, target)), transfer_uid)
 
@@ -221,7 +221,7 @@ def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> 
 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
-    """Return the complete snapshots of a source with these tags, as kopia lists them, or raise a KopiaError."""
+    """Return the complete snapshots of a source with these tags, as kopia lists them; raises KopiaError."""
     wanted = [f"--tags={key}:{value}" for key, value in tags.items()]
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", *wanted)
     return [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
@@ -237,7 +237,7 @@ async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Col
 
 
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
-    """Delete an incomplete snapshot, even if the caller is canceled meanwhile, or raise a KopiaError.
+    """Delete an incomplete snapshot, even if the caller is canceled meanwhile; raises KopiaError.
 
     A killed kopia may have reported a snapshot that it had not written yet.
     """
@@ -250,7 +250,7 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
 
 
 async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
-    """Remove the pin of an incomplete snapshot, or raise a KopiaError; it gets another ID, and kopia may expire it."""
+    """Remove the pin of an incomplete snapshot, which gets another ID and may expire; raises KopiaError."""
     attempted = f"unpin incomplete snapshot {snapshot_id}"
     (await kopia.call(attempted, "snapshot", "pin", snapshot_id, f"--remove={PIN}")).check()
 

@@ -41,10 +41,9 @@ _OF_CONTENT: Final = re.compile(
     r"|unable to parse directory object|invalid directory stream|invalid indirect object|malformed (object|content) id"
 )
 """What kopia and storages say of data that is there and wrong, or is not there; bare words may be part of a name.
-
 Source: kopia 0.23.1, repo/blob (storage.go, filesystem), repo/content, repo/compression, repo/encryption, repo/format
-(blobcfg_blob.go; another password fails before it), repo/object, internal/cache, snapshot/snapshotfs; S3 error codes.
-"""
+(blobcfg_blob.go; another password fails before it), repo/object, internal/cache, snapshot/snapshotfs; S3 error
+codes."""
 
 _PREFIX: Final = "error processing "
 _ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"

@@ -60,8 +60,7 @@ _NOT_MOUNTED: Final = re.compile(
     r"/pods/[^/]+/volumes/kubernetes\.io~(?:csi|local-volume|nfs|iscsi|fc|cephfs|rbd)/[^/]+(?:/mount)?(?://deleted)?$"
 )
 """The root of a mount that is a mount point of the kubelet: these plugins mount every volume, with its own root. An
-`emptyDir` is a plain directory, and a flexVolume driver decides for itself.
-"""
+`emptyDir` is a plain directory, and a flexVolume driver decides for itself."""
 
 
 def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:

@@ -40,7 +40,6 @@ _IMAGE: Final = "device"
 
 _LOADERS: Final = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """The program that starts dynamic ones: a jail needs only copies of what it reads then, none that can be executed.
-
 Source: glibc, sysdeps/unix/sysv/linux/{x86_64,aarch64}/shlib-versions."""
 
 _LIBRARY: Final = re.compile(r"=> (/\S+) \(")

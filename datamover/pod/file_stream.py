@@ -35,9 +35,8 @@ from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir
 
 _LISTED_BYTES: Final = 8 << 20
-"""Of the lines of a list: kubelets keep 10 MiB of a log by default.
-
-Source: Kubernetes v1.34, KubeletConfiguration, `containerLogMaxSize`."""
+"""Of the lines of a list: kubelets keep 10 MiB of a log by default. Source: Kubernetes v1.34, KubeletConfiguration,
+`containerLogMaxSize`."""
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class SnapshotReporter:
     output: JobOutput = field(default_factory=JobOutput)
 
     async def run(self) -> SnapshotReport:
-        """Write a line for each snapshot that is not referenced, and return the totals, or raise DataPathError."""
+        """Write a line for each snapshot that is not referenced, and return the totals; raises DataPathError."""
         context = self.context
         with open_output(self.work_dir) as file:
             read = await list_stored(self.repository, file)

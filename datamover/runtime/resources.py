@@ -13,10 +13,8 @@ _NO_LIMIT_BYTES: Final = 1 << 60
 """cgroup v1 expresses "no limit" as a number close to 2^63."""
 
 _SOFT_LIMIT_MIB: Final = 200
-"""With GOGC=50 a backup of 1.2 GB in 20,000 files then peaks at 225-230 MiB and takes 4 % more CPU time.
-
-Without any setting it peaks at 320-390 MiB. At 120 MiB it takes up to 80 % more CPU time and peaks as high.
-"""
+"""With GOGC=50 a backup of 1.2 GB in 20,000 files then peaks at 225-230 MiB and takes 4 % more CPU time. Without any
+setting it peaks at 320-390 MiB. At 120 MiB it takes up to 80 % more CPU time and peaks as high."""
 
 _RESERVED_MIB: Final = 136
 """The use of this process, and of the part of kopia that the soft limit does not bound."""
