@@ -1,11 +1,8 @@
-"""Backup of a volume into a kopia snapshot, and how that differs from the ones before.
+"""Backup of a volume into a kopia snapshot: when it is complete, what is deleted when it is not, and what has changed.
 
 kopia counts the files that it read. One that continues from an earlier attempt's checkpoint or complete snapshot takes
 those from it that the attempt has read, so the snapshots are compared then.
 Source: kopia 0.23.1, internal/diff/diff.go.
-
-Knows when a snapshot is complete, and what is deleted when it is not. Does not know how kopia is run
-(`datamover.data_path.snapshot_runs`).
 """
 
 import asyncio
@@ -70,10 +67,7 @@ async def count_incremental(
 
 
 async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int | None:
-    """Return the size of the files in `new` whose content `old` does not have there; None: unknown.
-
-    kopia reads only directories that differ.
-    """
+    """Return the size of the files in `new` whose content `old` does not have there; None: unknown."""
     with open_output(repository.work_dir) as file:
         attempted = f"compare with snapshot {old.snapshot_id}"
         try:
@@ -87,10 +81,7 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int 
 
 
 async def find_shrinkage(size: SavedSize, inheritance: Inheritance, attempt: BackupAttempt | None) -> Shrinkage | None:
-    """Return from what the backup of a file system has shrunk; None: it has not.
-
-    What was acknowledged is only read if it matters: that lists transfers.
-    """
+    """Return from what a file system has shrunk, or None; what was acknowledged is only read if it matters."""
     found = find_full(inheritance.sizes, size)
     if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):
         return found
@@ -232,10 +223,7 @@ class _Backup:
 
     @asynccontextmanager
     async def _cleanup_on_error(self, run: SnapshotRun, interval: timedelta) -> AsyncIterator[None]:
-        """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
-
-        They stay where another attempt may continue from them.
-        """
+        """Delete incomplete snapshots if the block fails, unless an attempt may continue from them."""
         clock = self.data_path.clock
         began = clock.monotonic()
         try:

@@ -1,11 +1,10 @@
 """Block devices: a kopia snapshot holds one as a directory with a single file, the device's bytes.
 
-kopia reads a device from its standard input, so that no byte passes through this process. It
-writes one to its standard output, from where a thread copies it: kopia itself would fill
-every hole with zeros. The copy punches holes where the data is zero, and writes zeros where
-the device does not support that.
-Source: tests/recordings/velero-1.18.2/block-kopia-snapshots.json; Linux, fallocate(2);
-block/fops.c (a hole in a device reads as zeros, or is rejected).
+kopia reads a device from its standard input, so that no byte passes through this process. It writes one to its standard
+output, from where a thread copies it: kopia itself would fill every hole with zeros. The copy punches holes where the
+data is zero, and writes zeros where the device does not support that.
+Source: tests/recordings/velero-1.18.2/block-kopia-snapshots.json; Linux, fallocate(2); block/fops.c (a hole in a device
+reads as zeros, or is rejected).
 """
 
 import ctypes
@@ -47,10 +46,7 @@ class HoleWriter:
     """Writes to an open device sequentially, from its start."""
 
     def __init__(self, fd: int, *, holes: bool = True, compare: bool = False) -> None:
-        """Write to `fd`.
-
-        Without `holes`, zeros are written like other bytes. With `compare`, what the device has already is not written.
-        """
+        """Write to `fd`, zeros too unless as `holes`; with `compare`, what the device has already is not written."""
         self._fd = fd
         self._holes = holes
         self._compare = compare
@@ -71,10 +67,9 @@ class HoleWriter:
         os.close(self._fd)
 
     def write(self, data: memoryview) -> None:
-        """Write the next bytes: a multiple of the smallest hole, except for the last call.
+        """Write the next bytes, except for the last call a multiple of the smallest hole.
 
-        Raises:
-            OSError: the device rejected the write.
+        Raises OSError of the device.
         """
         start = 0
         for at in range(0, len(data), _PIECE_BYTES):
@@ -132,13 +127,7 @@ class HoleWriter:
 
 
 def copy_stream(source: int, target: HoleWriter, stop: ShouldStop) -> int:
-    """Copy `source` to `target` until its end, and return the number of bytes.
-
-    The descriptors of both are closed at the end, which notifies the program that writes to `source`.
-
-    Raises:
-        OSError: one of them failed.
-    """
+    """Copy `source` to `target` until its end, close both, and return the number of bytes. Raises OSError of either."""
     try:
         with suppress(OSError):
             fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
@@ -162,10 +151,9 @@ def _fill(buffer: memoryview, fd: int) -> int:
 
 @asynccontextmanager
 async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncIterator[tuple[int, int]]:
-    """Open a device, or a file in its place, and yield its descriptor and size in bytes; close it at the end.
+    """Open a device, or a file in its place, and yield its descriptor and size in bytes.
 
-    Raises:
-        DataPathError: it cannot be opened.
+    Raises DataPathError if it cannot.
     """
 
     def open_and_measure(_: ShouldStop) -> tuple[int, int]:
@@ -255,9 +243,7 @@ def name_contents(head: bytes) -> list[str]:
 async def read_file_system(device: Path, data_path: DataPath) -> str | None:
     """Return which file system a device has, as mount(8) names it; None: none that is known here.
 
-    Raises:
-        DataPathError: the device cannot be opened.
-        OSError: it cannot be read.
+    Raises DataPathError if the device cannot be opened, and OSError if it cannot be read.
     """
     async with open_device(device, os.O_RDONLY, data_path) as (fd, _):
         head = await data_path.run_in_thread(lambda _: os.pread(fd, HEAD_BYTES, 0), f"reading device {device}")
@@ -324,9 +310,7 @@ async def restore_blocks(
 
     With `compare`, what the device has already is not written. An `existing` device must not be mounted on this node,
     nor used by its kernel otherwise, such as by LVM: that could write over what is restored. It cannot be meanwhile.
-
-    Returns:
-        How many bytes were written, or became zeros.
+    Returns how many bytes were written, or became zeros.
 
     Raises:
         DataPathError: the target is smaller than the data, or in use: nothing was written.

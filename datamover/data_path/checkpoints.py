@@ -66,8 +66,8 @@ class Inheritance:
     """What a backup finds of its source: the last complete snapshot of another transfer.
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
-    `warning` is about incomplete snapshots of other backups.
-    `sizes` are of all complete snapshots of other transfers, the oldest first.
+    `warning` is about incomplete snapshots of other backups. `sizes` are of all complete ones of other transfers, the
+    oldest first.
     """
 
     latest: Snapshot | None = None
@@ -100,10 +100,8 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     """Delete the incomplete snapshots of a source, in kopia's format, that `attempt` does not continue from.
 
     kopia would take files from another backup's too, and the result would depend on what that backup has read. If that
-    one is in progress, its next checkpoint replaces what is deleted here.
-
-    Returns:
-        What remains; its warning says so if they could not be deleted.
+    one is in progress, its next checkpoint replaces what is deleted here. The result has a warning if they could not be
+    deleted.
 
     Raises:
         KopiaError: they could not be listed.

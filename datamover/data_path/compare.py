@@ -1,9 +1,8 @@
 """Compares a restored volume with its kopia snapshot: each file's type, mode, owner, time and content.
 
-kopia writes the snapshot as a tar archive into a named pipe, so nothing is stored twice, and one process reads a
-snapshot of any size. The archive lacks the root, whose owner and mode the snapshot's manifest has. The volume is read
-by descriptors, and no link in it is followed. What the volume has besides is no fault: a new one has a folder
-`lost+found`, for example.
+kopia writes the snapshot as a tar archive into a named pipe, so nothing is stored twice. It lacks the root, whose owner
+and mode the snapshot's manifest has. The volume is read by descriptors, and no link in it is followed. What it has
+besides is no fault: a new one has a folder `lost+found`, for example.
 Source: kopia 0.23.1, snapshot/restore/tar_output.go: the mode is Go's fs.FileMode, and times are rounded to seconds; Go
 1.26, archive/tar/writer.go.
 """
@@ -63,12 +62,7 @@ async def compare_volume(
 
 
 async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path, watchdog: Watchdog) -> Fingerprints:
-    """Return the paths of the snapshot's files whose content the volume does not have.
-
-    Raises:
-        StorageOutageError: the storage does not answer.
-        DataPathError: kopia could not read the snapshot.
-    """
+    """Return the paths of files whose content the volume does not have; raises as `compare_volume`."""
     found = _ChangedFiles(snapshot, volume, VolumeMode.FILESYSTEM)
     await _read_archive(repository, watchdog, found)
     if found.entries != snapshot.entries:

@@ -1,12 +1,9 @@
 """A check for what kopia cannot keep unchanged: names, times, and kinds of files.
 
-Knows how kopia changes names that are not UTF-8, when two in one directory become the same (a
-restore then overwrites one file with the other without an error), when one becomes too long to
-be restored, which names are placeholders to kopia: it backs up what their content refers to; and
-which times and kinds it keeps.
-Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON),
-fs/localfs/shallowentry.go, local_fs_os.go (entryFromDirEntry), fs/utc_timestamp.go; Go, encoding/json
-(each byte that is not UTF-8 becomes U+FFFD).
+Names that are not UTF-8 change. Two in one directory may become the same: a restore overwrites one file with the other
+without an error. One may become too long to be restored. Some are placeholders: kopia backs up what these refer to.
+Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON), fs/localfs/shallowentry.go,
+local_fs_os.go (entryFromDirEntry), fs/utc_timestamp.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
 """
 
 import math

@@ -3,15 +3,11 @@
 The list is a file in the root of the restored volume, for as long as no workload has the volume. Each file is listed as
 a fingerprint of its path, inode, size and times. Whatever is done to a file changes its ctime, which no program can
 set: a file with a listed fingerprint has the content, owner and mode that it was listed with. A batch of fingerprints
-is appended once the file system was synced after the files were found, and counts only if it is complete. So the list
-is never ahead of the data, not even after a power loss.
-
-kopia sets a file's times as the last step, which makes its mtime another than its ctime. Until then they are alike.
-Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttributes).
-
-The done file of a PodVolumeRestore ends the init container `restore-wait`. A tenant may have changed the volume
-meanwhile, so no link in it is followed.
-Source: Velero v1.18.2, pkg/podvolume/restore_micro_service.go (writeCompletionMark), cmd/velero-restore-helper.
+is appended once the file system was synced after the files were found, and counts only if it is complete: even after a
+power loss, the list is not ahead of the data. kopia sets a file's times as the last step, which makes its mtime another
+than its ctime. The done file ends the init container `restore-wait`. No link is followed: a tenant may have put it.
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttributes); Velero v1.18.2,
+pkg/podvolume/restore_micro_service.go (writeCompletionMark), cmd/velero-restore-helper.
 """
 
 import os
@@ -97,10 +93,7 @@ class Fingerprints:
 
 
 class FinishedList:
-    """The list in a target's root: what it had when it was opened, and its growth.
-
-    Each method opens it: it may hang, and is called in threads that are abandoned then.
-    """
+    """The list in a target's root, and its growth; each method opens it, in threads that are abandoned if it hangs."""
 
     def __init__(self, target: Path, name: str, end: int, listed: Fingerprints | None = None) -> None:
         self.path = target / name
@@ -120,18 +113,16 @@ class FinishedList:
     def now_ns(self) -> int:
         """Return the time by the clock that sets ctimes, which may be a file server's.
 
-        Raises:
-            OSError: the list does not exist any more.
+        Raises OSError without the list.
         """
         with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             os.utime(fd)
             return os.fstat(fd).st_ctime_ns
 
     def append(self, fingerprints: "array[int]") -> None:
-        """Append files that were on the disk before this call, and wait until the list is.
+        """Append files that were on the disk before, and wait until the list is.
 
-        Raises:
-            OSError: the list cannot be written.
+        Raises OSError if it cannot be written.
         """
         with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             space = os.fstatvfs(fd)
@@ -147,13 +138,7 @@ class FinishedList:
 def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> FinishedList | None:
     """Open the list of an earlier attempt, or begin one; None: there is none, and the target has files already.
 
-    Nothing could tell those apart from finished ones.
-
-    Args:
-        target: the root of the volume.
-        name: the name of the list.
-        owner: what the list belongs to; another one's is removed.
-        stop: ends the search for files early.
+    Nothing could tell those apart from finished ones. A list of another `owner` is removed.
 
     Raises:
         OSError: the target cannot be read or written.
@@ -175,10 +160,9 @@ def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> Finish
 
 
 def remove_list(path: Path) -> None:
-    """Remove the list, and leave the times of the root as the restore has set them, where that is possible.
+    """Remove the list, and leave the times of the root as restored, if possible.
 
-    Raises:
-        OSError: it cannot be removed.
+    Raises OSError if it cannot be removed.
     """
     with opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
         status = os.fstat(root)
@@ -191,12 +175,9 @@ def remove_list(path: Path) -> None:
 
 
 def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: WalkProgress) -> "array[int]":
-    """Return the fingerprints of the files that were finished at `since_ns` or later.
+    """Return the fingerprints of files that were finished at `since_ns` or later. Raises OSError of the target.
 
     kopia finishes a directory, and sets its times, after everything in it: those finished before are not read again.
-
-    Raises:
-        OSError: the target cannot be opened.
     """
     found = array("Q")
 
@@ -243,12 +224,9 @@ def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: WalkProg
 def find_unlisted(
     target: Path, finished: FinishedList, stop: ShouldStop, progress: WalkProgress
 ) -> Iterator[tuple[bytes, list[str]]]:
-    """Yield the files in each directory that are not listed, and the symbolic links, which never are.
+    """Yield unlisted files in each directory, and symbolic links, which never are. Raises OSError of the target.
 
     Each directory was read to its end: a file system may leave out entries of one that changes meanwhile.
-
-    Raises:
-        OSError: the target cannot be read.
     """
     for directory, entries in walk_tree(target, stop, strict=True):
         if names := [entry.name for entry in entries if _is_unlisted(directory, entry, finished, progress)]:
@@ -272,11 +250,7 @@ def _is_unlisted(directory: bytes, entry: "os.DirEntry[str]", finished: Finished
 
 
 def _mark_above(root: int, directory: bytes, marked: Container[bytes]) -> list[bytes]:
-    """Give a directory, and those on the way to it that are not `marked`, a time that the snapshot does not have.
-
-    Returns:
-        All of them: the next directory may be below one.
-    """
+    """Give a directory, and those above that are not `marked`, a time unlike the snapshot's; return all of them."""
     way = [directory]
     while way[-1]:
         way.append(os.path.split(way[-1])[0])
@@ -306,10 +280,7 @@ def _hash(content: bytes) -> int:
 
 
 def _read(fd: int, header: bytes) -> tuple[int, Fingerprints] | None:
-    """Return the end of the list in the file and what it has, up to a batch that was not written completely.
-
-    None: it is no list with that header.
-    """
+    """Return the end of the list and what it has, up to an incomplete batch; None: it is no list with that header."""
     if os.pread(fd, len(header), 0) != header:
         return None
     listed = Fingerprints(os.fstat(fd).st_size // array("Q").itemsize)
@@ -353,9 +324,7 @@ _ROOT: Final = "."
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:
-    """Write the done file, which ends the init container `restore-wait`: empty, named after the Restore's UID.
-
-    Files of an earlier restore, or of the backup itself, are removed from its directory first.
+    """Write the done file, empty and named after the Restore's UID, into its directory, which is emptied before.
 
     Raises:
         DataPathError: it cannot be written.
@@ -379,11 +348,8 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
 def has_done_file(volume: Path, owner_uid: str) -> bool:
     """Return whether an earlier attempt wrote the done file: the restore is complete, and a pod may use the volume.
 
-    A tenant who writes the file itself loses only data of its own: the rest of this volume is not restored. The
-    restore helper removes the file before the pod's containers start, so without one the pod may have started too.
-
-    Raises:
-        DataPathError: it cannot be read.
+    A tenant who writes it loses only data of its own. The restore helper removes it before the pod's containers start,
+    so without one the pod may have started too. Raises DataPathError if it cannot be read.
     """
     try:
         with open_root(volume) as root, open_below(root, _done_directory(root)) as directory:
@@ -402,10 +368,7 @@ def _done_directory(root: int) -> bytes:
 
 
 def _write_without_block(owner_uid: str, root: int) -> None:
-    """Write the done file into the root of a full volume, where a link finds it: only a directory needs a block.
-
-    Velero's helper leaves the file there.
-    """
+    """Write the done file into the root of a full volume, where a link finds it: only a directory needs a block."""
     _remove(_DONE_DIRECTORY, root)
     os.symlink(_ROOT, _DONE_DIRECTORY, dir_fd=root)
     with suppress(FileNotFoundError):

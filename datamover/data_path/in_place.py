@@ -1,12 +1,10 @@
 """Restore of files into a volume that has data: what is equal is not written, all else is replaced file by file.
 
-The snapshot's directories are compared with the volume's. kopia writes what differs into a stage, from where
-it moves to its place: kopia itself would take a file for equal that has the size, and the time give or take two
-seconds, and any link; and it would write through links and other names of a file. Of what is equal, it sets nothing.
-Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go.
-
-Directories that are missing, and all in a full restore, are written by kopia as a whole, many files in parallel, unless
+kopia writes what differs into a stage, from where it moves to its place: kopia itself would take a file for equal that
+has the size, and the time give or take two seconds, and any link; and it would write through links and other names of a
+file. Missing directories, and all in a full restore, are written by kopia as a whole, many files in parallel, unless
 they are large. Single files are written one after the other: kopia restores one placeholder at a time.
+Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go.
 """
 
 import logging
@@ -52,11 +50,7 @@ _CLEANUP: Final = timedelta(seconds=1)
 
 
 def has_entries(target: Path, _: ShouldStop) -> bool:
-    """Return whether a volume has anything; a new one may have a folder `lost+found`.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return whether a volume has anything but a new one's folder `lost+found`. Raises OSError if it cannot be read."""
     with os.scandir(target) as entries:
         return any(entry.name != _LOST_AND_FOUND for entry in entries)
 
@@ -89,8 +83,7 @@ class InPlaceRestorer(Comparison):
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
 
-        Raises:
-            DataPathError: it failed; the volume is partly written.
+        Raises DataPathError if it is only partly written.
         """
         self._fd = fd
         try:

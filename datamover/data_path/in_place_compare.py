@@ -67,8 +67,7 @@ def find_unexplained(snapshot: Snapshot) -> str | None:
 class ExtraFiles:
     """Deletes extra files, if that is `allowed`; what `exclude` names stays, and what is mounted.
 
-    `on_kept` gets the path of each that stays. `steps` counts what was looked at, `deleted` the entries that are gone,
-    each with all in it.
+    `on_kept` gets the path of each that stays. `steps` counts what was looked at, `deleted` the entries that are gone.
     """
 
     exclude: Exclusions
@@ -90,10 +89,7 @@ class ExtraFiles:
         return self.may_delete(join(directory, name)) and not holding and not stop()
 
     def find_holding(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> set[bytes]:
-        """Return the directories that hold something excluded: the one with this name in an open one, and below it.
-
-        The result is not complete if `stop` ends the search.
-        """
+        """Return the directories that hold something excluded, the named one or below it, unless `stop` ends it."""
         found, left = set[bytes](), [name] if self.exclude and self.allowed else []
         while left and not stop():
             below = left.pop()
@@ -123,9 +119,7 @@ class ExtraFiles:
         *,
         holding: set[bytes] | None = None,
     ) -> None:
-        """Delete what is not wanted in an open directory.
-
-        `holding` are all directories below that hold something excluded; None: that is not known yet.
+        """Delete what is not wanted in an open directory; `holding`, if known: what below has something excluded.
 
         Raises:
             DataPathError: something cannot be deleted; names it.
@@ -252,10 +246,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def _act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
-        """Take the step, which is not READ; `status` is of what the volume has there, None: nothing.
-
-        Returns:
-            Whether what is in a directory may be compared.
+        """Take the step, but READ; `status` is of what is there. Return whether a directory may be compared.
 
         Raises:
             OSError: the volume does not take the entry.

@@ -1,7 +1,6 @@
 """The preview of a restore into a volume with data: what it would write, set and delete. Nothing is written.
 
-The volume is compared as by the restore itself (`datamover.data_path.in_place_compare`). It is one that nothing else
-uses, made from a snapshot of the volume to restore into.
+The volume is one that nothing else uses, made from a snapshot of the volume to restore into.
 """
 
 import os
@@ -77,8 +76,7 @@ class RestorePlanner(Comparison):
         """Return the plan.
 
         Raises:
-            KopiaError: the snapshot cannot be read.
-            DataPathError: the volume cannot be read.
+            DataPathError: the snapshot (KopiaError) or the volume cannot be read.
         """
         try:
             filled = await self._in_thread(partial(has_entries, self.target), f"reading {self.target}")

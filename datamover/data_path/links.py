@@ -63,10 +63,7 @@ class DirectoryReader(Protocol):
 
 @dataclass
 class Links:
-    """Links in a target, relative paths.
-
-    `hard` has the names of each file that has several, by device, inode and how many there are: some may be elsewhere.
-    """
+    """Links in a target, relative paths; `hard` by device, inode and number of names: some may be elsewhere."""
 
     symbolic: list[bytes] = field(default_factory=list)
     hard: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)
@@ -128,12 +125,9 @@ class TargetLinks:
 
 
 def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool = False) -> None:
-    """Add the symbolic links in the target to `found`.
+    """Add symbolic links in the target, and with `hard` files' other names.
 
-    With `hard`, the names of files that have several are added too.
-
-    Raises:
-        DataPathError: the target cannot be read.
+    Raises DataPathError if it cannot be read.
     """
     try:
         for directory, entries in walk_tree(target, stop):
@@ -155,11 +149,7 @@ def _is_file(status: os.stat_result) -> bool:
 
 
 def remove_links(target: Path, links: Sequence[bytes]) -> None:
-    """Remove the links, relative paths; what is no longer a link stays, such as the last name of a file.
-
-    Raises:
-        DataPathError: one of them cannot be removed.
-    """
+    """Remove links by relative paths, but no last name of a file. Raises DataPathError if one cannot be removed."""
     with open_root(target) as root:
         try:
             for link in links:
@@ -288,13 +278,9 @@ def read_together(object_ids: Iterable[str]) -> Iterator[list[str]]:
 async def open_directories(
     kopia: DirectoryReader, snapshot: Snapshot, object_ids: Sequence[str], file: IO[bytes]
 ) -> Iterator[Iterator[JsonDict]]:
-    """Return the entries of each of these directories, which are to be read before the next one.
+    """Return the entries of each of these directories, which `read_together` lists, to be read before the next one.
 
-    Args:
-        kopia: it is connected.
-        snapshot: the one that they are in, for errors.
-        object_ids: one list of `read_together`.
-        file: an open file for kopia's output.
+    `file` is open for kopia's output.
 
     Raises:
         KopiaError: one of them cannot be read, also while the entries are.

@@ -1,7 +1,5 @@
 """The runs of kopia that open the repository once: of files, and of devices by block.
 
-Knows what each decides once it has seen what the repository has of the source. Does not know what makes a snapshot
-Knows what each decides once it has seen what the repository has of the source.
 Source: tools/kopia/program; Velero main at d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
 """
 

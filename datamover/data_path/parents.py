@@ -1,9 +1,6 @@
 """What a backup takes from the snapshots before it, and what of a device its storage says has changed.
 
 Another attempt takes the first blocks of a device from a checkpoint (tools/kopia/program/block_checkpoint.go).
-
-Knows tags, times and handles. Does not know how kopia is run (`datamover.data_path.snapshot_runs`), and asks a storage
-(tools/kopia/program/snapshot_metadata.go).
 Source: Velero main at d2241adba, pkg/uploader/block/snapshot.go (getParentBackupInfo), pkg/uploader/cbt/set.go.
 """
 
@@ -31,10 +28,9 @@ _VELERO_TAGS: Final = (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_
 
 @dataclass(frozen=True)
 class BlockChanges:
-    """How a storage knows the device of a backup: the handles of its snapshot and volume.
+    """A storage's handles of a backup's device; `query` asks it what has changed, None: it does not say.
 
-    `query` returns what kopia needs to ask the storage; None: it does not say what has changed. `requested_at` is when
-    the backup was created; None: that is not known.
+    `requested_at` is when the backup was created; None: that is not known.
     """
 
     change_id: str
@@ -45,10 +41,9 @@ class BlockChanges:
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """What the storage is asked before a device is read.
+    """What kopia asks the storage, None: nothing, so that all is read. `cause` is why nothing is taken from the parent.
 
-    `query` is for kopia; None: all is read. `cause` is why nothing is taken from the parent; None: it is. With
-    `expected`, the storage could have told.
+    With `expected`, the storage could have told.
     """
 
     query: JsonDict | None = None

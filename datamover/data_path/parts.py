@@ -66,8 +66,8 @@ _NO_TIME: Final = "1970-01-01T00:00:00Z"
 class Part:
     """A directory, file or link: its path in the snapshot, empty for all of it, its entries, and the size of its files.
 
-    A directory is an entry of itself, but for the root. `entry` is kopia's entry of a directory, as JSON: there may be
-    thousands of them.
+    A directory is an entry of itself, but for the root. `entry` is kopia's, as JSON: there may be thousands of
+    directories.
     """
 
     path: str
@@ -97,10 +97,7 @@ class Parts:
     split: Sequence[Part] = ()
 
     def runs(self, target: Path, fitting: int) -> Iterator[Sequence[Part]]:
-        """Yield the parts that are restored by one kopia: such with a placeholder in the target, or a single one.
-
-        One kopia restores `fitting` entries at most, unless a single part has more.
-        """
+        """Yield what one kopia restores: parts with a placeholder, `fitting` entries at most, or a single part."""
         run: list[Part] = []
         each_bytes, paths_bytes, entries = len(os.fsencode(target)) + _ARGUMENT_BYTES, 0, 0
         for part in self.parts:
@@ -122,10 +119,9 @@ class Parts:
         return max(self.parts, key=lambda part: part.entries)
 
     def make_directories(self, target: Path, _: ShouldStop) -> Collection[str]:
-        """Make the directories that were split, unless they exist; return the paths that the target refused.
+        """Make the directories that were split; return the paths that the target refused.
 
-        Raises:
-            DataPathError: the target failed.
+        Raises DataPathError if it failed.
         """
         refused: set[str] = set()
         for one in self.split:
@@ -142,10 +138,9 @@ class Parts:
         return replace(self, parts=[part for part in self.parts if part.path.rpartition("/")[0] not in refused])
 
     def set_attributes(self, target: Path, _: ShouldStop) -> int:
-        """Set owner, mode and time of the directories that were split; return how many changes the target refused.
+        """Set the attributes of split directories; return how many the target refused.
 
-        Raises:
-            DataPathError: the target failed.
+        Raises DataPathError if it failed.
         """
         refused = 0
         with _named(""), open_root(target) as root:
@@ -207,10 +202,9 @@ class Placeholders:
                 self.done += 1
 
     def remove_left(self, stop: ShouldStop) -> None:
-        """Remove all that an earlier attempt which was killed has left; other files of such a name stay.
+        """Remove what an earlier attempt that was killed has left, no other files.
 
-        Raises:
-            DataPathError: the target cannot be read or changed.
+        Raises DataPathError of the target.
         """
         with _named(""), open_root(self._target) as root:
             device = os.fstat(root).st_dev
@@ -353,10 +347,10 @@ _ALL_LEVELS: Final = 2**31 - 2
 
 @dataclass
 class PartRestorer:
-    """Runs kopia for the parts of a snapshot; each run has the `flags` and `files`.
+    """Runs kopia for the parts of a snapshot, with the `flags` and `files`.
 
     Once the target has refused an entry, kopia is `tolerant`: it goes on after errors, which leaves more unset than
-    necessary.
+    needed.
     """
 
     repository: Repository
@@ -386,11 +380,8 @@ class PartRestorer:
     async def restore(self, parts: Parts, fitting: int) -> None:
         """Restore them one after the other; no placeholder stays, unless this process is killed, or the target hangs.
 
-        kopia also has a list in memory of all that is in its cache, 150 bytes for each file. So the cache is emptied
-        once more than `fitting` entries may be in it.
-
-        Raises:
-            DataPathError: one of them could not be restored.
+        kopia has a list in memory of all that is in its cache, 150 bytes for each file. So the cache is emptied once
+        more than `fitting` entries may be in it. Raises DataPathError if a part could not be restored.
         """
         if parts.split:
             make = partial(parts.make_directories, self.target)
@@ -415,8 +406,7 @@ class PartRestorer:
     async def restore_placeholders(self, run: Sequence[Part], make: Callable[[], Awaitable[Sequence[str]]]) -> None:
         """Restore parts by placeholders, whose paths `make` returns before each run of kopia.
 
-        Raises:
-            DataPathError: they could not be restored.
+        Raises DataPathError if it failed.
         """
 
         async def prepare() -> Sequence[str]:
@@ -428,8 +418,7 @@ class PartRestorer:
     async def finish(self, parts: Parts) -> None:
         """Set the attributes of the directories that were split, once all is restored.
 
-        Raises:
-            DataPathError: the target failed.
+        Raises DataPathError of the target.
         """
         if parts.split:
             set_attributes = partial(parts.set_attributes, self.target)

@@ -1,13 +1,11 @@
 """What the target of a restore keeps: a probe file shows it; owners, modes and times; entries that are read-only.
 
 A file server may refuse to set them, set them without an effect (CIFS with `uid=`), or round them; kopia ignores the
-refusals for want of a permission (`--ignore-permission-errors`, its default), and looks at nothing afterward.
-
-kopia leaves out of an entry what is 0, and gives a directory the latest time of what is below it, the root aside.
-Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/repofs.go (loadLocked).
-
-kopia opens what is there already for writing, and sets the mode afterward. Root needs no mode, an ordinary user does.
-Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (createDirectory, copyFileContent).
+refusals for want of a permission (`--ignore-permission-errors`, its default), and looks at nothing afterward. It leaves
+out of an entry what is 0, and gives a directory the latest time of what is below it, the root aside. It opens what is
+there already for writing, and sets the mode afterward: root needs no mode, an ordinary user does.
+Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/repofs.go (loadLocked),
+snapshot/restore/local_fs_output.go (createDirectory, copyFileContent).
 """
 
 import errno
@@ -95,10 +93,7 @@ class Probe:
 
 
 def probe_target(target: Path, snapshot: Snapshot, _: ShouldStop) -> Probe:
-    """Return what the target keeps, with the owner and the latest time that the snapshot has as examples.
-
-    Where no file can be created, nothing is known of it.
-    """
+    """Return what the target keeps, such as the snapshot's owner and latest time; unknown if it takes no file."""
     probe, root_entry = Probe(), snapshot.root_entry
     owners = dict.fromkeys([(int(root_entry.get("uid", 0)), int(root_entry.get("gid", 0))), _OTHER_OWNER])
     try:
@@ -221,10 +216,7 @@ class Attributes:
         return cls((status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
     def find_unset(self, status: os.stat_result, *, tolerance_ns: int = TIME_TOLERANCE_NS) -> dict[str, str]:
-        """Return which of them a file does not have, and what it has instead.
-
-        Times that differ by less than `tolerance_ns` are alike.
-        """
+        """Return which of them a file does not have, and what it has; times within `tolerance_ns` are alike."""
         found: dict[str, str] = {}
         if (owner := (status.st_uid, status.st_gid)) != self.owner:
             found[Attribute.OWNER] = "owner {}:{} instead of {}:{}".format(*owner, *self.owner)

@@ -125,13 +125,10 @@ async def find_refused(
     data_path: DataPath,
     refused: Refused | None = None,
 ) -> Refused:
-    """Return what the target lacks of the snapshot; with `repair`, attributes are set before.
-
-    `refused` is what is known already, to which the rest is added.
+    """Return what the target lacks, beside what is known already; with `repair`, attributes are set before.
 
     Raises:
-        KopiaError: the snapshot cannot be read.
-        DataPathError: the target cannot be opened, or hangs.
+        DataPathError: the snapshot (KopiaError) cannot be read, or the target cannot be opened, or hangs.
     """
     doing = f"comparing target {target} with the snapshot"
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
@@ -169,7 +166,7 @@ class Directories:
     ) -> Iterator[tuple[Directory, Iterator[JsonDict]]] | None:
         """Return the next ones, as many as one call of kopia reads, each with its entries; None: all were read.
 
-        The root is the first one. The entries are to be read before the next call. `output` is open for kopia's output.
+        The entries are to be read before the next call. `output` is open for kopia's output.
 
         Raises:
             KopiaError: one of them cannot be read, also while the entries are.
@@ -320,10 +317,7 @@ class _Names:
 
 
 class Folded:
-    """The entries of a snapshot that a target may take for another one in their directory, and the directories above.
-
-    `entries` is how many were looked at.
-    """
+    """The entries of a snapshot that a target may take for another one beside it, and the directories above."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -372,11 +366,7 @@ class Folded:
 
 
 async def find_folded(kopia: DirectoryReader, snapshot: Snapshot, data_path: DataPath) -> Folded:
-    """Return what a target that does not keep all names apart may take for one.
-
-    Raises:
-        KopiaError: the snapshot cannot be read.
-    """
+    """Return what a target that does not keep all names apart may take for one. Raises KopiaError of the snapshot."""
     folded = Folded()
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
         directories = Directories(file)

@@ -1,7 +1,5 @@
-"""Restore of a kopia snapshot into a volume.
+"""Restore of a kopia snapshot into a volume: it is complete once its data is on the disk.
 
-Knows which snapshots may be restored, the arguments of `restore`, and that a restore is
-complete once its data is on the disk.
 Source: kopia 0.23.1, cli/command_restore.go.
 """
 
@@ -372,11 +370,7 @@ class _Restoring:
             await self.data_path.run_in_thread(left.remove_left, doing, lambda: left.done)
 
     async def _replace_links(self) -> int:
-        """Remove the links in the target that are in the way of the snapshot's directories and files, and report it.
-
-        Returns:
-            How many symbolic links the target has after the restore.
-        """
+        """Replace links that are in the way of the snapshot; return how many symbolic ones the restore leaves."""
         expected, count, example = self.snapshot.links, 0, b""
         async with self._found_links(hard=True) as found:
             for links in found.in_parts():
@@ -398,9 +392,6 @@ class _Restoring:
 
         The snapshot is not read if there are as many links as expected: it may have links in thousands of directories.
         A tenant could remove a link for each one that replaces something, but could as well remove what is restored.
-
-        Raises:
-            DataPathError: one became a link.
         """
         async with self._found_links() as found:
             if found.symbolic == expected:

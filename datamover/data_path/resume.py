@@ -67,10 +67,7 @@ to be written anyway, but so it does for everybody whose volume is on the same d
 
 @dataclass(frozen=True)
 class ResumeSettings:
-    """Which transfer the restore is of, and how long its mover waits before it records finished files again.
-
-    An interval of 0: it records none.
-    """
+    """Which transfer the restore is of, and the interval at which its mover records finished files; 0: never."""
 
     transfer_uid: str
     interval: timedelta
@@ -103,10 +100,9 @@ class ResumableRestore:
         return self._finished.resumed
 
     async def discard_unfinished(self) -> None:
-        """Remove what an earlier attempt did not finish; what it finished counts as done.
+        """Remove what an earlier attempt did not finish; the rest counts as done.
 
-        Raises:
-            DataPathError: the target cannot be read or changed.
+        Raises DataPathError of the target.
         """
         progress = WalkProgress()
         with _named(self._target):
@@ -125,10 +121,8 @@ class ResumableRestore:
         """Return what `work` returns, which writes to the target, and record meanwhile what is finished.
 
         After a failure that no attempt follows, the list is removed: a volume that existed before stays. If that was
-        full, the work is done once more: the data may need the room that the list took.
-
-        Raises:
-            DataPathError: the disk failed.
+        full, the work is done once more: the data may need the room that the list took. Raises DataPathError if the
+        disk failed.
         """
         canceler = Canceler()
 
@@ -185,10 +179,7 @@ class ResumableRestore:
                 return
 
     async def _record_once(self, fd: int) -> float:
-        """List what was finished since the last time, and return how many seconds the next one should be away.
-
-        `fd` is of the target.
-        """
+        """List what was finished since the last time in the target `fd`; return how many seconds to wait then."""
         progress, clock = WalkProgress(), self._data_path.clock
         started = clock.monotonic()
         async with self._using:
@@ -220,8 +211,7 @@ async def open_resumable(
 ) -> ResumableRestore | None:
     """Begin the restore, or continue an earlier attempt's; None: there is no list, so everything is written.
 
-    A list that an earlier attempt has left is removed then. A file system on which no list can be kept, for example
-    since it syncs no directory, is restored without one.
+    The earlier attempt's list is removed then: a file system may keep none, for example since it syncs no directory.
 
     Raises:
         DataPathError: the target hangs, or what an earlier attempt left cannot be removed.

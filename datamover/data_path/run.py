@@ -1,7 +1,4 @@
-"""One run of kopia that moves data, reported and ended when it stalls, and other long work of a transfer.
-
-Does not know what is moved, or when a run is stalled (`datamover.kopia.stalls`).
-"""
+"""One run of kopia that moves data, reported and ended when it stalls, and other long work of a transfer."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
@@ -65,10 +62,7 @@ class DataPath:
         )
 
     async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work` returns, which waits for a kopia that moves data, unless that stalls.
-
-        It raises what `run` does.
-        """
+        """Return what `work` returns, which waits for a kopia that moves data, unless that stalls, as `run`."""
         return await self.watchdog.guard(attempted, self.meter, work, self._last_lines)
 
     async def wait_for(self, work: Awaitable[_T], doing: str) -> _T:
@@ -86,17 +80,12 @@ class DataPath:
     async def run_in_thread(
         self, work: Callable[[ShouldStop], _T], doing: str, progress: Callable[[], Hashable] = lambda: None
     ) -> _T:
-        """Return what `work` returns, which may hang in the kernel: on a volume whose server does not answer.
-
-        Reported and bounded as by `wait_for_progress`. A thread that hangs is abandoned.
-        """
+        """Return what `work` returns in a thread, which is abandoned if the volume hangs, as `wait_for_progress`."""
         async with run_in_background(work, name=doing) as working:
             return await self.wait_for_progress(working, doing, progress)
 
     async def wait_for_progress(self, work: Awaitable[_T], doing: str, progress: Callable[[], Hashable]) -> _T:
-        """Return what `work` returns, however long it takes, unless it stalls; warn if it takes long.
-
-        `progress` returns another value whenever the work has progressed.
+        """Return what `work` returns, however long it takes, unless `progress` stays as it is; warn if it takes long.
 
         Raises:
             DataPathError: there was no progress for the stall timeout.

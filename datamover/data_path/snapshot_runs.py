@@ -1,7 +1,5 @@
 """The parameters of a backup, and the runs of kopia that make its snapshot; each run opens the repository.
 
-Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
-what makes a snapshot complete (`datamover.data_path.backup`).
 Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests).
 """
 
@@ -47,18 +45,14 @@ _logger = logging.getLogger(__name__)
 class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
-    `compression` is the algorithm for what the repository does not have yet.
-    `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
-    `limits` are for the mover and its kopia; None: there are none.
-    `in_use`: a workload pod may change the volume meanwhile.
-    `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
-    `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
-    `mover`: how kopia is run, except by block.
-    `requested_at`: after the state of a volume that is not in use, and before its mount; None: that is not known.
-    `by_block`: a device is stored block by block, as by Velero's data mover for them; `changes`: how the storage knows
-    it, None: it does not.
-    `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
-    `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
+    `compression` is for what the repository does not have yet. `checkpoint_interval` is how often kopia saves an
+    incomplete snapshot; None: as often as `limits`, if there are any, require. `in_use`: a workload pod may change the
+    volume meanwhile. `ignore_files`: what files named `.kopiaignore` list is left out, as what `exclude` names.
+    `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`. `mover`: how kopia is run, except by
+    block. `requested_at`: after the state of a volume that is not in use, and before its mount; None: that is not
+    known. `by_block`: a device is stored block by block, as by Velero's data mover for them; `changes`: how the storage
+    knows it, None: it does not. `stop` gives kopia time for a checkpoint after a signal; None: it gets none. `attempt`
+    may continue from checkpoints, and leave some; None: there is no other attempt.
     """
 
     volume: Path
@@ -127,10 +121,9 @@ class RunReport:
 
 
 class SnapshotRun:
-    """The runs of kopia for one backup, here by its own commands, each of which opens the repository.
+    """The runs of kopia for one backup, here by its own commands, which open the repository; `end` must be called.
 
-    `device` is an open device's descriptor and size in bytes; None: the volume has files. What is left of a run must be
-    ended by `end`.
+    `device` is an open device's descriptor and size in bytes; None: the volume has files.
     """
 
     def __init__(
@@ -160,11 +153,7 @@ class SnapshotRun:
         return await self._repository.open(self._prepare)
 
     async def _prepare(self) -> Inheritance:
-        """Sort out incomplete snapshots of earlier backups, and ensure the policy.
-
-        Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks
-        at.
-        """
+        """Sort out incomplete snapshots, then ensure the policy: each kopia takes 64 MiB to derive the key."""
         target = self._parameters.target
         found = await inherit(self._repository, target, self._parameters.attempt)
         await ensure_policy(self._repository, target, self._parameters.policy)
@@ -175,12 +164,7 @@ class SnapshotRun:
         return await find_parent_fault(self._repository, self._parameters, None)
 
     async def back_up(self, interval: timedelta, *, read_all: bool) -> KopiaAnswer:
-        """Return kopia's answer, whose output is the snapshot; a signal lets kopia save a checkpoint.
-
-        Args:
-            interval: how often kopia saves a checkpoint.
-            read_all: whether unchanged files are read too.
-        """
+        """Return kopia's answer; it saves a checkpoint at each `interval`, and after a signal."""
         arguments = _create_arguments(self._parameters, interval, read_all=read_all)
         return await self._repository.run(partial(self._run_kopia, arguments))
 
@@ -211,10 +195,7 @@ class SnapshotRun:
         return answer
 
     async def discard_checkpoints(self, within: timedelta, *, due: bool) -> None:
-        """Delete the checkpoints of a backup that has failed; what remains, the next one deletes.
-
-        `due`: it lasted as long as kopia takes to save one.
-        """
+        """Delete checkpoints of a failed backup if possible; `due`: it lasted as long as kopia takes to save one."""
         if due and (start := self._data_path.meter.snapshot_started) is not None:
             await remove_own_incomplete(self._repository.kopia, self._parameters.target, start=start, within=within)
 

@@ -3,7 +3,6 @@
 kopia writes there, under numbers as names. So a file in the volume is the old or the new one at any moment, and another
 name of it never changes. Directories that are deleted are moved there first, each into the same one: none is read while
 it is below another, so no depth matters. What a process that was killed has left there goes when the next one begins.
-
 Source: kopia 0.23.1, snapshot/snapshotfs/repofs.go (loadLocked).
 """
 
@@ -68,10 +67,7 @@ def has_stage(volume: Path) -> bool:
 
 
 def find_mounts(target: Path) -> list[bytes]:
-    """Return the relative paths at which something is mounted below `target`, as this process sees it.
-
-    Source: proc_pid_mountinfo(5).
-    """
+    """Return the relative paths at which this process sees mounts below `target`. Source: proc_pid_mountinfo(5)."""
     above = os.fsencode(target.resolve()) + b"/"
     points = (line.split()[_POINT] for line in _MOUNTS.read_bytes().splitlines())
     found = (_ESCAPED.sub(lambda one: bytes([int(one[1], 8)]), point) for point in points)
@@ -88,10 +84,9 @@ class OpenStage:
         self._stage = stage
 
     def delete(self, name: str, directory: int) -> None:
-        """Delete an entry of an open directory; `empty` deletes what is in it.
+        """Delete an entry of an open directory, with what `empty` finds in it.
 
-        Raises:
-            OSError: it cannot be deleted, for example since something is mounted there.
+        Raises OSError, for example of a mount.
         """
         self._stage.steps += 1
         try:
@@ -100,13 +95,9 @@ class OpenStage:
             self._take_away(name, directory)
 
     def place(self, number: str, name: str, directory: int, *, delete: bool) -> bool:
-        """Move what kopia has written under a number to its place in the open directory.
+        """Move what kopia has written under a number to its place in the open directory; return whether it is there.
 
-        What is in the way goes: a directory with entries only with `delete`.
-
-        Returns:
-            Whether it is there. It is not in the place of a directory with entries, if both are directories, or the
-            one in the way is to stay.
+        What is in the way goes: a directory with entries only with `delete`, or not at all if both are directories.
 
         Raises:
             OSError: it cannot be moved.
@@ -130,10 +121,9 @@ class OpenStage:
         return True
 
     def take_up(self, name: str, directory: int) -> str:
-        """Move a directory that kopia has written below another one to a number of its own, and return that.
+        """Move a directory that is below another one to a number of its own, and return that.
 
-        Raises:
-            OSError: it cannot be moved.
+        Raises OSError if it cannot.
         """
         number = self._stage.next_number()
         os.rename(name, number, src_dir_fd=directory, dst_dir_fd=self.new)
@@ -166,10 +156,7 @@ class OpenStage:
 
 
 class Stage:
-    """The stage in a volume, which only one process has; `steps` counts what was done in it.
-
-    Each method opens it: a volume may hang, and then its thread is abandoned.
-    """
+    """The stage in a volume, which only one process has, and each method opens; `steps` counts what was done in it."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -207,10 +194,9 @@ class Stage:
                         OpenStage(root, new, old, self).empty(stop)
 
     def remove(self, stop: ShouldStop) -> None:
-        """Remove it with all in it, until `stop` returns True; the time of the root changes.
+        """Remove it with all in it, until `stop`; the root's time changes.
 
-        Raises:
-            DataPathError: it cannot be removed.
+        Raises DataPathError if it cannot be removed.
         """
         with self._named("remove"), self.open() as open_stage, opened(_STAGE, DIRECTORY, open_stage.root) as stage:
             open_stage.delete(_NEW, stage)
@@ -312,10 +298,7 @@ def decide_file(
 
 
 def decide_link(entry: JsonDict, status: os.stat_result | None, rule: InPlace) -> Step:
-    """Return what is done with a link, of which the volume has `status`; None: it has nothing there.
-
-    One that has another name is written: that would change too.
-    """
+    """Return what is done with a link, of which the volume has `status`; one with another name would change that too."""
     if status is None or not rule.incremental or not stat.S_ISLNK(status.st_mode) or status.st_nlink != 1:
         return Step.WRITE
     return Step.READ if has_target(entry) else Step.WRITE

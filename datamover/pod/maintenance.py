@@ -82,7 +82,7 @@ _REPORT_TIMEOUT: Final = timedelta(minutes=30)
 
 
 async def maintain(spec: MaintainRepository, context: PodContext) -> Termination:
-    """Run the maintenance that is due, once the leader has released it. Raises AgentError if it may not run, or failed."""
+    """Run the maintenance that is due, once the leader has released it. Raises AgentError if that failed."""
     longest = await _wait_for_release(spec.job, context)
     if await has_velero_server(context.patient_client, context.namespace):
         raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")
