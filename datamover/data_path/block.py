@@ -13,6 +13,7 @@ import fcntl
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from typing import Final
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
 from datamover.kopia.backup_process import device_flags, read_blocks
-from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.kopia.storage_calls import KopiaCaller
@@ -52,15 +53,11 @@ class HoleWriter:
         self._compare = compare
         self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-        self._end = 0
+        self.written_bytes = 0
+        """Written or kept so far, without zeros that are still to be written."""
         self._zeros = 0
         self.hole_bytes = 0
         self.kept_bytes = 0
-
-    @property
-    def written_bytes(self) -> int:
-        """How many bytes are written or kept so far; zeros that are still to be written are not among them."""
-        return self._end
 
     def close(self) -> None:
         """Close the device."""
@@ -86,25 +83,25 @@ class HoleWriter:
     def finish(self) -> int:
         """Write the remaining zeros, and return how many bytes of the device are written."""
         self._put_zeros()
-        return self._end
+        return self.written_bytes
 
     def _put(self, data: memoryview) -> None:
         if not self._compare:
             self._write(data)
             return
-        there = os.pread(self._fd, len(data), self._end)
+        there = os.pread(self._fd, len(data), self.written_bytes)
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
             if bytes(piece) == there[at : at + len(piece)]:
-                self._end += len(piece)
+                self.written_bytes += len(piece)
                 self.kept_bytes += len(piece)
             else:
                 self._write(piece)
 
     def _write(self, data: memoryview) -> None:
         while data:
-            count = os.pwrite(self._fd, data, self._end)
-            self._end += count
+            count = os.pwrite(self._fd, data, self.written_bytes)
+            self.written_bytes += count
             data = data[count:]
 
     def _put_zeros(self) -> None:
@@ -113,14 +110,14 @@ class HoleWriter:
         if not count:
             return
         if self._holes and self._punch(count):
-            self._end += count
+            self.written_bytes += count
             self.hole_bytes += count
             return
         for at in range(0, count, _BUFFER_BYTES):
             self._put(memoryview(_ZEROS)[: min(_BUFFER_BYTES, count - at)])
 
     def _punch(self, count: int) -> bool:
-        if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self._end, count) == 0:
+        if self._fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, self.written_bytes, count) == 0:
             return True
         self._holes = ctypes.get_errno() not in _UNSUPPORTED
         return False
@@ -251,109 +248,87 @@ async def read_file_system(device: Path, data_path: DataPath) -> str | None:
     return next((name for name in name_contents(head) if name in known), None)
 
 
-async def restore_device(
-    repository: Repository,
-    snapshot: Snapshot,
-    target: Path,
-    *,
-    data_path: DataPath,
-    compare: bool = False,
-    existing: bool = False,
-) -> None:
-    """Write the snapshot's device to `target` sequentially, and wait until it is on the disk.
-
-    With `compare`, what the device has already is not written: what an earlier attempt wrote. `existing`: as by block.
-
-    Raises:
-        DataPathError: the target is smaller than the data, or in use: nothing was written.
-        KopiaError: the snapshot is not one of a device, or the data path failed.
-    """
-    name, data = await _streamed_file(repository, snapshot)
-    flags = os.O_RDWR if compare else os.O_WRONLY
-    async with _open_target(snapshot, target, flags, data_path, compare=compare, existing=existing) as (fd, _):
-        ours, kopias = os.pipe()
-        writer = HoleWriter(os.dup(fd), compare=compare)
-        copy = partial(copy_stream, ours, writer)
-        async with run_in_background(copy, name="device-writer") as copying:
-            attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
-            files = KopiaFiles(stdout_fd=kopias)
-            try:
-                answer = await repository.run(
-                    partial(data_path.run, repository.kopia, attempted, "show", data, files=files)
-                )
-            finally:
-                # So that the copy reaches the end of the stream.
-                os.close(kopias)
-            try:
-                written = await data_path.wait_for_progress(
-                    copying, f"writing to device {target}", lambda: writer.written_bytes
-                )
-            except OSError as e:
-                # kopia failed too then: nothing read its output.
-                raise answer.error(f"cannot write to the device: {e.strerror}") from e
-        answer.check()
-        if written != snapshot.size_bytes:
-            raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
-
-
-async def restore_blocks(
-    repository: Repository,
-    snapshot: Snapshot,
-    target: Path,
-    *,
-    workers: int,
-    data_path: DataPath,
-    compare: bool = False,
-    existing: bool = False,
-) -> int:
-    """Write a snapshot by block to the device `target`, some blocks at a time, and wait until it is on the disk.
+@dataclass(frozen=True)
+class DeviceRestore:
+    """The restore of a snapshot to the device `target`, until it is on the disk.
 
     With `compare`, what the device has already is not written. An `existing` device must not be mounted on this node,
     nor used by its kernel otherwise, such as by LVM: that could write over what is restored. It cannot be meanwhile.
-    Returns how many bytes were written, or became zeros.
-
-    Raises:
-        DataPathError: the target is smaller than the data, or in use: nothing was written.
-        KopiaError: the snapshot is damaged, or the data path failed.
+    Each method raises a DataPathError if the target is smaller than the data, or in use, and nothing was written; and a
+    KopiaError if the snapshot is not one of a device, or damaged, or the data path failed.
     """
-    async with _open_target(snapshot, target, os.O_RDWR, data_path, compare=compare, existing=existing) as (fd, size):
-        arguments = [
-            f"--root={snapshot.root_object}",
-            f"--size={snapshot.size_bytes}",
-            f"--parallel={workers}",
-            *(["--compare"] if compare else []),
-            *device_flags(fd, size),
-        ]
-        attempted = f"restore snapshot {snapshot.snapshot_id} to device {target}"
-        kopia, meter = repository.kopia, data_path.meter
-        read = partial(read_blocks, kopia, attempted, *arguments, device_fd=fd, listener=data_path, meter=meter)
 
-        async def guarded() -> KopiaAnswer:
-            return await data_path.guard(attempted, read)
+    repository: Repository
+    snapshot: Snapshot
+    target: Path
+    data_path: DataPath
+    compare: bool = False
+    existing: bool = False
 
-        answer = (await repository.run(guarded)).check()
-        done = answer.document()
-        placed, kept = int(done["written_bytes"]) + int(done["zeroed_bytes"]), int(done["kept_bytes"])
-        if placed + kept != snapshot.size_bytes:
-            raise answer.error(f"wrote {placed + kept} of {snapshot.size_bytes} bytes")
-        return placed
+    async def write_stream(self) -> None:
+        """Write the snapshot's only file sequentially."""
+        snapshot, target, data_path = self.snapshot, self.target, self.data_path
+        name, data = await _streamed_file(self.repository, snapshot)
+        async with self._open(os.O_RDWR if self.compare else os.O_WRONLY) as (fd, _):
+            ours, kopias = os.pipe()
+            writer = HoleWriter(os.dup(fd), compare=self.compare)
+            copy = partial(copy_stream, ours, writer)
+            async with run_in_background(copy, name="device-writer") as copying:
+                attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
+                files, kopia = KopiaFiles(stdout_fd=kopias), self.repository.kopia
+                try:
+                    answer = await self.repository.run(
+                        partial(data_path.run, kopia, attempted, "show", data, files=files)
+                    )
+                finally:
+                    # So that the copy reaches the end of the stream.
+                    os.close(kopias)
+                try:
+                    written = await data_path.wait_for_progress(
+                        copying, f"writing to device {target}", lambda: writer.written_bytes
+                    )
+                except OSError as e:
+                    # kopia failed too then: nothing read its output.
+                    raise answer.error(f"cannot write to the device: {e.strerror}") from e
+            answer.check()
+            if written != snapshot.size_bytes:
+                raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
 
+    async def write_blocks(self, workers: int) -> int:
+        """Write a snapshot by block, some blocks at a time; return how many bytes were written, or became zeros."""
+        snapshot, data_path = self.snapshot, self.data_path
+        async with self._open(os.O_RDWR) as (fd, size):
+            arguments = [
+                f"--root={snapshot.root_object}",
+                f"--size={snapshot.size_bytes}",
+                f"--parallel={workers}",
+                *(["--compare"] if self.compare else []),
+                *device_flags(fd, size),
+            ]
+            attempted = f"restore snapshot {snapshot.snapshot_id} to device {self.target}"
+            kopia, meter = self.repository.kopia, data_path.meter
+            read = partial(read_blocks, kopia, attempted, *arguments, device_fd=fd, listener=data_path, meter=meter)
+            answer = (await self.repository.run(partial(data_path.guard, attempted, read))).check()
+            done = answer.document()
+            placed, kept = int(done["written_bytes"]) + int(done["zeroed_bytes"]), int(done["kept_bytes"])
+            if placed + kept != snapshot.size_bytes:
+                raise answer.error(f"wrote {placed + kept} of {snapshot.size_bytes} bytes")
+            return placed
 
-@asynccontextmanager
-async def _open_target(
-    snapshot: Snapshot, target: Path, flags: int, data_path: DataPath, *, compare: bool, existing: bool
-) -> AsyncIterator[tuple[int, int]]:
-    """Open the device to restore, and yield its descriptor and size; wait at the end until all is on the disk."""
-    async with open_device(target, flags | (os.O_EXCL if existing else 0), data_path) as (fd, size):
-        if size < snapshot.size_bytes:
-            raise DataPathError(
-                f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
-                f"has {snapshot.size_bytes} (nothing was written)"
-            )
-        if compare:
-            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
-        yield fd, size
-        await data_path.wait_for(sync_device(fd, target), WRITING)
+    @asynccontextmanager
+    async def _open(self, flags: int) -> AsyncIterator[tuple[int, int]]:
+        """Open the device, and yield its descriptor and size; wait at the end until all is on the disk."""
+        snapshot, target, data_path = self.snapshot, self.target, self.data_path
+        async with open_device(target, flags | (os.O_EXCL if self.existing else 0), data_path) as (fd, size):
+            if size < snapshot.size_bytes:
+                raise DataPathError(
+                    f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
+                    f"has {snapshot.size_bytes} (nothing was written)"
+                )
+            if self.compare:
+                await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
+            yield fd, size
+            await data_path.wait_for(sync_device(fd, target), WRITING)
 
 
 def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from core.contract import MoverMethod, RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.transfer_settings import InPlace
-from datamover.data_path.block import read_file_system, restore_blocks, restore_device
+from datamover.data_path.block import DeviceRestore, read_file_system
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
@@ -213,14 +213,7 @@ class _Restoring:
                 f"snapshot {snapshot.snapshot_id} was not backed up by block, as the existing device {self.target} "
                 "is to be restored: nothing was written"
             )
-        await restore_device(
-            self.repository,
-            snapshot,
-            self.target,
-            data_path=self.data_path,
-            compare=parameters.again,
-            existing=in_place,
-        )
+        await self._device(compare=parameters.again).write_stream()
 
     async def _restore_blocks(self) -> _Written:
         """Write a device that was backed up by block; in place, only what differs."""
@@ -230,16 +223,12 @@ class _Restoring:
                 f"target {self.target} has a file system: snapshot {snapshot.snapshot_id} has the blocks of a device, "
                 "which go into a volume of volumeMode Block"
             )
-        size_bytes = await restore_blocks(
-            self.repository,
-            snapshot,
-            self.target,
-            workers=parameters.workers,
-            data_path=self.data_path,
-            compare=parameters.again or in_place,
-            existing=in_place,
-        )
+        size_bytes = await self._device(compare=parameters.again or in_place).write_blocks(parameters.workers)
         return _Written(size_bytes if in_place else None)
+
+    def _device(self, *, compare: bool) -> DeviceRestore:
+        existing = self.parameters.in_place is not None
+        return DeviceRestore(self.repository, self.snapshot, self.target, self.data_path, compare, existing)
 
     async def _has_files(self) -> bool:
         """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel."""

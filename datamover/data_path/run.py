@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from core.clock import Clock
 from core.errors import DataPathError
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
@@ -24,17 +23,10 @@ class DataPath:
     def __init__(self, meter: Meter, watchdog: Watchdog) -> None:
         self.meter = meter
         self.watchdog = watchdog
+        self.clock = watchdog.clock
+        self.warn = watchdog.warn
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line: Callable[[str], None] = lambda _: None
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that measures its time."""
-        return self.watchdog.clock
-
-    async def warn(self, message: str) -> None:
-        """Report a problem that does not fail the transfer."""
-        await self.watchdog.warn(message)
 
     async def run(
         self,

@@ -22,6 +22,7 @@ from core.errors import ContractError, DataPathError
 from core.models.base import parse_time
 from core.snapshot_contract import FileEntry, FileType
 from datamover.kopia.backup_process import device_flags
+from datamover.kopia.location_files import open_output
 from datamover.kopia.private_run import write_all
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
@@ -116,18 +117,14 @@ def split_path(path: str) -> list[str]:
     return names
 
 
-async def find_entry(
-    repository: Repository, snapshot: Snapshot, path: str, open_output: Callable[[], IO[bytes]]
-) -> StoredEntry:
+async def find_entry(repository: Repository, snapshot: Snapshot, path: str) -> StoredEntry:
     """Return the entry at a path below the volume; at an empty path it has no name.
-
-    `open_output` returns a file for kopia's output.
 
     Raises:
         DataPathError: there is none; the message has the name that may be meant.
     """
     root = StoredEntry("", "d", snapshot.root_object, summary=_Summary(snapshot.size_bytes, snapshot.entries))
-    return await find_below(root, path, partial(read_directory, repository, open_output=open_output))
+    return await find_below(root, path, partial(read_directory, repository))
 
 
 async def find_below(
@@ -147,15 +144,12 @@ async def find_below(
     return found
 
 
-async def find_only_file(
-    repository: Repository, snapshot: Snapshot, open_output: Callable[[], IO[bytes]]
-) -> StoredEntry:
+async def find_only_file(repository: Repository, snapshot: Snapshot) -> StoredEntry:
     """Return the only file of a block device's snapshot, the device, with its size.
 
     Raises DataPathError without one.
     """
-    root = await find_entry(repository, snapshot, "", open_output)
-    entries = await read_directory(repository, root, open_output)
+    entries = await read_directory(repository, await find_entry(repository, snapshot, ""))
     if len(entries) != 1 or entries[0].type is not FileType.FILE:
         raise DataPathError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it has no single file")
     if snapshot.by_block:
@@ -182,49 +176,38 @@ async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFil
     Raises:
         KopiaError: the repository cannot be opened, or the file is damaged.
     """
-    fetcher = _BlockFetcher(repository, file, image)
-    image.fetch = fetcher.fetch
+    reading, requests_fd = os.pipe()
+    fetched, attempted = asyncio.Event(), f"read blocks of {escape_controls(file.name)}"
+
+    def take(line: str) -> None:
+        if line.startswith('{"fetched"'):
+            fetched.set()
+
+    files = KopiaFiles(stdin_fd=reading, on_output=take, inherited_fd=image.fd)
+    flags = [f"--object={file.object_id}", *device_flags(image.fd, image.size_bytes)]
+    call = repository.kopia.move_data(attempted, "block-fetch", *flags, files=files, listener=Silence())
+    child = asyncio.create_task(call, name="block-fetch")
+    # A request that kopia does not read fails then.
+    child.add_done_callback(lambda _: os.close(reading))
+
+    async def fetch(first: int, count: int) -> None:
+        fetched.clear()
+        write_all(requests_fd, f"{first} {count}\n".encode())
+        if not await wait_for_answer(fetched, child):
+            raise (await child).check().error("it ended early")
+
+    image.fetch = fetch
     try:
         yield
     finally:
         image.fetch = None
-        await fetcher.end()
+        os.close(requests_fd)
+        await end_task(child)
 
 
-class _BlockFetcher:
-    """One run of `block-fetch`."""
-
-    def __init__(self, repository: Repository, file: StoredEntry, image: LazyFile) -> None:
-        reading, self._requests_fd = os.pipe()
-        self._fetched = asyncio.Event()
-        self._attempted = f"read blocks of {escape_controls(file.name)}"
-        files = KopiaFiles(stdin_fd=reading, on_output=self._take, inherited_fd=image.fd)
-        flags = [f"--object={file.object_id}", *device_flags(image.fd, image.size_bytes)]
-        call = repository.kopia.move_data(self._attempted, "block-fetch", *flags, files=files, listener=Silence())
-        self._child = asyncio.create_task(call, name="block-fetch")
-        # A request that kopia does not read fails then.
-        self._child.add_done_callback(lambda _: os.close(reading))
-
-    async def fetch(self, first: int, count: int) -> None:
-        self._fetched.clear()
-        write_all(self._requests_fd, f"{first} {count}\n".encode())
-        if not await wait_for_answer(self._fetched, self._child):
-            raise (await self._child).check().error("it ended early")
-
-    async def end(self) -> None:
-        os.close(self._requests_fd)
-        await end_task(self._child)
-
-    def _take(self, line: str) -> None:
-        if line.startswith('{"fetched"'):
-            self._fetched.set()
-
-
-async def read_directory(
-    repository: Repository, directory: StoredEntry, open_output: Callable[[], IO[bytes]]
-) -> Sequence[StoredEntry]:
+async def read_directory(repository: Repository, directory: StoredEntry) -> Sequence[StoredEntry]:
     """Return the entries of a directory, in the order of their names. Raises KopiaError if it cannot be read."""
-    with open_output() as file:
+    with open_output(repository.work_dir) as file:
         attempted = f"read directory {escape_controls(directory.name) or '/'} of {repository.description}"
         answer = await repository.call(attempted, "show", directory.object_id, output_fd=file.fileno())
         return sorted(_parse(answer.check(), file), key=lambda one: one.name)

@@ -23,7 +23,6 @@ from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.mover_specs import FilesSpec, ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, FileListing, FileType, SentFiles
-from datamover.kopia.location_files import open_output
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import Silence, StoredEntry, find_entry, find_only_file, read_directory
@@ -32,30 +31,10 @@ from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.device_files import DeviceFiles, open_device_files
 from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import WorkDir
 
 _LISTED_BYTES: Final = 8 << 20
 """Of the lines of a list: kubelets keep 10 MiB of a log by default. Source: Kubernetes v1.34, KubeletConfiguration,
 `containerLogMaxSize`."""
-
-
-@dataclass(frozen=True)
-class OpenSnapshot:
-    """A snapshot in a repository to which kopia is connected, read-only."""
-
-    repository: Repository
-    snapshot: Snapshot
-    work_dir: WorkDir
-
-    @asynccontextmanager
-    async def look(self, source: FilesSpec) -> "AsyncIterator[_StoredFiles | DeviceFiles]":
-        """Yield the files that the source is one of: as kopia has them, or in the file system of a device."""
-        if not (source.path if source.device else self.snapshot.by_block):
-            yield _StoredFiles(self.repository, self.snapshot, self.work_dir, source.device)
-            return
-        device = await find_only_file(self.repository, self.snapshot, partial(open_output, self.work_dir))
-        async with open_device_files(self.repository, device, self.work_dir.path) as files:
-            yield files
 
 
 @dataclass(frozen=True)
@@ -64,19 +43,17 @@ class _StoredFiles:
 
     repository: Repository
     snapshot: Snapshot
-    work_dir: WorkDir
     device: bool
     note: ClassVar[str | None] = None
 
     async def find(self, path: str) -> StoredEntry:
         """Return the entry at a path; of a block device, the device. Raises DataPathError if there is none."""
-        make = partial(open_output, self.work_dir)
         if self.device:
-            return await find_only_file(self.repository, self.snapshot, make)
-        return await find_entry(self.repository, self.snapshot, path, make)
+            return await find_only_file(self.repository, self.snapshot)
+        return await find_entry(self.repository, self.snapshot, path)
 
     async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
-        return await read_directory(self.repository, directory, partial(open_output, self.work_dir))
+        return await read_directory(self.repository, directory)
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
         return entries
@@ -100,8 +77,8 @@ class _StoredFiles:
 
 
 @asynccontextmanager
-async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator[OpenSnapshot]:
-    """Connect to the repository, and yield the snapshot.
+async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator[tuple[Repository, Snapshot]]:
+    """Connect to the repository, read-only, and yield it with the snapshot.
 
     Raises:
         AgentError: an argument is invalid, the repository cannot be opened, or does not have the snapshot.
@@ -113,7 +90,20 @@ async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator
     with open_access(context) as access:
         repository = await access.resolve_namespace(location, namespace)
         snapshot = await repository.open(partial(read_snapshot, repository, source.snapshot), read_only=True)
-        yield OpenSnapshot(repository, snapshot, access.work_dir)
+        yield repository, snapshot
+
+
+@asynccontextmanager
+async def _open_files(
+    source: FilesSpec, repository: Repository, snapshot: Snapshot
+) -> "AsyncIterator[_StoredFiles | DeviceFiles]":
+    """Yield the files that the source is one of: as kopia has them, or in the file system of a device."""
+    if not (source.path if source.device else snapshot.by_block):
+        yield _StoredFiles(repository, snapshot, source.device)
+        return
+    device = await find_only_file(repository, snapshot)
+    async with open_device_files(repository, device, repository.work_dir.path) as files:
+        yield files
 
 
 async def list_files(spec: ListFiles, context: PodContext) -> Termination:
@@ -123,7 +113,7 @@ async def list_files(spec: ListFiles, context: PodContext) -> Termination:
         AgentError: the snapshot cannot be read, or has no such entry.
     """
     output, listed = JobOutput(), 0
-    async with open_snapshot(spec, context) as opened, opened.look(spec) as files:
+    async with open_snapshot(spec, context) as opened, _open_files(spec, *opened) as files:
         found = await files.find(spec.path)
         entries = [found]
         if found.type is FileType.DIRECTORY:
@@ -176,11 +166,11 @@ class FileSender:
         Raises:
             AgentError: they cannot be read, are not requested, or the process that requested them has stopped reading.
         """
-        async with open_snapshot(self.spec, self.context) as opened, opened.look(self.spec) as files:
+        async with open_snapshot(self.spec, self.context) as opened, _open_files(self.spec, *opened) as files:
             entry = await files.find(self.spec.path)
             if entry.type is FileType.OTHER:
                 raise DataPathError(f"{self.spec.path} is neither a file, a directory nor a link")
-            path = opened.work_dir.path.parent / SOCKET_NAME
+            path = opened[0].work_dir.path.parent / SOCKET_NAME
             async with self._accept(path) as (reader, writer):
                 try:
                     await self._send(files, entry, writer)
@@ -236,7 +226,7 @@ class FileSender:
     async def _send_stored_directory(
         self, files: "_StoredFiles", entry: StoredEntry, writer: asyncio.StreamWriter
     ) -> None:
-        pipe = files.work_dir.path / "tar"
+        pipe = files.repository.work_dir.path / "tar"
         os.mkfifo(pipe, mode=0o600)
         # A pipe without a writer would have ended: so this process is one until kopia has ended.
         ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -98,8 +98,7 @@ async def maintain(spec: MaintainRepository, context: PodContext) -> Termination
         maintenance = Maintenance(repository, watchdog)
         result = await _Run(spec, access.context, wanted, repository, maintenance, longest).run()
         if spec.report_snapshots:
-            volume_namespace = wanted.spec.volume_namespace
-            snapshots = SnapshotReporter(access.context, repository, access.work_dir, volume_namespace)
+            snapshots = SnapshotReporter(access.context, repository, wanted.spec.volume_namespace)
             result = await _add_report(result, snapshots)
     return build_success(result.to_json())
 

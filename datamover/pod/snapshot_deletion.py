@@ -34,7 +34,6 @@ from datamover.pod.cluster import PodContext, open_access, resolve_storage
 from datamover.pod.reporting import Termination, build_success
 from datamover.pod.snapshot_report import SHOWN_UNREAD, build_unread, list_stored, read_named_snapshots
 from datamover.runtime.cancellation import run_in_background
-from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage
 
 _logger = logging.getLogger(__name__)
@@ -109,27 +108,25 @@ class _Deleter:
 
     async def _delete_in(self, namespace: str) -> None:
         with open_access(self.context) as access:
-            work_dir, repository = access.work_dir, await access.resolve_namespace(self.location, namespace)
+            repository = await access.resolve_namespace(self.location, namespace)
             wanted = {(one.backup, one.uid) for one in self.spec.transfers if one.volume_namespace == namespace}
-            listed = await self._find(repository, wanted, work_dir)
+            listed = await self._find(repository, wanted)
             found = [one for one in listed if self._is_of(one, wanted)]
-            await self._check_bucket(BackupFiles(repository.kopia, work_dir, namespace))
+            await self._check_bucket(BackupFiles(repository.kopia, repository.work_dir, namespace))
             named = await self._read_references()
             deletable = [one for one in found if one.id not in named]
             if not self.spec.dry_run:
-                await self._delete(repository, deletable, wanted, work_dir)
+                await self._delete(repository, deletable, wanted)
             for one in found:
                 self._write(one, namespace, named.get(one.id))
             by_id = {one.id: one for one in listed}
             for copy in self._checks_in(namespace):
                 self._write_check(copy, await self._find_fault(repository, copy, by_id.get(copy.snapshot_id)))
 
-    async def _find(
-        self, repository: Repository, wanted: set[tuple[str, str]], work_dir: WorkDir
-    ) -> list[ListedSnapshot]:
+    async def _find(self, repository: Repository, wanted: set[tuple[str, str]]) -> list[ListedSnapshot]:
         """Return the snapshots of the transfers, and the copies to check."""
         checks = {one.snapshot_id for one in self.spec.checks}
-        with open_output(work_dir) as file:
+        with open_output(repository.work_dir) as file:
             read = await list_stored(repository, file, read_only=self.spec.dry_run)
             return [one for one in read() if self._is_of(one, wanted) or one.id in checks]
 
@@ -191,11 +188,7 @@ class _Deleter:
         return await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
 
     async def _delete(
-        self,
-        repository: Repository,
-        snapshots: list[ListedSnapshot],
-        wanted: set[tuple[str, str]],
-        work_dir: WorkDir,
+        self, repository: Repository, snapshots: list[ListedSnapshot], wanted: set[tuple[str, str]]
     ) -> None:
         """Delete the snapshots."""
         left = {one.id for one in snapshots}
@@ -206,7 +199,7 @@ class _Deleter:
             for first in range(0, len(ordered), _AT_ONCE):
                 attempted = f"{repository.description}: delete snapshots"
                 await delete_snapshots(repository, attempted, ordered[first : first + _AT_ONCE])
-            left &= {one.id for one in await self._find(repository, wanted, work_dir)}
+            left &= {one.id for one in await self._find(repository, wanted)}
         if left:
             raise KopiaError(f"{repository.description}: {len(left)} deleted snapshots are still listed")
 

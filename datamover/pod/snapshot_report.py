@@ -60,7 +60,6 @@ from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapsh
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import WorkDir
 
 _logger = logging.getLogger(__name__)
 
@@ -215,24 +214,23 @@ async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termin
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
-        reporter = SnapshotReporter(access.context, repository, access.work_dir, wanted.spec.volume_namespace)
+        reporter = SnapshotReporter(access.context, repository, wanted.spec.volume_namespace)
         return build_success(reporter.output.seal(await reporter.run()))
 
 
 @dataclass(frozen=True)
 class SnapshotReporter:
-    """Reports the snapshots of a repository, which `work_dir` connects to, for a namespace, to `output`."""
+    """Reports the snapshots of a repository, for the volumes of one namespace, to `output`."""
 
     context: PodContext
     repository: Repository
-    work_dir: WorkDir
     volume_namespace: str
     output: JobOutput = field(default_factory=JobOutput)
 
     async def run(self) -> SnapshotReport:
         """Write a line for each snapshot that is not referenced, and return the totals; raises DataPathError."""
         context = self.context
-        with open_output(self.work_dir) as file:
+        with open_output(self.repository.work_dir) as file:
             read = await list_stored(self.repository, file)
             references = await read_cluster_references(context.patient_client, context.namespace)
             doubtful = (one for one in read() if needs_bucket(one, references))
@@ -247,7 +245,7 @@ class SnapshotReporter:
 
     async def _read_bucket(self, wanted: frozenset[str], references: References) -> tuple[bool, References]:
         """Return whether all files were read, and the references, the bucket's too, or why there are none."""
-        files = BackupFiles(self.repository.kopia, self.work_dir, self.volume_namespace)
+        files = BackupFiles(self.repository.kopia, self.repository.work_dir, self.volume_namespace)
         try:
             return True, replace(references, in_bucket=await files.find_named(wanted))
         except DataPathError as e:

@@ -39,7 +39,7 @@ from datamover.kopia.verification import (
     is_damage,
     verify_snapshot,
 )
-from datamover.pod.cluster import PodContext, RepositoryAccess, open_access
+from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Termination, build_success
 from datamover.pod.snapshot_report import list_stored, read_backup_snapshots
 
@@ -67,7 +67,7 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
         verifier = _Verifier(spec, access.context, repository, watchdog)
         if spec.shares:
             key = RepositoryKey(wanted.spec.volume_namespace, location.name)
-            count = await _ShareVerifier(verifier, access, key).run()
+            count = await _ShareVerifier(verifier, key).run()
         else:
             count = len(await verifier.run(spec.snapshots))
     return build_success(verifier.output.seal(SnapshotVerification(snapshots=count)))
@@ -153,7 +153,6 @@ class _ShareVerifier:
     """Verifies shares of a repository, the one of `key`; whatever is damaged, `verifier` says in which snapshots."""
 
     verifier: _Verifier
-    access: RepositoryAccess
     key: RepositoryKey
 
     async def run(self) -> int:
@@ -174,7 +173,7 @@ class _ShareVerifier:
 
     async def _read_shares(self) -> bool:
         """Read shares, and write the lines; return False at the first one that is damaged."""
-        verifier, clock = self.verifier, self.access.context.clock
+        verifier, clock = self.verifier, self.verifier.context.clock
         began = clock.monotonic()
         # In each run: a content whose index was lost since the first one is in no share any more.
         if not await has_sound_directories(verifier.repository, verifier.watchdog):
@@ -206,7 +205,7 @@ class _ShareVerifier:
 
     async def _read_expected(self) -> set[str]:
         """Return the snapshots that completed backups refer to."""
-        context = self.access.context
+        context = self.verifier.context
         try:
             return await read_backup_snapshots(context.patient_client, context.namespace, self.key)
         except ContractError as e:
@@ -215,7 +214,7 @@ class _ShareVerifier:
 
     async def _list(self) -> set[str]:
         """Return the IDs of the complete snapshots in the repository."""
-        with open_output(self.access.work_dir) as file:
+        with open_output(self.verifier.repository.work_dir) as file:
             read = await list_stored(self.verifier.repository, file)
             # A backup may delete an incomplete one at any time.
             return {one.id for one in read() if not one.incomplete}

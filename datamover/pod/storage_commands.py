@@ -123,8 +123,7 @@ async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
         raise ConfigError("plan-restore needs --volume-path")
     rule = InPlace(incremental=spec.incremental, delete_extra_files=spec.delete_extra_files)
     output = JobOutput()
-    async with open_snapshot(spec, context) as opened:
-        repository, snapshot = opened.repository, opened.snapshot
+    async with open_snapshot(spec, context) as (repository, snapshot):
         if snapshot.fault:
             raise DataPathError(f"cannot restore snapshot {spec.snapshot}: {snapshot.fault}")
         watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, read_stall_limits(context.environment))
