@@ -30,7 +30,7 @@ def _run(stop: StopSignal) -> int:
             from datamover.local.command import run_local  # noqa: PLC0415 - not needed in a pod
 
             return asyncio.run(run_local(options, stop, redactor))
-        from datamover.pod.command import run_in_pod  # noqa: PLC0415 - not needed in local mode
+        from datamover.pod.transfer import run_in_pod  # noqa: PLC0415 - not needed in local mode
 
         return asyncio.run(run_in_pod(options, stop, redactor))
     except AgentError as e:

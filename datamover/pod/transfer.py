@@ -1,7 +1,8 @@
-"""One transfer in a data mover pod: wait for InProgress, open the repository, move the data, report the end."""
+"""A pod's command, and of a transfer: wait for InProgress, open the repository, move the data, report the end."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from core.clock import Deadline
+from core.clock import Deadline, SystemClock
 from core.contract import (
     EVENTS_VARIABLE,
     BackupResult,
@@ -20,9 +21,10 @@ from core.contract import (
     RestoreResult,
     VolumeMode,
 )
-from core.errors import AgentError, CanceledError, FencedError, RepositoryError
+from core.errors import AgentError, CanceledError, ConfigError, FencedError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
+from core.kube.transport import Retry
 from core.models.backups import read_shrinkage
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
@@ -30,7 +32,8 @@ from core.models.storage import BackupRepository
 from core.models.transfer_settings import BandwidthLimits, Compression
 from core.models.transfers import Transfer
 from core.models.units import format_duration
-from datamover.arguments import PodOptions
+from core.redact import Redactor
+from datamover.arguments import PodOptions, StorageCommand
 from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.backup import back_up
 from datamover.data_path.checkpoints import BackupAttempt
@@ -59,7 +62,8 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import PodContext, RepositoryAccess, build_changes, check_mounted
+from datamover.pod.api_transport import pod_transport
+from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext, RepositoryAccess, build_changes, check_mounted
 from datamover.pod.follower import Fence, TransferFollower, WatchedTransfer, exit_fenced, read_fence_timeout
 from datamover.pod.reporting import (
     Reporter,
@@ -70,7 +74,9 @@ from datamover.pod.reporting import (
     write_termination_message,
 )
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
-from datamover.runtime.confinement import find_means
+from datamover.runtime.confinement import find_means, report_means
+from datamover.runtime.resources import read_limits
+from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 
 _logger = logging.getLogger(__name__)
@@ -326,6 +332,35 @@ class PodTransfer:
                 await reporter.finished(termination)
         except TimeoutError:
             _logger.warning("could not record the last Events in time")
+
+
+async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, redactor: Redactor) -> int:
+    """Run the command of this pod, and return the exit code; secrets that it learns are added to `redactor`."""
+    clock = SystemClock()
+    namespace, node = os.environ.get("VELERO_NAMESPACE", ""), os.environ.get("NODE_NAME", "")
+    if not namespace:
+        raise ConfigError("VELERO_NAMESPACE is not set: it names the namespace of the custom resources")
+    transport = pod_transport(os.environ, clock)
+    report_means(find_means())
+    context = PodContext(
+        client=KubeClient(transport, Retry(clock, forbidden_seconds=FORBIDDEN_SECONDS)),
+        clock=clock,
+        namespace=namespace,
+        node=node,
+        environment=os.environ,
+        limits=read_limits(),
+        stop=stop,
+        termination_file=options.termination_file,
+        redactor=redactor,
+    )
+    try:
+        if isinstance(options, PodOptions):
+            return await PodTransfer(options, context).run()
+        from datamover.pod.storage_commands import run_storage_command  # noqa: PLC0415 - not needed for a transfer
+
+        return await run_storage_command(options.spec, context)
+    finally:
+        await transport.close()
 
 
 # Whether a backup is the only one of its source: it may then continue from checkpoints of its own.

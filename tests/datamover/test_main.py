@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 import datamover.__main__
 early = {"core", "asyncio"} & sys.modules.keys()
-import datamover.arguments, datamover.pod.command
+import datamover.arguments, datamover.pod.transfer
 unwanted = {"kubernetes_asyncio", "prometheus_client", "pydantic", "urllib.request"} & sys.modules.keys()
 unwanted |= {"datamover.local.command", "datamover.pod.storage_commands", "tarfile"} & sys.modules.keys()
 (peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmHWM:"]

@@ -16,7 +16,6 @@ _TESTED_ELSEWHERE: Final = {
     "core/version.py": "tests/nodeagent/test_main.py",
     "datamover/__main__.py": "tests/datamover/test_main.py",
     "datamover/storage/token_requests.py": "tests/datamover/storage/test_token_files.py",
-    "datamover/pod/command.py": "tests/datamover/test_main.py",
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "client/backups/files.py": "tests/client/cli/test_backup_files.py",
     "client/verifications/read_back.py": "tests/client/verifications/test_verify.py",

@@ -125,7 +125,7 @@ def test_all_programs_and_libraries_are_for_the_architecture(containers: dict[st
     [
         pytest.param(("python", "-m", "nodeagent", "--version"), id="nodeagent"),
         pytest.param(
-            ("python", "-c", "import nodeagent.app, datamover.pod.command, datamover.pod.storage_commands"),
+            ("python", "-c", "import nodeagent.app, datamover.pod.transfer, datamover.pod.storage_commands"),
             id="all-packages",
         ),
         pytest.param(("/velero", "node-agent", "server", "--help"), id="velero"),
