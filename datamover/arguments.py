@@ -118,10 +118,7 @@ class LocalOptions:
 
 
 def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | StorageCommand | LocalOptions:
-    """Return the options of the mode; `environment` may have the repository password.
-
-    Raises ConfigError if they are invalid.
-    """
+    """Return the options of the mode; `environment` may have the repository password; raises ConfigError."""
     if (spec := parse_spec(argv)) is not None:
         file = Path(spec.termination_message_path or TERMINATION_FILE)
         return StorageCommand(spec=spec, termination_file=file, log=LogOptions(spec.log_level, spec.log_format))

@@ -64,10 +64,7 @@ class HoleWriter:
         os.close(self._fd)
 
     def write(self, data: memoryview) -> None:
-        """Write the next bytes, except for the last call a multiple of the smallest hole.
-
-        Raises OSError of the device.
-        """
+        """Write the next bytes, except for the last call a multiple of the smallest hole; raises OSError."""
         start = 0
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
@@ -148,10 +145,7 @@ def _fill(buffer: memoryview, fd: int) -> int:
 
 @asynccontextmanager
 async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncIterator[tuple[int, int]]:
-    """Open a device, or a file in its place, and yield its descriptor and size in bytes.
-
-    Raises DataPathError if it cannot.
-    """
+    """Open a device, or a file in its place, and yield its descriptor and size in bytes; raises DataPathError."""
 
     def open_and_measure(_: ShouldStop) -> tuple[int, int]:
         fd = os.open(path, flags | os.O_CLOEXEC)

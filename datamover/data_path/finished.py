@@ -111,19 +111,13 @@ class FinishedList:
         return self._listed is not None and _fingerprint(path, status) in self._listed
 
     def now_ns(self) -> int:
-        """Return the time by the clock that sets ctimes, which may be a file server's.
-
-        Raises OSError without the list.
-        """
+        """Return the time by the clock that sets ctimes, which may be a file server's; raises OSError."""
         with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             os.utime(fd)
             return os.fstat(fd).st_ctime_ns
 
     def append(self, fingerprints: "array[int]") -> None:
-        """Append files that were on the disk before, and wait until the list is.
-
-        Raises OSError if it cannot be written.
-        """
+        """Append files that were on the disk before, and wait until the list is; raises OSError."""
         with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
             space = os.fstatvfs(fd)
             if space.f_bavail * space.f_frsize < _SPARE_BYTES + fingerprints.itemsize * len(fingerprints):
@@ -160,10 +154,7 @@ def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> Finish
 
 
 def remove_list(path: Path) -> None:
-    """Remove the list, and leave the times of the root as restored, if possible.
-
-    Raises OSError if it cannot be removed.
-    """
+    """Remove the list, and leave the times of the root as restored, if possible; raises OSError."""
     with opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
         status = os.fstat(root)
         # An attempt that failed may have removed it.

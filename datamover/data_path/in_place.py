@@ -81,10 +81,7 @@ class InPlaceRestorer(Comparison):
         self._whole_bytes = _WHOLE_BYTES
 
     async def restore(self, fd: int) -> None:
-        """Make the volume equal to the snapshot; `fd` is open on its root.
-
-        Raises DataPathError if it is only partly written.
-        """
+        """Make the volume equal to the snapshot; `fd` is open on its root; raises DataPathError."""
         self._fd = fd
         try:
             await self._in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")

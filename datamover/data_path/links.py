@@ -125,10 +125,7 @@ class TargetLinks:
 
 
 def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool = False) -> None:
-    """Add symbolic links in the target, and with `hard` files' other names.
-
-    Raises DataPathError if it cannot be read.
-    """
+    """Add symbolic links in the target, and with `hard` files' other names; raises DataPathError."""
     try:
         for directory, entries in walk_tree(target, stop):
             for entry in entries:

@@ -119,10 +119,7 @@ class Parts:
         return max(self.parts, key=lambda part: part.entries)
 
     def make_directories(self, target: Path, _: ShouldStop) -> Collection[str]:
-        """Make the directories that were split; return the paths that the target refused.
-
-        Raises DataPathError if it failed.
-        """
+        """Make the directories that were split; return the paths that the target refused; raises DataPathError."""
         refused: set[str] = set()
         for one in self.split:
             with _named(one.path):
@@ -138,10 +135,7 @@ class Parts:
         return replace(self, parts=[part for part in self.parts if part.path.rpartition("/")[0] not in refused])
 
     def set_attributes(self, target: Path, _: ShouldStop) -> int:
-        """Set the attributes of split directories; return how many the target refused.
-
-        Raises DataPathError if it failed.
-        """
+        """Set the attributes of split directories; return how many the target refused; raises DataPathError."""
         refused = 0
         with _named(""), open_root(target) as root:
             for one in reversed(self.split):
@@ -202,10 +196,7 @@ class Placeholders:
                 self.done += 1
 
     def remove_left(self, stop: ShouldStop) -> None:
-        """Remove what an earlier attempt that was killed has left, no other files.
-
-        Raises DataPathError of the target.
-        """
+        """Remove what an earlier attempt that was killed has left, no other files; raises DataPathError."""
         with _named(""), open_root(self._target) as root:
             device = os.fstat(root).st_dev
 
@@ -404,10 +395,7 @@ class PartRestorer:
         self._cached += entries
 
     async def restore_placeholders(self, run: Sequence[Part], make: Callable[[], Awaitable[Sequence[str]]]) -> None:
-        """Restore parts by placeholders, whose paths `make` returns before each run of kopia.
-
-        Raises DataPathError if it failed.
-        """
+        """Restore parts by placeholders, whose paths `make` returns before each run of kopia; raises DataPathError."""
 
         async def prepare() -> Sequence[str]:
             paths = await make()
@@ -416,10 +404,7 @@ class PartRestorer:
         await self._run_kopia(run, prepare)
 
     async def finish(self, parts: Parts) -> None:
-        """Set the attributes of the directories that were split, once all is restored.
-
-        Raises DataPathError of the target.
-        """
+        """Set the attributes of the directories that were split, once all is restored; raises DataPathError."""
         if parts.split:
             set_attributes = partial(parts.set_attributes, self.target)
             self.refusals += await self.data_path.run_in_thread(set_attributes, f"setting attributes in {self.target}")

@@ -100,10 +100,7 @@ class ResumableRestore:
         return self._finished.resumed
 
     async def discard_unfinished(self) -> None:
-        """Remove what an earlier attempt did not finish; the rest counts as done.
-
-        Raises DataPathError of the target.
-        """
+        """Remove what an earlier attempt did not finish; the rest counts as done; raises DataPathError."""
         progress = WalkProgress()
         with _named(self._target):
             await self._in_thread(lambda stop: remove_unlisted(self._finished, stop, progress), progress)

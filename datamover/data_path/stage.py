@@ -84,10 +84,7 @@ class OpenStage:
         self._stage = stage
 
     def delete(self, name: str, directory: int) -> None:
-        """Delete an entry of an open directory, with what `empty` finds in it.
-
-        Raises OSError, for example of a mount.
-        """
+        """Delete an entry of an open directory, with what `empty` finds in it; raises OSError."""
         self._stage.steps += 1
         try:
             os.unlink(name, dir_fd=directory)
@@ -121,10 +118,7 @@ class OpenStage:
         return True
 
     def take_up(self, name: str, directory: int) -> str:
-        """Move a directory that is below another one to a number of its own, and return that.
-
-        Raises OSError if it cannot.
-        """
+        """Move a directory that is below another one to a number of its own, and return that; raises OSError."""
         number = self._stage.next_number()
         os.rename(name, number, src_dir_fd=directory, dst_dir_fd=self.new)
         return number
@@ -194,10 +188,7 @@ class Stage:
                         OpenStage(root, new, old, self).empty(stop)
 
     def remove(self, stop: ShouldStop) -> None:
-        """Remove it with all in it, until `stop`; the root's time changes.
-
-        Raises DataPathError if it cannot be removed.
-        """
+        """Remove it with all in it, until `stop`; the root's time changes; raises DataPathError."""
         with self._named("remove"), self.open() as open_stage, opened(_STAGE, DIRECTORY, open_stage.root) as stage:
             open_stage.delete(_NEW, stage)
             open_stage.empty(stop)

@@ -102,10 +102,7 @@ class NewRepository:
 async def create_apart(
     kopia: Kopia, work_dir: WorkDir, attempted: str, block_hash: BlockHash | None = None
 ) -> NewRepository:
-    """Create a repository with kopia's defaults, but `block_hash`, in the work directory.
-
-    Raises KopiaError if kopia fails.
-    """
+    """Create a repository with kopia's defaults, but `block_hash`, in the work directory; raises KopiaError."""
     folder = work_dir.path / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     more = () if block_hash is None else (f"--block-hash={block_hash}",)

@@ -203,10 +203,7 @@ class LocationFiles:
             return sorted({name for name, slash, _ in parts if name and slash})
 
     async def remove_if_only(self, name: str) -> bool:
-        """Remove the file if it is the only one; return whether it is gone.
-
-        Raises DataPathError if the storage refuses.
-        """
+        """Remove the file if it is the only one; return whether it is gone; raises DataPathError."""
         with open_output(self._work_dir) as file:
             if list(islice(await self._list(file), 2)) != [name]:
                 return False

@@ -191,10 +191,7 @@ class KopiaAnswer:
         return self
 
     def json(self) -> Any:  # noqa: ANN401 - any JSON
-        """Return the JSON in kopia's output, after comments, which may have line breaks.
-
-        Raises KopiaError if there is none.
-        """
+        """Return the JSON in kopia's output, after comments, which may have line breaks; raises KopiaError."""
         text = self.output.decode(errors="replace")
         for start in _JSON_START.finditer(text):
             with suppress(ValueError):
@@ -409,9 +406,6 @@ class IgnoredErrors:
             self._fatal = self._fatal or found[1]
 
     def check(self, answer: KopiaAnswer) -> None:
-        """Check that all are refusals of single entries.
-
-        Raises KopiaError otherwise, whose class tells whether to try again.
-        """
+        """Check that all are refusals of single entries; raises KopiaError."""
         if self._fatal is not None:
             replace(answer, exit_code=1, lines=[self._fatal]).check()

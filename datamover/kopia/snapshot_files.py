@@ -95,10 +95,7 @@ def parse_mode(text: str) -> int | None:
 
 
 def parse_time_ns(text: str) -> int:
-    """Return a time in UTC as kopia writes it, with up to nine digits of a second.
-
-    Raises ContractError if it is none.
-    """
+    """Return a time in UTC as kopia writes it, with up to nine digits of a second; raises ContractError."""
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     try:
         return int(parse_time(f"{seconds}Z").timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
@@ -107,10 +104,7 @@ def parse_time_ns(text: str) -> int:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names in a path below a volume, without needless slashes.
-
-    Raises DataPathError if one is `.` or `..`.
-    """
+    """Return the names in a path below a volume, without needless slashes; raises DataPathError."""
     names = [name for name in path.split("/") if name]
     if strange := [name for name in names if name in {".", ".."}]:
         raise DataPathError(f'path {_show(names)}: "{strange[0]}" is no name of a file')
@@ -145,10 +139,7 @@ async def find_below(
 
 
 async def find_only_file(repository: Repository, snapshot: Snapshot) -> StoredEntry:
-    """Return the only file of a block device's snapshot, the device, with its size.
-
-    Raises DataPathError without one.
-    """
+    """Return the only file of a block device's snapshot, the device, with its size; raises DataPathError."""
     entries = await read_directory(repository, await find_entry(repository, snapshot, ""))
     if len(entries) != 1 or entries[0].type is not FileType.FILE:
         raise DataPathError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it has no single file")

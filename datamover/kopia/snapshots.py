@@ -237,10 +237,7 @@ async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Col
 
 
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
-    """Delete an incomplete snapshot, even if the caller is canceled meanwhile; raises KopiaError.
-
-    A killed kopia may have reported a snapshot that it had not written yet.
-    """
+    """Delete an incomplete snapshot, which need not exist, even if the caller is canceled; raises KopiaError."""
     attempted = f"delete incomplete snapshot {snapshot_id}"
     delete = partial(delete_snapshots, kopia, attempted, [snapshot_id])
     try:
@@ -256,10 +253,7 @@ async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
 
 
 async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, within: timedelta) -> None:
-    """Delete the incomplete snapshots of a failed backup that began at `start`; what remains, the next one deletes.
-
-    A later attempt's, or another transfer's, may be what that one continues from.
-    """
+    """Delete incomplete snapshots of the failed backup that began at `start`; others may be continued from."""
 
     async def remove() -> None:
         found = (await list_source(kopia, target)).checkpoints
@@ -291,10 +285,7 @@ async def _remove_incomplete(remove: Callable[[], Coroutine[Any, Any, None]], wi
 
 
 def fit_checkpoint_interval(index_seconds: float) -> timedelta:
-    """Return how often kopia saves a checkpoint if the memory suffices for an index that long: a checkpoint writes it.
-
-    An infinite time means no limit.
-    """
+    """Return the interval of checkpoints, which write the index, if the memory suffices for it that long."""
     least, most = (each.total_seconds() for each in (_SHORTEST_DEFAULT, CHECKPOINT_INTERVAL))
     return timedelta(seconds=math.floor(min(most, max(least, index_seconds))))
 

@@ -1,10 +1,7 @@
-"""Stalls: how long kopia may make no progress, and the watchdog that reports and ends one, or ends one without an end.
+"""Stalls: how long kopia may make no progress, and the watchdog that reports and ends one, or an endless read.
 
 kopia reads a file until its end, however long that takes, and does not say how far it is. The kernel does.
 Source: kopia 0.23.1, snapshot/upload/upload.go (copyWithProgress); Linux, proc_pid_fdinfo(5).
-
-Knows when a call of kopia is stalled and what is reported about it. Does not know what the call does,
-or how the repository is probed.
 """
 
 import logging
@@ -133,10 +130,7 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether the storage of a repository answers, and the text about it for a message.
-
-    `outage`: it does not, for a cause that may pass by itself.
-    """
+    """Whether a repository's storage answers, with a message; `outage`: it does not, and may by itself."""
 
     reachable: bool
     message: str
@@ -154,11 +148,10 @@ class Reachability:
 class StallLimits:
     """How long a data path may be stalled; a `timeout` of 0 means forever.
 
-    The default exceeds kopia's own retries for one file of the repository, the restart or move
-    of an endpoint, and the throttling of a bucket. A hole of any size is no stall: its zeros
-    count as read. A stall without a fault is an upload of a few parts of 20 MiB over a very slow
-    line, or a file that is fetched from tape: so the timeout is six times longer if the
-    repository is reachable.
+    The default exceeds kopia's own retries for one file of the repository, the restart or move of an endpoint, and the
+    throttling of a bucket. The zeros of a hole count as read. A stall without a fault is an upload of a few parts of 20
+    MiB over a very slow line, or a file that is fetched from tape: the timeout is six times longer if the repository
+    answers.
     """
 
     timeout: timedelta = timedelta(minutes=10)
@@ -221,7 +214,7 @@ class StallDetector:
         return timedelta(seconds=round(self.idle_seconds))
 
     def observe(self, activity: Hashable, elapsed_seconds: float) -> bool:
-        """Take one observation, so long after the previous one; return whether a warning or the timeout is due.
+        """Take one observation, so long after the last; return whether a warning or the timeout is due.
 
         `activity` has another value whenever something has moved.
         """
@@ -250,10 +243,7 @@ class StallDetector:
 
 @dataclass(frozen=True)
 class Watchdog:
-    """How a stalled call of kopia is inspected, reported and ended.
-
-    `probe` returns whether the repository answers; it may take half a minute.
-    """
+    """How a stalled call of kopia is inspected, reported and ended; `probe`, for half a minute, asks the repository."""
 
     clock: Clock
     warn: Report
@@ -265,11 +255,8 @@ class Watchdog:
     ) -> _T:
         """Return what `work` returns, however long it takes, unless it stalls; cancellation cancels it.
 
-        Args:
-            attempted: the operation and its object, for errors.
-            meter: measures the kopia that `work` runs.
-            work: runs kopia.
-            output: the last lines of kopia's output so far.
+        `attempted` is the operation and its object, for errors. `meter` measures the kopia that `work` runs. `output`
+        has the last lines of its output so far.
 
         Raises:
             StorageOutageError: the work stalled, and the storage does not answer.

@@ -1,8 +1,7 @@
 """Calls of kopia before and after the data path, which wait for a storage that is slow or does not answer.
 
-kopia itself retries a storage that refuses connections or is busy for four seconds while it opens a
-repository. A storage that restarts needs longer. Does not know what the calls do. Measures how long a request takes,
-by kopia's metrics.
+kopia itself retries a storage that refuses connections or is busy for four seconds while it opens a repository. A
+storage that restarts needs longer. kopia's metrics say how long a request takes.
 Source: kopia 0.23.1, repo/blob/s3/s3_storage.go (newStorageWithCredentials), cli/observability_flags.go,
 repo/blob/storagemetrics/storage_metrics.go; minio-go 7.2.0, retry.go.
 """
@@ -107,8 +106,8 @@ class NoAnswerError(RepositoryError):
 class _Outage:
     """How long the attempts at one step have failed because of the storage.
 
-    An attempt may read a part of the repository before it fails. It counts as progress only if it is
-    still in the cache: so it happens once for each part, however often the attempts fail.
+    An attempt that reads a part of the repository before it fails counts as progress only if that is still in the
+    cache: so it happens once for each part.
     """
 
     def __init__(self, clock: Clock, cache: Path) -> None:
@@ -159,12 +158,7 @@ class StorageCalls:
         self._warned = False
 
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
-        """Return the answer of a call, which is repeated while the storage does not answer.
-
-        Args:
-            attempted: the operation and its object, for errors.
-            arguments: kopia's.
-            output_fd: an open file for kopia's output; None: the answer has it.
+        """Return the answer of a call, which is repeated while the storage does not answer; otherwise as `Kopia.call`.
 
         Raises:
             StorageOutageError: the storage did not answer for the stall timeout.
@@ -180,11 +174,7 @@ class StorageCalls:
         return await self.repeat(call_once)
 
     async def open_once(self, meter: Meter, work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
-        """Return the answer of `work`, which opens the repository by a kopia that `meter` measures.
-
-        Raises:
-            RepositoryError: the storage does not answer: `repeat` repeats its step.
-        """
+        """Return the answer of `work`, which opens the repository with `meter`; raises as `check_outage`."""
         answer = await run_beside(
             lambda: self._report_duration(meter),
             self._watchdog.guard(f"open {self._description}", meter, work),
@@ -195,11 +185,7 @@ class StorageCalls:
         return answer
 
     async def repeat(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `step` returns; repeat it while the storage does not answer.
-
-        Raises:
-            StorageOutageError: the storage did not answer for the stall timeout.
-        """
+        """Return what `step` returns, repeated up to the stall timeout of the storage; raises StorageOutageError."""
         clock, timeout = self._waits.clock, self._waits.limits.timeout
         outage = _Outage(clock, self._cache)
         while True:
@@ -218,11 +204,7 @@ class StorageCalls:
                 return result
 
     def check_outage(self, answer: KopiaAnswer) -> None:
-        """Check that kopia did not fail because of the storage.
-
-        Raises:
-            RepositoryError: it did: `repeat` repeats its step.
-        """
+        """Check that the storage did not fail; raises a RepositoryError for which `repeat` repeats its step."""
         if not answer.succeeded and (cause := find_outage(answer.lines, answer.volume)):
             raise NoAnswerError(cause, answer.lines[-1])
 
@@ -265,8 +247,7 @@ _LATENCY: Final = re.compile(
 def parse_request_seconds(counters: str) -> float | None:
     """Return how long a request took, by kopia's metrics in Prometheus text format; None: there was none.
 
-    It is the mean of the listings or of the downloads, whichever is less: many blobs make the first ones take
-    longer, and large ones the others.
+    It is the lower mean of listings, which take longer with many blobs, and downloads, which do with large ones.
     """
     found = {(method, what): float(value) for what, method, value in _LATENCY.findall(counters)}
     means = [

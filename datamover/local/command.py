@@ -105,10 +105,7 @@ _R = TypeVar("_R", BackupResult, RestoreResult)
 
 
 def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
-    """Return the storage that the options describe.
-
-    Raises ConfigError if they are invalid, or name an unreadable file.
-    """
+    """Return the storage that the options describe; raises ConfigError."""
     parts = urlsplit(options.name)
     if not parts.scheme:
         return FileStorage(Path(options.name).absolute())

@@ -71,10 +71,7 @@ class LazyFile:
     @classmethod
     @contextmanager
     def create(cls, path: Path, size_bytes: int) -> Iterator["LazyFile"]:
-        """Create it, and close it at the end.
-
-        Raises DataPathError if the file system does not take a file of that size.
-        """
+        """Create it, and close it at the end; raises DataPathError."""
         with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             try:
                 os.ftruncate(fd, size_bytes)

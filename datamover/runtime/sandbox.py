@@ -356,10 +356,7 @@ class _PathBeneath(ctypes.Structure):
 
 @contextmanager
 def open_ruleset(abi: int, rules: Iterable[tuple[Path, Rights]]) -> Iterator[int]:
-    """Yield a ruleset that allows `rules` alone, if their paths exist.
-
-    Raises DataPathError if the kernel rejects it.
-    """
+    """Yield a ruleset that allows `rules` alone, if their paths exist; raises DataPathError."""
     governed = Rights.of_abi(abi)
     attributes = _Attributes(governed)
     ruleset = _call(SYS_CREATE_RULESET, ctypes.addressof(attributes), ctypes.sizeof(attributes), 0)

@@ -157,10 +157,7 @@ def open_root(root: Path) -> AbstractContextManager[int]:
 
 @contextmanager
 def open_below(root: int, directory: bytes) -> Iterator[int]:
-    """Open a directory below the directory `root` by its relative path, which may be empty.
-
-    Raises OSError without one.
-    """
+    """Open a directory below the directory `root` by its relative path, which may be empty; raises OSError."""
     fd = os.dup(root)
     try:
         for name in directory.split(b"/") if directory else ():

@@ -252,10 +252,7 @@ class FileStorage(Storage):
             raise ConfigError(f"directory {self.root} cannot be read: {e.strerror}") from e
 
     def list_folders(self) -> list[str]:
-        """Return the names of the folders in the directory, ordered, or none.
-
-        Raises ConfigError if it cannot be read.
-        """
+        """Return the names of the folders in the directory, ordered, or none; raises ConfigError."""
         try:
             return sorted(one.name for one in os.scandir(self.path) if one.is_dir())
         except FileNotFoundError:

@@ -76,10 +76,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
 
 
 def build_client(authority_pem: bytes = b"") -> OpenerDirector:
-    """Return a client that trusts an authority, in PEM, in addition to the system's.
-
-    Raises RefusedError if it is none.
-    """
+    """Return a client that trusts an authority, in PEM, in addition to the system's; raises RefusedError."""
     tls = ssl.create_default_context()
     if authority_pem:
         try:
