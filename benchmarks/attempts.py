@@ -1,8 +1,4 @@
-"""A data mover that is killed in the middle, and the next attempt as the node agent would start it.
-
-Knows how all of its processes are found and killed, and what the custom resource says about earlier attempts. Does not
-know what is moved, or what is measured.
-"""
+"""A data mover that is killed in the middle, and the next attempt as the node agent would start it."""
 
 import asyncio
 import os
@@ -51,11 +47,7 @@ class ResumedMover:
         self._write(Attempts())
 
     async def run(self, volume: Path) -> tuple[float, str]:
-        """Run the present attempt to its end; return its seconds and its termination message.
-
-        Raises:
-            BenchmarkError: it failed.
-        """
+        """Run the present attempt to its end; return its seconds and its message; raises BenchmarkError."""
         async with self._started(volume) as (run, process):
             began = time.monotonic()
             async with asyncio.timeout(_LIMIT_SECONDS):

@@ -1,7 +1,4 @@
-"""What benchmarks of data movers begin with: namespaces of their own, a mover, its repository, trees in memory.
-
-Does not know what is measured.
-"""
+"""What benchmarks of data movers begin with: namespaces of their own, a mover, its repository, trees in memory."""
 
 import argparse
 import asyncio

@@ -1,7 +1,4 @@
-"""`python -m benchmarks.bench_life`, in the test bed: the life of transfers of all kinds, beside kopia by hand.
-
-Knows the order of the runs, and what is printed. Does not know how the stages of a life are seen (`benchmarks.lives`).
-"""
+"""`python -m benchmarks.bench_life`, in the test bed: the life of transfers of all kinds, beside kopia by hand."""
 
 import argparse
 import os

@@ -1,7 +1,4 @@
-"""`python -m benchmarks.bench_mover`: the cost of the data mover compared with kopia alone, on one machine.
-
-Knows its arguments. Does not know which runs there are, nor targets: the reader of the last line does.
-"""
+"""`python -m benchmarks.bench_mover`: the cost of the data mover compared with kopia alone, on one machine."""
 
 import argparse
 import sys

@@ -1,7 +1,6 @@
 """`python -m benchmarks.bench_resume`: what an interruption of a transfer costs, on one machine.
 
-A backup and a restore are killed at half of their data over a limited line. Does not know targets: the reader of the
-last line does.
+A backup and a restore are killed at half of their data over a limited line.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """`python -m benchmarks.bench_scale`: many agents and many transfers before a real API server.
 
-Knows which scenarios there are, in which order, and how much time all have. Does not know targets: the reader of the
-last line does. That line is printed whatever happened in the scenarios.
+The last line, of figures, is printed whatever happened in the scenarios.
 """
 
 import argparse

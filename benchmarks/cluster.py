@@ -1,7 +1,4 @@
-"""What a mover finds in its pod, served on this machine: API server, service account, bucket.
-
-Knows how the fake API server is reached over HTTPS. Does not know movers or kopia.
-"""
+"""What a mover finds in its pod, served on this machine: API server, service account, bucket."""
 
 import shutil
 import ssl

@@ -1,7 +1,5 @@
 """File systems that hold the files of one run and are deleted as a whole: in memory, or on the disk.
 
-Knows how they are made in this mount namespace, and that no run waits for the removal of each
-file. Does not know what is put there.
 Source: mount(8), "Loop-device support": the loop device is removed with the mount; mke2fs(8); ext4(5).
 """
 
@@ -59,10 +57,7 @@ class Disks:
 
     @contextmanager
     def volume(self) -> Iterator[Path]:
-        """Return an empty folder to restore to, on a file system of its own, until it is left.
-
-        What was flushed there is on the disk.
-        """
+        """Yield an empty folder to restore to, on a file system of its own: what was flushed there is on the disk."""
         folder = self._folder / f"disk-{next(self._numbers)}"
         image = folder.with_suffix(".image")
         folder.mkdir()

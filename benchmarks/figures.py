@@ -1,7 +1,4 @@
-"""Runs by name, and what follows from them: medians, spread, ratios, the report of a benchmark.
-
-Does not know which runs are compared, nor targets: the reader of the last line does.
-"""
+"""Runs by name, and what follows from them: medians, spread, ratios, the report of a benchmark."""
 
 import json
 import os

@@ -1,6 +1,5 @@
-"""Control groups: a limit for the memory of what runs in one, and what it uses as the kubelet counts it.
+"""Control groups, v1 and v2: a limit for the memory of what runs in one, and what it uses as the kubelet counts it.
 
-Knows cgroup v1 and v2. Does not know what runs in them.
 Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst; cAdvisor v0.52,
 container/libcontainer/handler.go (setMemoryStats): the working set, which the kubelet compares with limits, is what is
 used without file pages that were not used again.

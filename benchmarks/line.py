@@ -1,7 +1,4 @@
-"""A line to a server, on which a round trip takes a time, and which lets a number of bytes pass each second.
-
-Does not know what passes.
-"""
+"""A line to a server, on which a round trip takes a time, and which lets a number of bytes pass each second."""
 
 import asyncio
 import math

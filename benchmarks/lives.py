@@ -1,7 +1,4 @@
-"""The life of one transfer on the test cluster, by what a watch of it and of its pod sees: its stages in seconds.
-
-Knows custom resources, pods and the Events of data movers. Does not know what is compared with what.
-"""
+"""The life of one transfer on the test cluster, by what a watch of it and of its pod sees: its stages in seconds."""
 
 import re
 import threading
@@ -77,11 +74,7 @@ class _Watched:
                 time.sleep(_POLL_SECONDS)
 
     def first(self, what: str, is_it: Callable[[str, Json], bool]) -> float:
-        """Wait until a version is so, and return when it arrived.
-
-        Raises:
-            BenchmarkError: none is within the time that a transfer may take.
-        """
+        """Wait until a version is so, and return when it arrived."""
         deadline = time.monotonic() + _SECONDS
         while True:
             for moment, change, version in list(self.seen):
@@ -93,11 +86,7 @@ class _Watched:
 
 
 def live(transfer: Followed) -> Life:
-    """Create the transfer, wait until nothing is left of it, and return its life.
-
-    Raises:
-        BenchmarkError: it did not complete.
-    """
+    """Create the transfer, wait until nothing is left of it, and return its life; raises BenchmarkError."""
     own, pod = _Watched(transfer, transfer.resource), _Watched(transfer, PODS)
     for one in (own, pod):
         one.start()

@@ -1,6 +1,5 @@
 """Programs, run one after another and measured: time, processor time, and memory of each and of their group.
 
-Does not know what is run.
 Source: proc(5): VmHWM is the largest resident set a process ever had; `execve` resets it.
 """
 
@@ -73,11 +72,7 @@ class Measured:
 
 
 async def measure(*commands: Command) -> Measured:
-    """Run the commands one after the other and return what they took.
-
-    Raises:
-        BenchmarkError: one of them failed, or did not end.
-    """
+    """Run the commands one after the other and return what they took; raises BenchmarkError."""
     peaks = _Peaks()
     spent_seconds = _cpu_seconds()
     began_ns = time.time_ns()

@@ -1,8 +1,4 @@
-"""The two programs that are compared: the mover as its pod runs it, and kopia by itself.
-
-Knows their command lines and environments, and that a run starts with nothing cached. Does
-not know which runs there are.
-"""
+"""The two programs that are compared: the mover as its pod runs it, and kopia by itself, with nothing cached."""
 
 import os
 import re
@@ -46,11 +42,7 @@ class MoverRun:
     message_file: Path
 
     def read_message(self) -> str:
-        """Return the termination message.
-
-        Raises:
-            BenchmarkError: there is none.
-        """
+        """Return the termination message. Raises BenchmarkError if there is none."""
         if message := self.message_file.read_text():
             return message
         raise BenchmarkError("the mover left no termination message")

@@ -1,7 +1,4 @@
-"""All runs of the mover and of bare kopia, in their order.
-
-Knows which of them are compared, and how each begins on equal terms. Does not know targets, nor how anything is shown.
-"""
+"""All runs of the mover and of bare kopia, in their order: which are compared, and how each begins on equal terms."""
 
 import filecmp
 import os

@@ -1,8 +1,4 @@
-"""`python -m benchmarks.scale.agents`: several node agents in one process.
-
-Each is served by `nodeagent.app.serve`, with its own client, connections, informers and web
-server. Knows when all of them are ready. Does not know what they work on.
-"""
+"""`python -m benchmarks.scale.agents`: several node agents in one process, each served by `nodeagent.app.serve`."""
 
 import argparse
 import asyncio

@@ -114,11 +114,7 @@ def read_counts(api: Api) -> Counts:
 
 
 def _find_metric(metrics: str, name: str) -> float:
-    """Return the metric without labels of that name among all that a server reports.
-
-    Raises:
-        BenchmarkError: it is not there.
-    """
+    """Return the metric without labels of that name among all that a server reports."""
     found = re.search(rf"^{name} (\S+)$", metrics, re.MULTILINE)
     if found is None:
         raise BenchmarkError(f"a server does not report {name}")

@@ -1,8 +1,6 @@
 """Two API servers on one store: one for the agents, one for all others.
 
-What the first one counts is the agents' alone, whatever simulated kubelets, movers and
-watchers ask of the second. Knows how both are reached, and the permissions of the agents. Does not
-know what happens behind them.
+What the first one counts is the agents' alone, whatever simulated kubelets, movers and watchers ask of the second.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""How much a scenario does, what all scenarios begin with, and what one comes to.
-
-Knows limits, waiting times and the order of what is set up. Does not know what is measured.
-"""
+"""How much a scenario does, what all scenarios begin with, and what one comes to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Leaders that are killed, or paused for longer than their lease lasts, while transfers run.
-
-Knows its steps, with real agents, each a process of its own. Does not know targets.
-"""
+"""Leaders that are killed, or paused for longer than their lease lasts, while transfers run; each is a process."""
 
 import asyncio
 import time
@@ -89,11 +86,7 @@ async def pause_leader(scene: Scene, agents: dict[str, Serving]) -> float:
 
 
 async def wait_for_another(scene: Scene, holder: str) -> None:
-    """Return once there is a leader that is not `holder`.
-
-    Raises:
-        BenchmarkError: there is none for two minutes.
-    """
+    """Return once there is a leader that is not `holder`. Raises BenchmarkError if there is none for two minutes."""
     try:
         await scene.wait_for_leader(other_than=holder)
     except TimeoutError as e:

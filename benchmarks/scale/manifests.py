@@ -1,7 +1,6 @@
 """Builds what agents and transfers find in a cluster: nodes, agents' pods, volumes, the transfers themselves.
 
-Pure. Knows the least that an API server accepts and an agent needs. The transfers are as large as
-recorded ones.
+It is the least that an API server accepts and an agent needs; transfers are as large as recorded ones.
 """
 
 import json

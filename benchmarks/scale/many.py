@@ -1,7 +1,4 @@
-"""Transfers of all kinds, carried out by one agent, few or many; and many agents without any transfer.
-
-Knows its steps, and what requests and bytes come to for each transfer. Does not know targets.
-"""
+"""Transfers of all kinds, carried out by one agent, few or many; and many agents without any transfer."""
 
 import asyncio
 import time

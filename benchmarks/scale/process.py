@@ -1,7 +1,4 @@
-"""What the processes of a scene share: the way to their cluster, what they log, and how they report readiness.
-
-Does not know what they do.
-"""
+"""What the processes of a scene share: the way to their cluster, what they log, and how they report readiness."""
 
 import argparse
 import asyncio

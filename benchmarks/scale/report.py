@@ -1,7 +1,4 @@
-"""What was measured, and how it is shown: a table for people, figures for programs.
-
-Knows what all scenarios have in common. Does not know how anything was measured, nor targets.
-"""
+"""What was measured, and how it is shown: a table for people, figures for programs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

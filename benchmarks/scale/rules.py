@@ -1,7 +1,6 @@
 """What storage, scheduler, kubelet and mover do about one transfer, and pods that only ask the storage do.
 
-Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based like the real
-controllers, each call does what is missing: all objects of a transfer have its name, so one call sees all of them.
+Level-based like the real controllers, each call does what is missing: all objects of a transfer have its name.
 """
 
 import json
