@@ -38,14 +38,7 @@ from core.models.transfer_settings import (
     parse_compression,
     read_switch,
 )
-from core.models.transfers import (
-    READ_ALL_FILES,
-    DataDownload,
-    DataUpload,
-    PodVolumeBackup,
-    PodVolumeRestore,
-    Transfer,
-)
+from core.models.transfers import READ_ALL_FILES, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count
 
 _logger = logging.getLogger(__name__)

@@ -66,11 +66,7 @@ class _OneOpenRun(SnapshotRun):
     _command = "mover-backup"
 
     def __init__(
-        self,
-        repository: Repository,
-        parameters: BackupParameters,
-        data_path: DataPath,
-        device: tuple[int, int] | None,
+        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
     ) -> None:
         super().__init__(repository, parameters, data_path, device)
         self._kopia = MoverBackup(

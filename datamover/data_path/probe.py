@@ -38,13 +38,7 @@ TIME_TOLERANCE_NS: Final = 2 * 10**9
 """Times that differ by less are alike: FAT has two seconds, and kopia takes such files for unchanged."""
 
 _NAME: Final = ".nodeagent-probe-\u00e4"
-_SAME: Final = (
-    _NAME.upper(),
-    ".NODEAGENT-PROBE-\u00e4",
-    ".nodeagent-probe-a\u0308",
-    f"{_NAME}.",
-    f"{_NAME} ",
-)
+_SAME: Final = (_NAME.upper(), ".NODEAGENT-PROBE-\u00e4", ".nodeagent-probe-a\u0308", f"{_NAME}.", f"{_NAME} ")
 """Names that some file systems take for the same: in another case, some beyond ASCII and some not, decomposed, without
 what is at the end."""
 

@@ -127,11 +127,7 @@ class SnapshotRun:
     """
 
     def __init__(
-        self,
-        repository: Repository,
-        parameters: BackupParameters,
-        data_path: DataPath,
-        device: tuple[int, int] | None,
+        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
     ) -> None:
         self._repository = repository
         self._parameters = parameters

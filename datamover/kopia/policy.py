@@ -221,10 +221,7 @@ def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourceP
     names = sorted({*(files.get("ignoreDotFiles") or ()), _NO_IGNORE_FILE} - {*_ignore_files(effective)})
     changes = _fixed_values(wanted)
     changes["files"]["ignoreDotFiles"] = [] if wanted.ignore_files else names
-    changes["upload"] = {
-        "maxParallelFileReads": wanted.parallel,
-        "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20,
-    }
+    changes["upload"] = {"maxParallelFileReads": wanted.parallel, "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20}
     # kopia rejects a schedule beside this.
     own = {**own, "scheduling": {}}
     return {**own, **{part: {**(own.get(part) or {}), **values} for part, values in changes.items()}}

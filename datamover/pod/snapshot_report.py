@@ -339,10 +339,7 @@ class _Lister:
         if unread and not counts:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
         return SnapshotListing(
-            repositories=len(counts),
-            snapshots=sum(counts),
-            unread=unread[:SHOWN_UNREAD],
-            unread_count=len(unread),
+            repositories=len(counts), snapshots=sum(counts), unread=unread[:SHOWN_UNREAD], unread_count=len(unread)
         )
 
     async def _list(self, volume_namespace: str) -> int:

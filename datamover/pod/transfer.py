@@ -38,11 +38,7 @@ from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.backup import back_up
 from datamover.data_path.checkpoints import BackupAttempt
 from datamover.data_path.finished import has_done_file, write_done_file
-from datamover.data_path.restore import (
-    RestoreParameters,
-    restore,
-    restore_workers,
-)
+from datamover.data_path.restore import RestoreParameters, restore, restore_workers
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters
@@ -83,11 +79,7 @@ _logger = logging.getLogger(__name__)
 
 _Move = Callable[[], Coroutine[Any, Any, BackupResult | RestoreResult]]
 
-_FINAL_EVENTS_SECONDS: Final = {
-    DataPathReason.COMPLETED: 5.0,
-    DataPathReason.FAILED: 5.0,
-    DataPathReason.CANCELED: 1.0,
-}
+_FINAL_EVENTS_SECONDS: Final = {DataPathReason.COMPLETED: 5.0, DataPathReason.FAILED: 5.0, DataPathReason.CANCELED: 1.0}
 """How long recording the last Events may take; the termination message is written before."""
 
 

@@ -169,11 +169,7 @@ def open_below(root: int, directory: bytes) -> Iterator[int]:
 
 
 def walk_tree(
-    root: Path,
-    stop: Callable[[], bool],
-    *,
-    skip: _Skip = lambda _, __: False,
-    strict: bool = False,
+    root: Path, stop: Callable[[], bool], *, skip: _Skip = lambda _, __: False, strict: bool = False
 ) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
     """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
 
@@ -221,9 +217,7 @@ class _Below:
 
 
 def _entries(
-    entries: Iterator["os.DirEntry[str]"],
-    add: Callable[["os.DirEntry[str]"], None],
-    ignored: tuple[type[OSError], ...],
+    entries: Iterator["os.DirEntry[str]"], add: Callable[["os.DirEntry[str]"], None], ignored: tuple[type[OSError], ...]
 ) -> Iterator["os.DirEntry[str]"]:
     with suppress(*ignored):
         for entry in entries:

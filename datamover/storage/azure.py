@@ -38,14 +38,7 @@ _SECRET: Final = "AZURE_CLIENT_SECRET"  # noqa: S105 - the name of a variable
 _CERTIFICATE: Final = "AZURE_CLIENT_CERTIFICATE"
 _TOKEN_FILE: Final = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105
 _IDENTITY: Final = (_TENANT, _CLIENT, _SECRET, _CERTIFICATE)
-_INHERITED: Final = (
-    *_IDENTITY,
-    _TOKEN_FILE,
-    _AUTHORITY,
-    _METADATA_HOST,
-    _STORAGE_KEY,
-    _SAS_TOKEN,
-)
+_INHERITED: Final = (*_IDENTITY, _TOKEN_FILE, _AUTHORITY, _METADATA_HOST, _STORAGE_KEY, _SAS_TOKEN)
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", _STORAGE_KEY)
 """Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
 

@@ -156,11 +156,7 @@ def _sign(wanted: AzureContainer, client: OpenerDirector, now: datetime, redacto
     token = _SignIn(wanted.identity, _STORAGE_AUDIENCE, client, redactor).token()
     start, expiry = (time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in (now - _SKEW, now - _SKEW + _LONGEST))
     body = f"<KeyInfo><Start>{start}</Start><Expiry>{expiry}</Expiry></KeyInfo>"
-    headers = {
-        "Authorization": f"Bearer {token}",
-        "Content-Type": "application/xml",
-        "x-ms-version": _STORAGE_VERSION,
-    }
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/xml", "x-ms-version": _STORAGE_VERSION}
     url = f"https://{wanted.account}.{wanted.domain}/?restype=service&comp=userdelegationkey"
     attempted = (
         f"cannot get a user delegation key of storage account {wanted.account} as {wanted.identity.description}, "

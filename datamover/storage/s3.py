@@ -67,11 +67,7 @@ class AwsKeys:
     @property
     def config(self) -> dict[str, str]:
         """The keys of kopia's configuration that make it use them."""
-        return {
-            "accessKeyID": self.access_key,
-            "secretAccessKey": self.secret_key,
-            "sessionToken": self.session_token,
-        }
+        return {"accessKeyID": self.access_key, "secretAccessKey": self.secret_key, "sessionToken": self.session_token}
 
     @property
     def origin(self) -> str | None:

@@ -27,13 +27,7 @@ from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.bandwidth.dialing import BadRequestError, RequestHead
-from datamover.storage.providers import (
-    AZURE_AUTHORITY,
-    GOOGLE_FILE,
-    AzureIdentity,
-    google_token_file,
-    read_inherited,
-)
+from datamover.storage.providers import AZURE_AUTHORITY, GOOGLE_FILE, AzureIdentity, google_token_file, read_inherited
 from datamover.storage.s3 import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
 
 _logger = logging.getLogger(__name__)
