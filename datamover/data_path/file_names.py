@@ -177,7 +177,7 @@ def inspect_names(
     report = report or NameReport()
     filtered = _Filter(root, exclude, report) if exclude else None
     with suppress(OSError):
-        skip = filtered.skip if filtered is not None else _enter
+        skip = filtered.skip if filtered is not None else lambda _, __: False
         for directory, entries in walk_tree(root, stop, skip=skip):
             # As kopia keeps it, with a slash.
             path_bytes = len(mangle(directory).encode()) + 1 if directory else 0
@@ -267,10 +267,6 @@ def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
         return entry.stat(follow_symlinks=False)
     except OSError:
         return None
-
-
-def _enter(_: bytes, __: "os.DirEntry[str]") -> bool:
-    return False
 
 
 def _size_of(entry: "os.DirEntry[str]") -> int | None:

@@ -132,7 +132,8 @@ class ExtraFiles:
             below = left.pop()
             with open_below(fd, os.fsencode(below)) as opened:
                 above = join(directory, below) if below else directory
-                wanted, known = (_is_nothing, True) if below else (is_wanted, not search)
+                # The snapshot has nothing below.
+                wanted, known = ((lambda _: False), True) if below else (is_wanted, not search)
                 names = self._delete_in(delete, opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
@@ -199,11 +200,6 @@ def _add_above(found: set[bytes], directory: bytes, path: str) -> None:
     while path and (whole := join(directory, path)) not in found:
         found.add(whole)
         path = os.path.dirname(path)  # noqa: PTH120 - names need not be UTF-8
-
-
-def _is_nothing(_: str) -> bool:
-    """Return False: the snapshot has no entry of that name."""
-    return False
 
 
 _RESTORED: Final = frozenset(EntryType)

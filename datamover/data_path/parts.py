@@ -259,13 +259,10 @@ async def _find_below(kopia: DirectoryReader, snapshot: Snapshot, part: Part, mo
     except KopiaError as e:
         _logger.warning("cannot split %s: %s", part.name, e)
         return None
-    if len(entries) > most or any(not _is_plain(str(entry.get("name", ""))) for entry in entries):
+    names = (str(entry.get("name", "")) for entry in entries)
+    if len(entries) > most or any(not is_name(name) or name.endswith(PLACEHOLDER) for name in names):
         return None
     return [_describe(part.path, entry) for entry in entries]
-
-
-def _is_plain(name: str) -> bool:
-    return is_name(name) and not name.endswith(PLACEHOLDER)
 
 
 def _describe(directory: str, entry: JsonDict) -> Part:

@@ -199,22 +199,23 @@ class LocationFiles:
             DataPathError: the storage cannot be listed.
         """
         with open_output(self._work_dir) as file:
-            parts = (name.partition("/") for name in await self._list(file))
+            parts = (name.partition("/") for name in await self.list_files(file))
             return sorted({name for name, slash, _ in parts if name and slash})
 
     async def remove_if_only(self, name: str) -> bool:
         """Remove the file if it is the only one; return whether it is gone; raises DataPathError."""
         with open_output(self._work_dir) as file:
-            if list(islice(await self._list(file), 2)) != [name]:
+            if list(islice(await self.list_files(file), 2)) != [name]:
                 return False
         # kopia would write a log to the storage, encrypted with the key of the empty repository.
         flags = ("--dangerous-commands=enabled", "--disable-repository-log")
         (await self.call("blob", "delete", name, *flags)).check()
         return True
 
-    async def _list(self, file: IO[bytes]) -> Iterator[str]:
-        """Return the names of all files, by way of the open file."""
-        answer = await self.call("blob", "list", "--json", output_fd=file.fileno())
+    async def list_files(self, file: IO[bytes], prefix: str = "") -> Iterator[str]:
+        """Return the names of all files, or those with a prefix, by way of the open file."""
+        flags = [f"--prefix={prefix}"] if prefix else []
+        answer = await self.call("blob", "list", *flags, "--json", output_fd=file.fileno())
         return (blob.id for blob in read_elements(answer, file, Blob))
 
     async def call(self, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
@@ -268,8 +269,7 @@ class BackupFiles:
         """
         await self._prepare()
         with open_output(self._work_dir) as file:
-            answer = await self._list_blobs(file)
-            return any(blob.id.removeprefix(_BACKUPS) for blob in read_elements(answer, file, Blob))
+            return any(name.removeprefix(_BACKUPS) for name in await self._files.list_files(file, _BACKUPS))
 
     async def find_named(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return the part of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
@@ -292,9 +292,6 @@ class BackupFiles:
         connected = json.loads(self._work_dir.config_file.read_bytes())
         await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
 
-    async def _list_blobs(self, file: IO[bytes]) -> KopiaAnswer:
-        return await self._files.call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
-
     async def _list(self) -> tuple[list[str], list[str]]:
         """Return the blobs with the metadata of backups, and the compressed ones.
 
@@ -303,20 +300,19 @@ class BackupFiles:
         plain: set[str] = set()
         compressed: set[str] = set()
         with open_output(self._work_dir) as file:
-            answer = await self._list_blobs(file)
-            for blob in read_elements(answer, file, Blob):
-                name, _, rest = blob.id.removeprefix(_BACKUPS).partition("/")
+            for file_name in await self._files.list_files(file, _BACKUPS):
+                name, _, rest = file_name.removeprefix(_BACKUPS).partition("/")
                 folder = f"{_BACKUPS}{name}/"
-                if not name or blob.id == f"{_BACKUPS}{name}":
+                if not name or file_name == f"{_BACKUPS}{name}":
                     continue
                 wanted = {f"{folder}{name}-{ending}" for ending in _COMPRESSED}
                 if not rest:
                     plain.add(f"{folder}{_METADATA}")
                     compressed |= wanted
                 elif rest == _METADATA:
-                    plain.add(blob.id)
-                elif blob.id in wanted:
-                    compressed.add(blob.id)
+                    plain.add(file_name)
+                elif file_name in wanted:
+                    compressed.add(file_name)
         return sorted(plain), sorted(compressed)
 
     async def _read(self, files: Sequence[str], wanted: frozenset[str], *, unpack: bool) -> set[str]:

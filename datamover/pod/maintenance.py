@@ -171,11 +171,13 @@ class _Run:
             await self.maintenance.own()
         now = self.context.clock.now()
         foreign_at = find_foreign_run(info, await self._list_known_spans(now), now)
+        requested = timedelta(seconds=self.spec.full_interval_seconds or 0)
+        configured = parse_full_interval(self.wanted.spec.repository_config)
         result = MaintenanceResult(
             mode=MaintenanceMode.NONE,
             repository_id=status.unique_id,
             full_interval_seconds=info.full.duration.total_seconds() or None,
-            interval_differs=self._interval_differs(info),
+            interval_differs=not requested and configured not in (None, info.full.duration),
             incomplete_full=is_full_unfinished(info),
             next_quick=info.next_quick,
             next_full=info.next_full,
@@ -183,9 +185,9 @@ class _Run:
         )
         if hold := self._find_hold(info, foreign_at, now):
             return structs.replace(result, reason=hold, held=True)
-        if wanted := self._find_new_interval(info):
-            await self.maintenance.set_full_interval(wanted)
-            result = structs.replace(result, full_interval_seconds=wanted.total_seconds())
+        if requested and requested != info.full.duration:
+            await self.maintenance.set_full_interval(requested)
+            result = structs.replace(result, full_interval_seconds=requested.total_seconds())
         decision = decide_mode(info, now, epochs=status.epochs)
         _logger.info("%s maintenance: %s", decision.mode, decision.reason)
         if decision.mode is MaintenanceMode.NONE:
@@ -204,16 +206,6 @@ class _Run:
             raise MaintenanceError(
                 f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {info.owner}, not to {IDENTITY}"
             )
-
-    def _interval_differs(self, info: MaintenanceInfo) -> bool:
-        """Return whether the full interval is to stay as it is, although the BackupRepository has another one."""
-        wanted = parse_full_interval(self.wanted.spec.repository_config)
-        return not self.spec.full_interval_seconds and wanted not in (None, info.full.duration)
-
-    def _find_new_interval(self, info: MaintenanceInfo) -> timedelta | None:
-        """Return the full interval to set; None: none was requested, or it is set already."""
-        wanted = timedelta(seconds=self.spec.full_interval_seconds or 0)
-        return wanted if wanted and wanted != info.full.duration else None
 
     def _find_hold(self, info: MaintenanceInfo, foreign_at: datetime | None, now: datetime) -> str | None:
         """Return why nothing may run now, because of another cluster; None: it may."""

@@ -7,7 +7,6 @@ Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persiste
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -113,7 +112,9 @@ class _Deleter:
             listed = await self._find(repository, wanted)
             found = [one for one in listed if self._is_of(one, wanted)]
             await self._check_bucket(BackupFiles(repository.kopia, repository.work_dir, namespace))
-            named = await self._read_references()
+            # As late as possible: a restore may just have been started. A check runs before the transfers are deleted.
+            without = {one.uid for one in self.spec.transfers} if self.spec.dry_run else frozenset[str]()
+            named = await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
             deletable = [one for one in found if one.id not in named]
             if not self.spec.dry_run:
                 await self._delete(repository, deletable, wanted)
@@ -180,12 +181,6 @@ class _Deleter:
             place = f"BackupStorageLocation {self.location.name}"
             raise _RefusedError(f'{place} has Velero\'s folder "{_BACKUPS}": nothing is deleted in it')
         self.usable = True
-
-    async def _read_references(self) -> Mapping[str, str]:
-        """Return what refers to snapshots: read as late as possible, as a restore may just have been started."""
-        # A check runs before the transfers are deleted.
-        without = {one.uid for one in self.spec.transfers} if self.spec.dry_run else frozenset[str]()
-        return await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
 
     async def _delete(
         self, repository: Repository, snapshots: list[ListedSnapshot], wanted: set[tuple[str, str]]
