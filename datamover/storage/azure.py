@@ -17,13 +17,12 @@ from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import (
     AZURE_AUTHORITY,
     AZURE_METADATA,
-    PROBE_PREFIX,
     SECRET_VARIABLES,
     AzureAccountKey,
     AzureIdentity,
+    BucketStorage,
     CredentialsText,
     KopiaAccess,
-    Storage,
     parse_variables,
     trust_variables,
 )
@@ -83,11 +82,9 @@ _CLOUDS: Final[Mapping[str, _Cloud]] = {
 
 
 @dataclass(frozen=True)
-class AzureStorage(Storage):
+class AzureStorage(BucketStorage):
     """A prefix in an Azure container; `variables` are kopia's, `account_key` is where to fetch a missing one."""
 
-    container: str
-    prefix: str
     account: str
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_pem: bytes = b""
@@ -97,16 +94,12 @@ class AzureStorage(Storage):
     @property
     def description(self) -> str:
         """`azure://account/container/prefix`."""
-        return f"azure://{self.account}/{self.container}/{self.prefix}"
+        return f"azure://{self.account}/{self.bucket}/{self.prefix}"
 
     @property
     def needs_pod(self) -> bool:
         """Whether there is neither a key nor a secret."""
         return not any(self.variables.get(name) for name in SECRET_VARIABLES)
-
-    def for_probe(self) -> Self:
-        """Return a prefix below this one, without a repository."""
-        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
     async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:
         """Return this storage with the account's key, if Azure's management has to be asked for it."""
@@ -121,7 +114,7 @@ class AzureStorage(Storage):
         """Return kopia's arguments, and the credentials."""
         arguments = [
             "azure",
-            f"--container={self.container}",
+            f"--container={self.bucket}",
             f"--prefix={self.prefix}",
             f"--storage-account={self.account}",
         ]
@@ -159,7 +152,7 @@ def build_azure(
     wanted = None if key else _wanted_key(config, given, cloud, ca_pem)
     variables = {_STORAGE_KEY: key} if key else {} if wanted else _identity(config, given)
     return AzureStorage(
-        container=container,
+        bucket=container,
         prefix=prefix,
         account=account,
         variables={**variables, **({_AUTHORITY: authority} if authority else {})},

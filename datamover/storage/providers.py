@@ -134,7 +134,7 @@ def google_token_file(source: CredentialsText) -> str | None:
     return file
 
 
-PROBE_PREFIX: Final = "no-repository-here/"
+_PROBE_PREFIX: Final = "no-repository-here/"
 """Below the prefix of a repository; no repository is ever created there."""
 
 _SERVICE_ACCOUNT: Final = re.compile(r'"type"\s*:\s*"service_account"')
@@ -270,11 +270,21 @@ class FileStorage(Storage):
 
 
 @dataclass(frozen=True)
-class GcsStorage(Storage):
-    """A prefix in a Google bucket; without `credentials`, kopia uses the instance's identity."""
+class BucketStorage(Storage):
+    """A prefix in a bucket, or in a container of Azure."""
 
     bucket: str
     prefix: str
+
+    def for_probe(self) -> Self:
+        """Return a prefix below this one, without a repository."""
+        return replace(self, prefix=f"{self.prefix}{_PROBE_PREFIX}")
+
+
+@dataclass(frozen=True)
+class GcsStorage(BucketStorage):
+    """A prefix in a Google bucket; without `credentials`, kopia uses the instance's identity."""
+
     credentials: str = field(default="", repr=False)
     ca_pem: bytes = b""
 
@@ -287,10 +297,6 @@ class GcsStorage(Storage):
     def needs_pod(self) -> bool:
         """Whether there is no key of a service account."""
         return not _SERVICE_ACCOUNT.search(self.credentials)
-
-    def for_probe(self) -> Self:
-        """Return a prefix below this one, without a repository."""
-        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments; credentials are in a file, for kopia's flag or, of other types, Google's library.

@@ -17,7 +17,7 @@ from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
 from core.models.storage import parse_endpoint
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import PROBE_PREFIX, CredentialsText, KopiaAccess, Storage, trust_variables
+from datamover.storage.providers import BucketStorage, CredentialsText, KopiaAccess, trust_variables
 
 _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
@@ -272,15 +272,13 @@ _PAST: Final = "2000-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
-class S3Storage(Storage):
+class S3Storage(BucketStorage):
     """A prefix in a bucket of S3 or a compatible service.
 
     Without `keys`, kopia uses the keys of its environment, else the identity of the pod or its node.
     `in_past` is a view of the bucket's versions at a time before any repository.
     """
 
-    bucket: str
-    prefix: str
     url: str = ""
     region: str = ""
     keys: AwsIdentity | None = None
@@ -329,10 +327,6 @@ class S3Storage(Storage):
         """Whether there are no keys, of a user or to assume a role with."""
         return not isinstance(self.keys, AwsKeys | AwsAssumedRole)
 
-    def for_probe(self) -> Self:
-        """Return a prefix below this one, without a repository."""
-        return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
-
     def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments, and the keys if this storage has its own.
 
@@ -361,9 +355,7 @@ class S3Storage(Storage):
             arguments.append(f"--root-ca-pem-path={work_dir.write('ca.pem', self.ca_pem)}")
         if self.in_past:
             arguments.append(f"--point-in-time={_PAST}")
-        if self.keys is None:
-            return KopiaAccess(arguments)
-        return KopiaAccess(arguments, self.keys.variables)
+        return KopiaAccess(arguments, self.keys.variables if self.keys else {})
 
     def _access_by_token(self, role: AwsAssumedRole, work_dir: WorkDir) -> KopiaAccess:
         """Return arguments that name a file with the configuration of this storage.

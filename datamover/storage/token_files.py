@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -139,18 +139,16 @@ async def replace_token_files(
     if replace is None or keeps or _has_credentials(config):
         yield Replacement(config)
         return
-    async with replace(config, environment, redactor, clock) as replacement:
-        yield replacement
+    async with AsyncExitStack() as stack:
+        yield await replace(config, environment, redactor, clock, stack)
 
 
-@asynccontextmanager
 async def _replace_for_s3(
-    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock
-) -> AsyncIterator[Replacement]:
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock, stack: AsyncExitStack
+) -> Replacement:
     request = _find_aws_request(environment, redactor)
     if request is None:
-        yield Replacement(config)
-        return
+        return Replacement(config)
 
     async def answer() -> LoopbackAnswer:
         # Few locations need it.
@@ -164,11 +162,11 @@ async def _replace_for_s3(
             return LoopbackAnswer(encode_refusal(redactor.redact(str(e))), status)
         return LoopbackAnswer(grant)
 
-    async with serve_on_loopback(_AWS_HEADER, answer) as loopback:
-        redactor.add(loopback.secret)
-        # kopia signs its request with these keys; the service reads the session token alone.
-        role = AwsAssumedRole("loopback", AwsKeys("loopback", loopback.secret, loopback.secret), profile="")
-        yield Replacement(config | role.config | {"roleEndpoint": loopback.url})
+    loopback = await stack.enter_async_context(serve_on_loopback(_AWS_HEADER, answer))
+    redactor.add(loopback.secret)
+    # kopia signs its request with these keys; the service reads the session token alone.
+    role = AwsAssumedRole("loopback", AwsKeys("loopback", loopback.secret, loopback.secret), profile="")
+    return Replacement(config | role.config | {"roleEndpoint": loopback.url})
 
 
 def _find_aws_request(environment: Mapping[str, str], redactor: Redactor) -> Callable[[], bytes] | None:
@@ -193,29 +191,26 @@ def _read_authority(environment: Mapping[str, str]) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-@asynccontextmanager
 async def _replace_for_google(
-    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, _clock: Clock
-) -> AsyncIterator[Replacement]:
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, _clock: Clock, stack: AsyncExitStack
+) -> Replacement:
     source = read_inherited(environment, GOOGLE_FILE)
     if source is None:
-        yield Replacement(config)
-        return
+        return Replacement(config)
     file = google_token_file(source)
     if not file:
-        yield Replacement(config, {GOOGLE_FILE: source.text.encode()})
-        return
+        return Replacement(config, {GOOGLE_FILE: source.text.encode()})
 
     async def answer() -> LoopbackAnswer:
         return _read_subject_token(Path(file))
 
-    async with serve_on_loopback(_GOOGLE_HEADER, answer) as loopback:
-        redactor.add(loopback.secret)
-        document = json.loads(source.text)
-        origin = document.get("source_credentials", document)["credential_source"]
-        del origin["file"]
-        origin |= {"url": loopback.url, "headers": {_GOOGLE_HEADER: loopback.secret}}
-        yield Replacement(config, {GOOGLE_FILE: json.dumps(document).encode()})
+    loopback = await stack.enter_async_context(serve_on_loopback(_GOOGLE_HEADER, answer))
+    redactor.add(loopback.secret)
+    document = json.loads(source.text)
+    origin = document.get("source_credentials", document)["credential_source"]
+    del origin["file"]
+    origin |= {"url": loopback.url, "headers": {_GOOGLE_HEADER: loopback.secret}}
+    return Replacement(config, {GOOGLE_FILE: json.dumps(document).encode()})
 
 
 def _read_subject_token(file: Path) -> LoopbackAnswer:
@@ -227,14 +222,12 @@ def _read_subject_token(file: Path) -> LoopbackAnswer:
         return LoopbackAnswer(text.encode(), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-@asynccontextmanager
 async def _replace_for_azure(
-    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock
-) -> AsyncIterator[Replacement]:
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock, _stack: AsyncExitStack
+) -> Replacement:
     file = azure_token_file(config)
     if file is None:
-        yield Replacement(config)
-        return
+        return Replacement(config)
     from datamover.storage.azure_keys import AzureContainer, fetch_signature  # noqa: PLC0415 - few locations need it
 
     authority = environment.get("AZURE_AUTHORITY_HOST") or AZURE_AUTHORITY
@@ -245,7 +238,7 @@ async def _replace_for_azure(
         identity=AzureIdentity(authority, config["TenantID"], config["ClientID"], token_file=file),
     )
     signature = await fetch_signature(container, _read_authority(environment), clock, redactor)
-    yield Replacement(config | {"azureFederatedTokenFile": "", "sasToken": signature})
+    return Replacement(config | {"azureFederatedTokenFile": "", "sasToken": signature})
 
 
 def azure_token_file(config: JsonDict) -> str | None:
@@ -258,7 +251,7 @@ def _has_credentials(config: JsonDict) -> bool:
     return any(config.get(key) for key in _OWN_CREDENTIALS)
 
 
-_Replace = Callable[[JsonDict, Mapping[str, str], Redactor, Clock], AbstractAsyncContextManager[Replacement]]
+_Replace = Callable[[JsonDict, Mapping[str, str], Redactor, Clock, AsyncExitStack], Awaitable[Replacement]]
 _REPLACE: Final[Mapping[str, _Replace]] = {
     "s3": _replace_for_s3,
     "gcs": _replace_for_google,
