@@ -17,6 +17,7 @@ import struct
 from array import array
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -42,14 +43,14 @@ _SPARE_BYTES: Final = 16 << 20
 """The list does not grow while the volume has less space left: the restore may need it."""
 
 
+@dataclass
 class WalkProgress:
     """Counts the entries that a walk has read and removed, and the bytes of the files that are listed."""
 
-    def __init__(self) -> None:
-        self.entries = 0
-        self.removed = 0
-        self.listed_files = 0
-        self.listed_bytes = 0
+    entries: int = 0
+    removed: int = 0
+    listed_files: int = 0
+    listed_bytes: int = 0
 
 
 class Fingerprints:

@@ -220,14 +220,15 @@ class GracefulStop:
         self._grace = grace
         self._announce = announce
         self._running = False
-        self._signaled = asyncio.Event()
+        self.terminate = asyncio.Event()
+        """Set when kopia is to save a checkpoint, within a block of `saving`."""
         self._interrupted = False
         self._stopped = ""
 
     @property
     def signaled(self) -> bool:
         """Whether a signal arrived while kopia could save a checkpoint."""
-        return self._signaled.is_set()
+        return self.terminate.is_set()
 
     @property
     def interrupted(self) -> bool:
@@ -239,17 +240,12 @@ class GracefulStop:
         loop = asyncio.get_running_loop()
         stop.listen(lambda: loop.call_soon_threadsafe(self._take, stop.reason))
 
-    @property
-    def terminate(self) -> asyncio.Event:
-        """What is set when kopia is to save a checkpoint, within a block of `saving`."""
-        return self._signaled
-
     @contextmanager
     def saving(self) -> Iterator[asyncio.Event]:
         """Let a kopia that runs within the block save a checkpoint; yield `terminate`."""
         self._running = True
         try:
-            yield self._signaled
+            yield self.terminate
         finally:
             self._running = False
 
@@ -267,7 +263,7 @@ class GracefulStop:
         self._stopped = reason
         within = format_duration(self._grace)
         _logger.info("%s; kopia may save a checkpoint within %s", self._stopped, within)
-        self._signaled.set()
+        self.terminate.set()
         self._announce(self.error("it was killed before kopia had saved a checkpoint"))
         late = self.error(f"kopia did not save a checkpoint within {within}")
         asyncio.get_running_loop().call_later(self._grace.total_seconds(), self._canceler.fail, late)

@@ -109,7 +109,8 @@ class Meter:
         self._done_bytes = 0
         self._parts_bytes = 0
         self._estimated_bytes: int | None = None
-        self._snapshot_started: datetime | None = None
+        self.snapshot_started: datetime | None = None
+        """When kopia began the snapshot of a backup; None until that is known, and for a restore."""
         self._snapshot_known = asyncio.Event()
         self._last = _Readings()
         self._moved: tuple[float, ...] = ()
@@ -145,18 +146,8 @@ class Meter:
         """The size of these after compression."""
         return self._last.stored
 
-    @property
-    def snapshot_started(self) -> datetime | None:
-        """When kopia began the snapshot of a backup; None until that is known, and for a restore."""
-        return self._snapshot_started
-
-    @snapshot_started.setter
-    def snapshot_started(self, at: datetime | None) -> None:
-        self._snapshot_started = at
-        self._snapshot_known.set()
-
     async def wait_snapshot_started(self) -> None:
-        """Return once `snapshot_started` has been set since the last call."""
+        """Return once kopia has begun a snapshot since the last call."""
         await self._snapshot_known.wait()
         self._snapshot_known.clear()
 
@@ -171,6 +162,7 @@ class Meter:
             return line[upload.end() :]
         if line.startswith(_START_LINE):
             self.snapshot_started = self._clock.now()
+            self._snapshot_known.set()
             return line
         if line.startswith(_COUNTERS_LINE):
             return ""
@@ -247,7 +239,7 @@ class Meter:
             deduped_bytes=self._last.deduplicated,
             hashed_bytes=self._last.processed if self._direction is Direction.BACKUP else 0,
             stored_bytes=self._last.stored,
-            snapshot_started=self._snapshot_started,
+            snapshot_started=self.snapshot_started,
         )
 
     def take_counters(self, text: str) -> None:

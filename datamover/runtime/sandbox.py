@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from core.errors import DataPathError
 from core.landlock import SYS_CREATE_RULESET
+from datamover.runtime.work_dir import opened
 
 _CLONE_NEWNS: Final = 0x00020000
 _MS_RDONLY: Final = 0x1
@@ -370,18 +371,15 @@ def open_ruleset(abi: int, rules: Iterable[tuple[Path, Rights]]) -> Iterator[int
 
 def _add(ruleset: int, path: Path, rights: Rights) -> None:
     try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        with opened(path, os.O_PATH) as fd:
+            if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                rights &= _OF_FILES
+            rule = _PathBeneath(rights, fd)
+            _call(_SYS_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.addressof(rule), 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return
     except OSError as e:
-        if e.errno in {errno.ENOENT, errno.ENOTDIR}:
-            return
         raise DataPathError(f"cannot confine kopia: {path}: {e.strerror}") from e
-    try:
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= _OF_FILES
-        rule = _PathBeneath(rights, fd)
-        _call(_SYS_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.addressof(rule), 0)
-    finally:
-        os.close(fd)
 
 
 def _call(*arguments: int) -> int:

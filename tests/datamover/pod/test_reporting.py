@@ -17,7 +17,7 @@ from core.kube.transport import Retry
 from datamover.kopia.progress import Direction, Meter
 from datamover.pod.reporting import Reporter
 from datamover.pod.snapshot_report import SHOWN_UNREAD
-from tests.support.clock import NOON, LoopClock
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 _NAMES: Final = {
@@ -51,14 +51,14 @@ async def test_the_start_of_the_snapshot_is_reported_at_once_and_from_then_on() 
     await asyncio.sleep(9)
     before = messages()
     assert "snapshotStarted" not in before[-1]
-    meter.snapshot_started = NOON
+    meter.take("Snapshotting default@default:/v ...")
     await asyncio.sleep(0.5)
     after = messages()
     await asyncio.sleep(10)
     following.cancel()
     await asyncio.wait({following})
     assert len(after) == len(before) + 1
-    assert {one["snapshotStarted"] for one in messages()[len(before) :]} == {"2026-11-21T12:00:00Z"}
+    assert {one["snapshotStarted"] for one in messages()[len(before) :]} == {"2026-11-21T12:00:09Z"}
     assert len(messages()) == len(after) + 1
 
 
