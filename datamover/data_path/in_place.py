@@ -19,9 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.aio import run_shielded
-from core.clock import Deadline
-from core.errors import DataPathError
 from core.models.transfer_settings import DELETE_EXTRA_FILES
 from datamover.data_path.in_place_compare import Comparison
 from datamover.data_path.links import named, show_path
@@ -95,10 +92,8 @@ class InPlaceRestorer(Comparison):
                 # Changes in a directory change its time.
                 await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
         except BaseException:
-            with suppress(DataPathError, TimeoutError):
-                remove = partial(self._in_thread, self._stage.remove, "removing the stage")
-                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
-                await run_shielded(remove, name="stage", deadline=deadline)
+            remove = partial(self._in_thread, self._stage.remove, "removing the stage")
+            await self.data_path.clean_up(remove, "stage", _CLEANUP)
             raise
         _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self._extra.deleted)
 

@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.aio import run_shielded
-from core.clock import Deadline
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.links import DirectoryReader, named, show_path
@@ -444,9 +442,7 @@ class PartRestorer:
             if self.tolerant:
                 await remove()
         except BaseException:
-            with suppress(TimeoutError):
-                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
-                await run_shielded(remove, name="placeholders", deadline=deadline)
+            await self.data_path.clean_up(remove, "placeholders", _CLEANUP)
             raise
 
     async def _run_kopia(self, run: Sequence[Part], prepare: Callable[[], Awaitable[Sequence[str]]]) -> None:

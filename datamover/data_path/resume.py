@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from core.aio import run_shielded
-from core.clock import Deadline
 from core.errors import DataPathError, KopiaCrashError, StorageOutageError
 from datamover.data_path.finished import (
     FinishedList,
@@ -139,9 +137,7 @@ class ResumableRestore:
             )
         except DataPathError as e:
             if not isinstance(e, (KopiaCrashError, StorageOutageError)):
-                with suppress(DataPathError, TimeoutError):
-                    deadline = Deadline.after(self._data_path.clock, _CLEANUP)
-                    await run_shielded(self.end, name="restore-list", deadline=deadline)
+                await self._data_path.clean_up(self.end, "restore-list", _CLEANUP)
             if self.resumed or not await self._may_fit(e):
                 raise
             _logger.info("target %s is full: writing all files again, without a list of finished ones", self._target)

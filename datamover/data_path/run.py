@@ -2,9 +2,12 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+from core.aio import run_shielded
+from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
@@ -75,6 +78,11 @@ class DataPath:
         """Return what `work` returns in a thread, which is abandoned if the volume hangs, as `wait_for_progress`."""
         async with run_in_background(work, name=doing) as working:
             return await self.wait_for_progress(working, doing, progress)
+
+    async def clean_up(self, step: Callable[[], Awaitable[object]], name: str, within: timedelta) -> None:
+        """Complete `step` within that time, even if this task is canceled meanwhile; its failure changes nothing."""
+        with suppress(DataPathError, TimeoutError):
+            await run_shielded(step, name=name, deadline=Deadline.after(self.clock, within))
 
     async def wait_for_progress(self, work: Awaitable[_T], doing: str, progress: Callable[[], Hashable]) -> _T:
         """Return what `work` returns, however long it takes, unless `progress` stays as it is; warn if it takes long.
