@@ -248,8 +248,10 @@ class _Backup:
         if not (placeholders := self.names.placeholders.show()):
             return error
         head, _, lines = str(error).partition("\n")
-        what = "the volume has placeholders of kopia, whose data must be in the repository"
-        return KopiaError(f"{head}: {what}: {placeholders}\n{lines}")
+        return KopiaError(
+            f"{head}: the volume has placeholders of kopia, whose data must be in the repository: "
+            f"{placeholders}\n{lines}"
+        )
 
     async def _check_names(self) -> None:
         """Warn about names and times that kopia changed, and what it left out; lost names are an error."""

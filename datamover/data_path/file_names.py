@@ -79,10 +79,6 @@ class NameExamples:
         """Return the examples for a message."""
         return separator.join(self.examples)
 
-    def note(self, text: str) -> str | None:
-        """Return their number, the text and the examples; None: there are none."""
-        return f"{self.count} {text} {self.show()}" if self.count else None
-
 
 @dataclass
 class NameReport:
@@ -110,26 +106,32 @@ class NameReport:
     @property
     def warning(self) -> str | None:
         """A warning about changed names, or None."""
-        return self.mangled.note(
-            "names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, for example in"
+        if not self.mangled.count:
+            return None
+        return (
+            f"{self.mangled.count} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
+            f"for example in {self.mangled.show()}"
         )
 
     @property
     def times_note(self) -> str | None:
         """What the user should know about the times of files, or None."""
-        return self.far_times.note(
-            "modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: a restore sets "
-            "wrong ones, for example of"
+        if not self.far_times.count:
+            return None
+        return (
+            f"{self.far_times.count} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot "
+            f"keep: a restore sets wrong ones, for example of {self.far_times.show()}"
         )
 
     @property
     def kinds_note(self) -> str | None:
         """What the user should know about entries that kopia leaves out, or None."""
-        note = self.left_out.note(
-            f"pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, which kopia cannot keep, "
-            "for example"
+        if not self.left_out.count:
+            return None
+        return (
+            f"left out {self.left_out.count} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, "
+            f"which kopia cannot keep, for example {self.left_out.show()}"
         )
-        return f"left out {note}" if note else None
 
     def check(self) -> None:
         """Check that every name can be restored.

@@ -82,16 +82,9 @@ async def run_unless_canceled(work: Callable[[], Coroutine[Any, Any, _T]], cance
 
 async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[_T], *, name: str) -> _T:
     """Return what `work` returns; run `companion` at the same time, whose errors are only logged."""
-    async with running_beside(companion, name=name):
-        return await work
-
-
-@asynccontextmanager
-async def running_beside(companion: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> AsyncIterator[None]:
-    """Run `companion` until the end of the block; its errors are only logged."""
     task = asyncio.get_running_loop().create_task(companion(), name=name)
     try:
-        yield
+        return await work
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -8,21 +8,22 @@ Source: Linux, Documentation/userspace-api/seccomp_filter.rst ("Userspace Notifi
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
-from datamover.runtime.cancellation import running_beside
 from datamover.runtime.sandbox import Step, notify_reads
 from datamover.runtime.work_dir import opened
+
+_logger = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 1 << 20
 """What is fetched at least."""
@@ -96,8 +97,14 @@ class LazyFile:
             steps = notify_reads(lambda listener: socket.send_fds(theirs, [b"1"], [listener]))
             if not steps:
                 raise DataPathError("files of a device cannot be read on this architecture")
-            async with running_beside(partial(self._serve, ours), name="serving reads"):
+            serving = asyncio.create_task(self._serve(ours), name="lazy-file")
+            try:
                 yield steps
+            finally:
+                serving.cancel()
+                await asyncio.wait({serving})
+                if not serving.cancelled() and (error := serving.exception()):
+                    _logger.error("serving reads failed", exc_info=error)
 
     async def _serve(self, ours: socket.socket) -> None:
         await _wait_readable(ours.fileno())
