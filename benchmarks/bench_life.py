@@ -121,9 +121,7 @@ class _Benchmark:
         self._both(f"DataUpload, {size}, new data", site.upload(self._name(), location=place), again)
         last = self._both(f"DataUpload, {size}, unchanged", site.upload(self._name(), location=place), again)
         self._both(
-            f"DataDownload, {size}",
-            site.download(self._name(), of=last),
-            lambda: self._restore(site, kopia, data),
+            f"DataDownload, {size}", site.download(self._name(), of=last), lambda: self._restore(site, kopia, data)
         )
         pod = self._run(f"PodVolumeBackup, {size}", site.backup(self._name(), location=site.open_place("pods")))
         self._run(f"PodVolumeRestore, {size}", site.restore(self._name(), of=pod))
@@ -167,8 +165,7 @@ class _Benchmark:
 def _back_up_changes(bed: Bed, *, quick: bool) -> tuple[Iterator[str], Summary]:
     """Back a device up, and again when 1 % of its 1 MiB blocks are touched; return a table and the figures.
 
-    Raises:
-        BenchmarkError: not only changed blocks were read, or a restored device differs.
+    Raises BenchmarkError if not only changed blocks were read, or a restored device differs.
     """
     size, used, space = (64, 16, "changes") if quick else (20 << 10, 5 << 10, "changes")
     bed.user.apply(build_namespace(space))

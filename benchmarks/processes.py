@@ -79,11 +79,7 @@ async def measure(*commands: Command) -> Measured:
     for command in commands:
         with command.log.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *command.whole,
-                env=dict(command.environment),
-                stdout=log,
-                stderr=log,
-                preexec_fn=_before_exec(command),
+                *command.whole, env=dict(command.environment), stdout=log, stderr=log, preexec_fn=_before_exec(command)
             )
             sampling = asyncio.create_task(_sample(process.pid, command.group, peaks), name="sampling")
             try:

@@ -116,11 +116,7 @@ class Mover:
         return measured, parse_result(BackupResult, message)
 
     async def restore(
-        self,
-        snapshot_id: str,
-        volume: Path,
-        limit_mib: int | None = None,
-        mode: VolumeMode = VolumeMode.FILESYSTEM,
+        self, snapshot_id: str, volume: Path, limit_mib: int | None = None, mode: VolumeMode = VolumeMode.FILESYSTEM
     ) -> Measured:
         """Restore into an empty folder or a device; return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id, **_data_mover(mode))

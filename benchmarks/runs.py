@@ -264,11 +264,7 @@ class Benchmark:
         return seconds | {f"{key}_most_mib": self.runs.most_mib(name) for key, name in names.items()}
 
     async def _restore_device(self, bare: BareKopia) -> None:
-        """Let the mover and kopia back up a device full of random data, and restore it in turns.
-
-        Raises:
-            BenchmarkError: a restored device differs.
-        """
+        """Let the mover and kopia back up a device of random data, and restore it in turns; raises BenchmarkError."""
         bed, plan = self._bed, self._plan
         image, restored = bed.folder / "device.image", bed.folder / "restored.image"
         say(f"a device of {plan.far_device_mib} MiB")
