@@ -106,46 +106,9 @@ def decide_report(
     return record, PendingReport(message=changed and pause_over, event=other_cause and pause_over)
 
 
-def observe(record: PendingRecord, pending: Pending) -> PendingRecord:
-    """Return `record` with `pending`, which is not reported; a change of it is checked soon."""
-    if pending == record.current:
-        return record
-    return replace(record, current=pending, checks=0, paused_until_seconds=0.0)
-
-
 def mark_reported(record: PendingRecord, pending: Pending, now: float) -> PendingRecord:
     """Return `record` with `pending` reported at `now`."""
     return replace(record, reported=pending, reported_at_seconds=now)
-
-
-def pause_checks(record: PendingRecord, seconds: float, now: float) -> PendingRecord:
-    """Return `record` without a need for checks for so long, as long as the reason stays."""
-    return replace(record, paused_until_seconds=now + seconds)
-
-
-def next_check(record: PendingRecord, now: float) -> float:
-    """Return the pause before the next check in seconds, which grows with their number."""
-    quick_checks = 0 if _window_over(record, now) else record.quick_checks
-    if record.checks >= len(_QUICK_SECONDS) or quick_checks >= _QUICK_CHECKS:
-        return _CHECK_SECONDS
-    return _QUICK_SECONDS[record.checks]
-
-
-def count_check(record: PendingRecord, now: float) -> PendingRecord:
-    """Return `record` with one more check at `now`."""
-    quick = next_check(record, now) < _CHECK_SECONDS
-    if _window_over(record, now):
-        record = replace(record, quick_checks=0, quick_since_seconds=now)
-    return replace(record, checks=record.checks + 1, quick_checks=record.quick_checks + quick)
-
-
-def seconds_to_report(record: PendingRecord, now: float) -> float:
-    """Return after how long a reason that is not blocked is reported for the first time."""
-    return max(0.0, record.since_seconds + _GRACE_SECONDS - now)
-
-
-def _window_over(record: PendingRecord, now: float) -> bool:
-    return now - record.quick_since_seconds >= _QUICK_WINDOW_SECONDS
 
 
 def _without_numbers(pending: Pending) -> str:
@@ -169,7 +132,10 @@ class PendingRecords:
 
     def observe(self, uid: str, pending: Pending) -> None:
         """Record that the transfer is pending for `pending`, which is not reported."""
-        self._records[uid] = observe(self._of(uid), pending)
+        record = self._of(uid)
+        if pending != record.current:
+            # A change is checked soon.
+            self._records[uid] = replace(record, current=pending, checks=0, paused_until_seconds=0.0)
 
     def mark_reported(self, uid: str, pending: Pending) -> None:
         """Record that `pending` was reported."""
@@ -177,13 +143,16 @@ class PendingRecords:
 
     def pause_checks(self, uid: str, seconds: float) -> None:
         """Record that no check is needed for so long, as long as the reason stays."""
-        self._records[uid] = pause_checks(self._of(uid), seconds, self._clock.monotonic())
+        self._records[uid] = replace(self._of(uid), paused_until_seconds=self._clock.monotonic() + seconds)
 
     def count_check(self, uid: str) -> float:
-        """Record a check; return the pause before the next one in seconds."""
+        """Record a check; return the pause before the next one in seconds, which grows with their number."""
         record, now = self._of(uid), self._clock.monotonic()
-        self._records[uid] = count_check(record, now)
-        return next_check(record, now)
+        if now - record.quick_since_seconds >= _QUICK_WINDOW_SECONDS:
+            record = replace(record, quick_checks=0, quick_since_seconds=now)
+        quick = record.checks < len(_QUICK_SECONDS) and record.quick_checks < _QUICK_CHECKS
+        self._records[uid] = replace(record, checks=record.checks + 1, quick_checks=record.quick_checks + quick)
+        return _QUICK_SECONDS[record.checks] if quick else _CHECK_SECONDS
 
     def paused_seconds(self, uid: str) -> float:
         """Return for how long no check is needed."""
@@ -191,7 +160,7 @@ class PendingRecords:
 
     def seconds_to_report(self, uid: str) -> float:
         """Return after how long a reason that is not blocked is reported for the first time."""
-        return seconds_to_report(self._of(uid), self._clock.monotonic())
+        return max(0.0, self._of(uid).since_seconds + _GRACE_SECONDS - self._clock.monotonic())
 
     def operation_seconds(self, uid: str, operation: str) -> float:
         """Return how long the transfer has been observed pending for `operation`, its only one at a time."""

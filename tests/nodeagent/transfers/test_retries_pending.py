@@ -10,13 +10,8 @@ from nodeagent.transfers.retries import (
     PendingRecord,
     PendingRecords,
     PendingReport,
-    count_check,
     decide_report,
     mark_reported,
-    next_check,
-    observe,
-    pause_checks,
-    seconds_to_report,
 )
 from tests.nodeagent.support.hand_clock import HandClock
 
@@ -87,71 +82,75 @@ def test_a_rule_changes_no_record_in_place() -> None:
     before = PendingRecord(current=UNSCHEDULABLE, checks=2)
     copy = replace(before)
     decide_report(before, IMAGE, 9.0)
-    observe(before, IMAGE)
     mark_reported(before, IMAGE, 9.0)
-    pause_checks(before, 60.0, 9.0)
-    count_check(before, 9.0)
     assert before == copy
 
 
 def test_checks_become_rarer_up_to_every_five_seconds() -> None:
-    record, pauses = PendingRecord(), []
-    for _ in range(7):
-        pauses.append(next_check(record, 0.0))
-        record = count_check(record, 0.0)
-    assert pauses == [0.25, 0.75, 1, 2, 4, 5, 5]
+    records = PendingRecords(HandClock())
+    assert [records.count_check("a") for _ in range(7)] == [0.25, 0.75, 1, 2, 4, 5, 5]
 
 
 def test_the_next_step_of_the_same_reason_is_checked_soon() -> None:
-    record = PendingRecord()
+    records = PendingRecords(HandClock())
     for name in ("Pod restore-1", "PersistentVolumeClaim restore-1"):
-        for _ in range(3):
-            record, _ = decide_report(record, Pending("CleaningUp", f"{name} is being deleted"), 1.0)
-            record = count_check(record, 1.0)
-    assert next_check(record, 1.0) == 2
-    assert record.since_seconds == 1.0
+        records.decide_report("a", Pending("CleaningUp", f"{name} is being deleted"))
+        assert [records.count_check("a") for _ in range(3)] == [0.25, 0.75, 1]
 
 
-def test_next_check_computes_the_same_until_a_check_is_counted() -> None:
-    record = count_check(PendingRecord(), 0.0)
-    assert next_check(record, 0.0) == next_check(record, 0.0) == 0.75
+def test_another_step_of_the_same_reason_does_not_begin_its_grace_period_again() -> None:
+    record, _ = decide_report(PendingRecord(), Pending("CleaningUp", "Pod restore-1 is being deleted"), 1.0)
+    other = Pending("CleaningUp", "PersistentVolumeClaim restore-1 is being deleted")
+    assert decide_report(record, other, 2.0)[0].since_seconds == 1.0
 
 
 def test_alternating_reasons_are_no_busy_loop() -> None:
-    record, now, checks = PendingRecord(), 0.0, 0
-    while now < 600:
-        record, _ = decide_report(record, UNSCHEDULABLE if checks % 2 else IMAGE, now)
-        pause = next_check(record, now)
-        record = count_check(record, now)
-        now += pause
+    clock, checks = HandClock(), 0
+    records = PendingRecords(clock)
+    while clock.seconds < 600:
+        records.decide_report("a", UNSCHEDULABLE if checks % 2 else IMAGE)
+        clock.seconds += records.count_check("a")
         checks += 1
     # Every five seconds, and ten quick ones a minute.
     assert checks <= 600 / 5 + 10 * 10
 
 
 @pytest.mark.parametrize(
-    ("pending", "checks", "paused_until"),
+    ("pending", "pause", "paused"),
     [
-        pytest.param(UNSCHEDULABLE, 3, 60.0, id="the same"),
-        pytest.param(OTHER_NUMBERS, 0, 0.0, id="another message"),
-        pytest.param(IMAGE, 0, 0.0, id="another reason"),
+        pytest.param(UNSCHEDULABLE, 2, 60.0, id="the same"),
+        pytest.param(OTHER_NUMBERS, 0.25, 0.0, id="another message"),
+        pytest.param(IMAGE, 0.25, 0.0, id="another reason"),
     ],
 )
-def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, checks: int, paused_until: float) -> None:
-    record = PendingRecord(current=UNSCHEDULABLE, checks=3, paused_until_seconds=60.0)
-    after = observe(record, pending)
-    assert (after.current, after.checks, after.paused_until_seconds) == (pending, checks, paused_until)
+def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, pause: float, paused: float) -> None:
+    records = PendingRecords(HandClock())
+    records.observe("a", UNSCHEDULABLE)
+    for _ in range(3):
+        records.count_check("a")
+    records.pause_checks("a", 60.0)
+    records.observe("a", pending)
+    assert (records.message("a"), records.paused_seconds("a")) == (pending.message, paused)
+    assert records.count_check("a") == pause
 
 
 def test_another_reason_ends_a_pause_and_another_message_does_not() -> None:
-    paused = pause_checks(decide_report(PendingRecord(), UNSCHEDULABLE, 0.0)[0], 60.0, 0.0)
-    assert decide_report(paused, OTHER_NUMBERS, 1.0)[0].paused_until_seconds == 60.0
-    assert decide_report(paused, IMAGE, 1.0)[0].paused_until_seconds == 0.0
+    records = PendingRecords(HandClock())
+    records.decide_report("a", UNSCHEDULABLE)
+    records.pause_checks("a", 60.0)
+    records.decide_report("a", OTHER_NUMBERS)
+    assert records.paused_seconds("a") == 60.0
+    records.decide_report("a", IMAGE)
+    assert records.paused_seconds("a") == 0.0
 
 
 def test_the_first_report_is_due_after_the_grace_period() -> None:
-    record, _ = decide_report(PendingRecord(), UNSCHEDULABLE, 10.0)
-    assert [seconds_to_report(record, now) for now in (10.0, 12.0, 99.0)] == [3.0, 1.0, 0.0]
+    clock = HandClock(10.0)
+    records, seconds = PendingRecords(clock), []
+    records.decide_report("a", UNSCHEDULABLE)
+    for clock.seconds in (10.0, 12.0, 99.0):
+        seconds.append(records.seconds_to_report("a"))
+    assert seconds == [3.0, 1.0, 0.0]
 
 
 def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> None:
