@@ -5,10 +5,10 @@ old to act on. Does not know what follows from a change (`nodeagent.node.reconci
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from core.clock import Clock
 from core.errors import AgentError, ContractError
@@ -45,25 +45,14 @@ class TransferRead:
     watched: bool
 
 
-class TransferListener(Protocol):
-    """A subscriber to changes of the cache; its methods must not block."""
-
-    def on_transfer(self, key: TransferKey, uid: str) -> None:
-        """Handle an added, changed or removed transfer; `uid` differs from the cached one if it was replaced."""
-        ...
-
-    def on_pod(self, key: TransferKey) -> None:
-        """Handle an added, changed or removed mover pod of the transfer."""
-        ...
-
-
 class TransferCache:
     """The transfers with this node's label, and the pods on this node that belong to a transfer."""
 
     def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[NodeKind[Any]]) -> None:
         """Watch transfers of `kinds` for the agent of `site`."""
         self._client = client
-        self._listeners: list[TransferListener] = []
+        self._on_transfer: Callable[[TransferKey, str], None] = lambda *_: None
+        self._on_pod: Callable[[TransferKey], None] = lambda _: None
         self._kinds = {kind.spec.name: kind for kind in kinds}
         self._departed: dict[TransferKey, Pod] = {}
         self._written: dict[TransferKey, tuple[str, str]] = {}
@@ -89,9 +78,14 @@ class TransferCache:
         transfers = {f"{name}s": informer for name, informer in self._transfers.items()}
         self._named: dict[str, Informer[UncheckedObject] | Informer[Pod]] = {**transfers, "mover pods": self._pods}
 
-    def subscribe(self, listener: TransferListener) -> None:
-        """Notify `listener` of every change, after the cache has it."""
-        self._listeners.append(listener)
+    def subscribe(self, on_transfer: Callable[[TransferKey, str], None], on_pod: Callable[[TransferKey], None]) -> None:
+        """Have both called after the cache has changed; they must not block.
+
+        Args:
+            on_transfer: called for a transfer with its UID, which differs from the cached one if it was replaced.
+            on_pod: called for the transfer of a mover pod.
+        """
+        self._on_transfer, self._on_pod = on_transfer, on_pod
 
     async def run(self) -> None:
         """Watch until canceled."""
@@ -200,8 +194,7 @@ class TransferCache:
         key = _key(kind_name, raw)
         if self.raw(key) is None:
             self._written.pop(key, None)
-        for listener in self._listeners:
-            listener.on_transfer(key, raw["metadata"]["uid"])
+        self._on_transfer(key, raw["metadata"]["uid"])
 
     def _notify_pod(self, pod: Pod) -> None:
         meta = pod["metadata"]
@@ -211,8 +204,7 @@ class TransferCache:
                 continue
             if self.pod(key) is None and self.raw(key) is not None:
                 self._departed[key] = pod
-            for listener in self._listeners:
-                listener.on_pod(key)
+            self._on_pod(key)
 
 
 def _is_older(version: str, than: str) -> bool:

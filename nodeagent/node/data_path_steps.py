@@ -15,15 +15,21 @@ from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION, OUTCOM
 from core.models.phases import Attempts, AttemptStage, InterruptionCause, Phase
 from core.models.reasons import PendingReason
 from core.models.units import format_duration
-from exposer.model import Pending
-from exposer.pod_status import parse_pod_end
+from exposer.model import LINUX, Pending
 from nodeagent.metrics import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAIT_SECONDS
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, pod_node, read_loss
 from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
-from nodeagent.transfers.status import Change, announce_next, build_interruption, cancel_cause, read_owner_refusal
+from nodeagent.transfers.status import (
+    Change,
+    CleanUp,
+    announce_next,
+    build_interruption,
+    cancel_cause,
+    read_owner_refusal,
+)
 
 
 class DataPathSteps(StepBase):
@@ -106,7 +112,7 @@ class DataPathSteps(StepBase):
             outcome = replace(outcome, message=await self._with_log_end(case, message))
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
-        if refused := find_refusal(outcome, parse_pod_end(case.pod) if case.pod is not None else None):
+        if refused := find_refusal(outcome, case.end):
             self._tools.metrics.inc(REFUSED_RESTORES, kind.spec.name, refused)
         return None
 
@@ -127,11 +133,16 @@ class DataPathSteps(StepBase):
             return await self._await_completion(case, pending)
         return await self._end(case, Phase.COMPLETED, "")
 
+    async def clean_up(self, case: Case) -> Requeue | None:
+        """Delete the expose objects of a finished transfer, then this agent's marks."""
+        tools = self._tools
+        await tools.logs.copy(case.cr, case.pod)
+        return await CleanUp(tools.status, tools.events, self._pending, self._limits.resource).step(case.kind, case.cr)
+
     async def _with_log_end(self, case: Case, message: str) -> str:
         """Return `message` and, if it is not the mover's own, the end of the mover's log."""
         tail = await self._tools.logs.copy(case.cr, case.pod)
-        end = parse_pod_end(case.pod) if case.pod is not None else None
-        return message if end is not None and has_final_message(end) else add_log_end(message, tail)
+        return message if case.end is not None and has_final_message(case.end) else add_log_end(message, tail)
 
     def _check_is_paused(self, case: Case) -> bool:
         """Return whether a transfer that is pending for a slot needs no check yet."""
@@ -154,11 +165,10 @@ class DataPathSteps(StepBase):
 
     def _read_outcome(self, case: Case) -> Outcome:
         """Return what the end of the mover pod means."""
-        end = parse_pod_end(case.pod) if case.pod is not None else None
-        if end is None:
+        if case.end is None:
             return Outcome(phase=Phase.FAILED, message="data mover pod left no result")
         requested = case.view.cancel is not CancelState.NONE
-        return decide_outcome(end, case.kind.parse_result, cancel_requested=requested)
+        return decide_outcome(case.end, case.kind.parse_result, cancel_requested=requested)
 
     async def _confirm(self, case: Case, outcome: Outcome) -> Outcome:
         """Return `outcome`, or Failed if the volume disappeared while the mover used it."""
@@ -258,7 +268,7 @@ class AttemptSteps(StepBase):
             return await self._end(case, Phase.FAILED, str(e))
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
-        status = {"node": self._site.node, "nodeOS": self._site.os, "message": None}
+        status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
         stored = await tools.status.annotate(kind, cr, _change(cr.attempts.move(AttemptStage.RUNNING), status))
         self._pending.forget(cr.uid)
         number, last = cr.attempts.number, cr.attempts.last

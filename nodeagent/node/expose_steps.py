@@ -7,6 +7,7 @@ before each create. Does not know when a step is due, nor what follows once the 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from core.errors import ContractError, ExposeError
@@ -25,11 +26,11 @@ from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from core.redact import redact
-from exposer.model import Exposed, Guard, NoDeviceError, NotOwnerError, Pending
+from exposer.model import LINUX, Exposed, Guard, NoDeviceError, NotOwnerError, Pending
 from exposer.ownership import delete_object
 from nodeagent.metrics import EXPOSE_SECONDS
-from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
-from nodeagent.node.steps import SlotRequest, StepBase, Tools
+from nodeagent.node.lifecycle import Case, Site
+from nodeagent.node.steps import SlotRequest, StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.mover_pod import (
     LostPod,
@@ -43,7 +44,6 @@ from nodeagent.transfers.mover_pod import (
     rejection_reason,
     was_killed,
 )
-from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, cancel_cause
 
 
@@ -80,13 +80,6 @@ _LOSS_CHECK_SECONDS: Final = 20.0
 
 class ExposeSteps(StepBase):
     """The steps before InProgress."""
-
-    def __init__(
-        self, tools: Tools, site: Site, limits: Timeouts, *, pending: PendingRecords, current: ReadCurrent
-    ) -> None:
-        """Work like all steps; `current` returns a transfer as cached, unless it is older than this agent's writes."""
-        super().__init__(tools, site, limits, pending=pending)
-        self._current = current
 
     async def expose(self, case: Case) -> Requeue | None:
         """Take the next step toward a mover pod, and report what that is pending for."""
@@ -134,7 +127,7 @@ class ExposeSteps(StepBase):
     async def prepare(self, case: Case) -> Requeue | None:
         """Become the owning agent, and move to Prepared; a stale message is removed, or reports a missing slot."""
         change = Change(
-            status={"node": self._site.node, "nodeOS": self._site.os},
+            status={"node": self._site.node, "nodeOS": LINUX},
             labels={NODE_LABEL: self._site.label},
         )
         message = f"data mover pod runs on node {self._site.node}"
@@ -197,7 +190,8 @@ class ExposeSteps(StepBase):
     async def _ensure(self, case: Case) -> Exposed | Pending | Requeue | None:
         """Return the exposer's answer; anything else if this step is done."""
         try:
-            guard = build_guard(self._tools.client, case, self._site, current=lambda: self._current(case.key))
+            current = partial(self._tools.cache.current, case.key)
+            guard = build_guard(self._tools.client, case, self._site, current=current)
             return await self._pending_if_rejected(case.kind.ensure_exposed(case.cr, guard))
         except NotOwnerError as e:
             self._logger(case).debug("expose stopped: %s", e)

@@ -5,19 +5,18 @@ view. Does not know how anything is read or how a step is done: `nodeagent.node.
 acts. A `View` consists of enums and booleans only, so the tests enumerate all of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
 from core.clock import Clock
-from core.kube.types import Pod, UncheckedObject
+from core.kube.types import Pod
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, AttemptStage, Phase, RetryRules
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
-from exposer.pod_status import parse_pod_end
+from exposer.pod_status import PodEnd, parse_pod_end
 from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state, read_loss
@@ -265,20 +264,16 @@ def _decide_running(view: View) -> Action:
 TransferKey = tuple[str, str, str]
 """A transfer in the work queue: kind, namespace, name."""
 
-ReadCurrent = Callable[[TransferKey], UncheckedObject | None]
-"""Returns a transfer as cached; None if it is not cached, or older than the last write of this agent."""
-
 
 @dataclass(frozen=True)
 class Site:
-    """Where this agent runs: its node, the node's OS and the namespace of the transfers.
+    """Where this agent runs: its node and the namespace of the transfers.
 
     `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
     """
 
     node: str
     namespace: str
-    os: str = "linux"
     host_pods: str | None = None
 
     @property
@@ -325,6 +320,11 @@ class Case:
     def key(self) -> TransferKey:
         """The key of the transfer in the work queue."""
         return (self.kind.spec.name, self.cr.metadata.namespace, self.cr.name)
+
+    @property
+    def end(self) -> PodEnd | None:
+        """How its mover pod terminated; None while it has not."""
+        return _end_of(self.pod)
 
 
 @dataclass(frozen=True)
@@ -377,13 +377,12 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
         has_slot=seen.has_slot,
         timed_out=_exceeds(seen.measured.preparing_seconds, limits.prepare),
         stage=cr.stage or AttemptStage.RUNNING,
-        succeeded=_succeeded(seen.pod),
+        succeeded=(end := _end_of(seen.pod)) is not None and end.exit_code == 0,
     )
 
 
-def _succeeded(pod: Pod | None) -> bool:
-    end = parse_pod_end(pod) if pod is not None else None
-    return end is not None and end.exit_code == 0
+def _end_of(pod: Pod | None) -> PodEnd | None:
+    return parse_pod_end(pod) if pod is not None else None
 
 
 def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> Ending | None:

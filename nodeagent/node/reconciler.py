@@ -39,9 +39,6 @@ from nodeagent.node.lifecycle import (
     Durations,
     Measured,
     Observation,
-    ReadCurrent,
-    Site,
-    Timeouts,
     TransferKey,
     build_case,
     decide,
@@ -52,8 +49,7 @@ from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
-from nodeagent.transfers.retries import PendingRecords
-from nodeagent.transfers.status import CleanUp, EventLog, StatusWriter
+from nodeagent.transfers.status import EventLog, StatusWriter
 
 _log = logging.getLogger(__name__)
 
@@ -158,81 +154,49 @@ _ANNOUNCING_SECONDS: Final = 120.0
 """Longer than the write of an interruption takes, with all repetitions: its clock is read before."""
 
 
-class Steps:
-    """The step of each action."""
+_Step = Callable[[Case], Awaitable[Requeue | None]]
 
-    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, current: ReadCurrent) -> None:
-        """Carry out steps with `tools` for the agent of `site`; `current` returns a transfer as cached."""
-        self._tools = tools
-        self._pending = PendingRecords(tools.clock)
-        self._cleaner = CleanUp(tools.status, tools.events, self._pending, limits.resource)
-        expose = ExposeSteps(tools, site, limits, pending=self._pending, current=current)
-        attempts = AttemptSteps(tools, site, limits, pending=self._pending)
-        data_path = DataPathSteps(tools, site, limits, pending=self._pending)
-        self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
-            Action.EXPOSE: expose.expose,
-            Action.RECREATE: expose.recreate,
-            Action.TAKE_OVER: expose.prepare,
-            Action.HAND_OVER: expose.hand_over,
-            Action.PREPARE: expose.prepare,
-            Action.TIME_OUT: expose.time_out,
-            Action.CANCEL: expose.cancel,
-            Action.REPORT_SLOT_PENDING: data_path.report_slot_pending,
-            Action.START: data_path.start,
-            Action.INTERRUPT: attempts.interrupt,
-            Action.AWAIT_ATTEMPT: attempts.await_attempt,
-            Action.GIVE_UP: attempts.give_up,
-            Action.START_ATTEMPT: attempts.start,
-            Action.SET_CANCELING: data_path.set_canceling,
-            Action.FORCE_CANCEL: data_path.force_cancel,
-            Action.END_WITHOUT_RESULT: data_path.end_without_result,
-            Action.FAIL_UNSTARTED: data_path.fail_unstarted,
-            Action.RECORD_OUTCOME: data_path.record_outcome,
-            Action.FINISH: data_path.finish,
-            Action.CLEAN_UP: self._clean_up,
-        }
 
-    async def perform(self, action: Action, case: Case) -> Requeue | None:
-        """Carry out `action`; return when to reconcile again without a change.
-
-        Raises:
-            KubeError: the API server rejected a request; after a ConflictError read and decide again.
-        """
-        _log.debug("next step: %s", action.name, extra={**_identity(case.key), "uid": case.cr.uid})
-        return await self._by_action[action](case)
-
-    def pending_message(self, uid: str) -> str | None:
-        """Return why the transfer or its cleanup is pending, reported or not; None if it is not known to be."""
-        return self._pending.message(uid)
-
-    def forget(self, uid: str) -> None:
-        """Drop what is remembered about a transfer."""
-        self._pending.forget(uid)
-        self._tools.logs.forget(uid)
-
-    async def _clean_up(self, case: Case) -> Requeue | None:
-        await self._tools.logs.copy(case.cr, case.pod)
-        return await self._cleaner.step(case.kind, case.cr)
+def _list_steps(tools: Tools) -> Mapping[Action, _Step]:
+    """Return the step of each action; it returns when to reconcile again without a change."""
+    expose, attempts, data_path = ExposeSteps(tools), AttemptSteps(tools), DataPathSteps(tools)
+    return {
+        Action.EXPOSE: expose.expose,
+        Action.RECREATE: expose.recreate,
+        Action.TAKE_OVER: expose.prepare,
+        Action.HAND_OVER: expose.hand_over,
+        Action.PREPARE: expose.prepare,
+        Action.TIME_OUT: expose.time_out,
+        Action.CANCEL: expose.cancel,
+        Action.REPORT_SLOT_PENDING: data_path.report_slot_pending,
+        Action.START: data_path.start,
+        Action.INTERRUPT: attempts.interrupt,
+        Action.AWAIT_ATTEMPT: attempts.await_attempt,
+        Action.GIVE_UP: attempts.give_up,
+        Action.START_ATTEMPT: attempts.start,
+        Action.SET_CANCELING: data_path.set_canceling,
+        Action.FORCE_CANCEL: data_path.force_cancel,
+        Action.END_WITHOUT_RESULT: data_path.end_without_result,
+        Action.FAIL_UNSTARTED: data_path.fail_unstarted,
+        Action.RECORD_OUTCOME: data_path.record_outcome,
+        Action.FINISH: data_path.finish,
+        Action.CLEAN_UP: data_path.clean_up,
+    }
 
 
 class Reconciler:
     """Reconciles the transfers with this node's label, and takes over those whose mover pod runs here."""
 
-    def __init__(
-        self, tools: Tools, site: Site, *, limits: Timeouts, kinds: Sequence[NodeKind[Any]], cache: TransferCache
-    ) -> None:
-        """Work with `tools` for the agent of `site` on transfers of `kinds`, as `cache` has them."""
-        self._tools = tools
-        self._site = site
-        self._limits = limits
+    def __init__(self, tools: Tools, kinds: Sequence[NodeKind[Any]]) -> None:
+        """Work with `tools` on transfers of `kinds`."""
+        self._tools, self._site, self._limits, self._cache = tools, tools.site, tools.limits, tools.cache
         self._kinds = {kind.spec.name: kind for kind in kinds}
-        self._cache = cache
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
-        self._steps = Steps(tools, site, limits, current=cache.current)
+        self._steps = _list_steps(tools)
         self._durations = Durations(tools.clock)
-        self._faults = TransferFaults(tools.client, tools.status, tools.events, cache=cache)
+        self._faults = TransferFaults(tools.client, tools.status, tools.events, cache=tools.cache)
         self._woken: frozenset[str] = frozenset()
-        cache.subscribe(self)
+        tools.cache.subscribe(self.on_transfer, self.on_pod)
 
     async def run(self) -> None:
         """Reconcile until canceled.
@@ -247,8 +211,9 @@ class Reconciler:
             self._wake_next()
             await self._queue.run(self._handle)
 
-    def slots_changed(self) -> None:
-        """Wake the transfers that may start now: the number of slots has changed."""
+    def set_slots(self, number: int) -> None:
+        """Change the number of slots, and wake the transfers that may start now."""
+        self._tools.slots.limit = number
         self._wake_next()
 
     def bring_forward(self) -> None:
@@ -270,7 +235,7 @@ class Reconciler:
                     "attempt": cr.attempts.number,
                     "attemptStage": str(cr.stage or ""),
                     "message": cr.status.message or "",
-                    "pendingMessage": self._steps.pending_message(cr.uid) or "",
+                    "pendingMessage": self._tools.pending.message(cr.uid),
                     "progress": cr.status.progress.to_wire(),
                 }
                 for cr in transfers
@@ -344,7 +309,8 @@ class Reconciler:
         case = self._build_case(key, read)
         action = decide(case.view)
         if action is not Action.NOTHING:
-            return await self._steps.perform(action, case)
+            _log.debug("next step: %s", action.name, extra={**_identity(key), "uid": case.cr.uid})
+            return await self._steps[action](case)
         return self._next_check(case) if read.watched else Requeue(_POLL_SECONDS)
 
     def _find_ended(self, key: TransferKey) -> tuple[str, Pod] | None:
@@ -440,7 +406,8 @@ class Reconciler:
     def _forget(self, key: TransferKey, uid: str) -> None:
         self._tools.slots.release(uid)
         self._durations.forget(uid)
-        self._steps.forget(uid)
+        self._tools.pending.forget(uid)
+        self._tools.logs.forget(uid)
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid, again=False)
         self._faults.forget(key, uid)

@@ -41,6 +41,7 @@ from exposer.ownership import diagnose_rejection
 from nodeagent.config.current import labels_of, resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.metrics import Metrics
+from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.runtime.informer import Informer
@@ -78,19 +79,10 @@ class Slots:
     """
 
     def __init__(self, limit: int) -> None:
-        """Begin with `limit` free slots."""
-        self._limit = limit
+        """Begin with `limit` free slots; transfers that hold one keep it when it is lowered."""
+        self.limit = limit
         self._pending: dict[str, SlotRequest] = {}
         self._holders: set[str] = set()
-
-    @property
-    def limit(self) -> int:
-        """The number of slots."""
-        return self._limit
-
-    def set_limit(self, limit: int) -> None:
-        """Change the number of slots; transfers that hold one keep it."""
-        self._limit = limit
 
     @property
     def used(self) -> int:
@@ -104,7 +96,7 @@ class Slots:
 
     def is_full_for(self, request: SlotRequest) -> bool:
         """Return whether every slot is in use, or pending for by a transfer that precedes `request`."""
-        return self.used + sum(other < request for other in self._pending.values()) >= self._limit
+        return self.used + sum(other < request for other in self._pending.values()) >= self.limit
 
     def observe(self, request: SlotRequest, phase: Phase) -> None:
         """Record that the transfer of `request` was observed in `phase`."""
@@ -139,7 +131,7 @@ class Slots:
 
     def next_requests(self) -> list[SlotRequest]:
         """Return the requests for which a slot is free, in order."""
-        free = self._limit - len(self._holders)
+        free = self.limit - len(self._holders)
         if free <= 0 or not self._pending:
             return []
         return heapq.nsmallest(free, self._pending.values(), key=lambda request: (request.accepted_at, request.key))
@@ -283,15 +275,19 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Tools:
-    """The collaborators of all steps.
+    """The collaborators of all steps of the agent of `site`.
 
-    `retry_rules` returns the active limits of retries of a transfer, `api_time` the API server's time, give or take
-    some seconds, `uptime` the node's. `starting` returns the annotations that a transfer gets when its data path may
-    start.
+    All steps see the same `pending` reasons. `retry_rules` returns the active limits of retries of a transfer,
+    `api_time` the API server's time, give or take some seconds, `uptime` the node's. `starting` returns the annotations
+    that a transfer gets when its data path may start.
     """
 
+    site: Site
+    limits: Timeouts
     client: KubeClient
     clock: Clock
+    cache: TransferCache
+    pending: PendingRecords
     status: StatusWriter
     events: EventLog
     logs: MoverLogs
@@ -307,12 +303,8 @@ class Tools:
 class StepBase:
     """The base of the classes that have the steps."""
 
-    def __init__(self, tools: Tools, site: Site, limits: Timeouts, *, pending: PendingRecords) -> None:
-        """Work with `tools` for the agent of `site`; all steps share `pending`."""
-        self._tools = tools
-        self._site = site
-        self._limits = limits
-        self._pending = pending
+    def __init__(self, tools: Tools) -> None:
+        self._tools, self._site, self._limits, self._pending = tools, tools.site, tools.limits, tools.pending
 
     async def _end(
         self, case: Case, phase: Phase, message: str, *, not_prepared: NotPrepared | None = None

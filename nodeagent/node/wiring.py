@@ -30,6 +30,7 @@ from nodeagent.node.steps import OwnSlots, Slots, Tools
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, StatusWriter
 
 _CHECK_SECONDS: Final = 4.0
@@ -163,11 +164,7 @@ class Node:
 
 
 def build_node(parts: AgentParts) -> Node:
-    """Return the node's half, not running.
-
-    Args:
-        parts: the parts that both halves share.
-    """
+    """Return the node's half, not running."""
     client, clock, settings = parts.client, parts.clock, parts.spec.settings
     current = parts.live.current
     host_pods = parts.spec.template.host_pods
@@ -176,33 +173,30 @@ def build_node(parts: AgentParts) -> Node:
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     by_name = {kind.spec.name: kind for kind in parts.kinds}
     bandwidth = NodeBandwidth(clock, cache, status, by_name, parts.metrics, lambda: current.config.own.budgets)
-    slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
+            site=site,
+            limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
             client=client,
             clock=clock,
+            cache=cache,
+            pending=PendingRecords(clock),
             status=status,
             events=parts.events,
             logs=MoverLogs(client),
             progress=ProgressFollower(client, clock, site, status=status, metrics=parts.metrics),
-            slots=slots,
+            slots=Slots(current.config.load_concurrency.global_config),
             metrics=parts.metrics,
             retry_rules=current.retry_rules,
             api_time=parts.skew.now,
             uptime=_read_uptime,
             starting=bandwidth.annotations,
         ),
-        site,
-        limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
-        kinds=parts.kinds,
-        cache=cache,
+        parts.kinds,
     )
-
-    def set_slots(number: int) -> None:
-        slots.set_limit(number)
-        reconciler.slots_changed()
-
-    own_slots = OwnSlots(client, clock, settings.node_name, concurrency=current.load_concurrency, on_number=set_slots)
+    own_slots = OwnSlots(
+        client, clock, settings.node_name, concurrency=current.load_concurrency, on_number=reconciler.set_slots
+    )
     current.subscribe(own_slots.refresh)
     return Node(cache, reconciler, own_slots, bandwidth)
 

@@ -142,8 +142,7 @@ async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_p
                 await asyncio.sleep(2)
             # The volume of a workload pod may disappear: only that is checked.
             assert tally.count() == ({"reads": reads} if reads else {})
-            agent._tools.slots.set_limit(1)
-            agent.slots_changed()
+            agent.set_slots(1)
             await world.until(lambda: world.done(kind))
         assert world.phase(kind) == "Completed"
 

@@ -46,8 +46,7 @@ async def test_a_cancel_request_that_no_watch_delivered_prevents_the_start() -> 
         await asyncio.sleep(1)
         world.kube.watches.silent = True
         await change(world, {"spec": {"cancel": True}})
-        agent._tools.slots.set_limit(1)
-        agent.slots_changed()
+        agent.set_slots(1)
         await world.until(lambda: world.phase() == "Canceled", seconds=5)
         assert "Started" not in world.reasons()
 

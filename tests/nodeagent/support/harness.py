@@ -47,6 +47,7 @@ from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.steps import Slots, Tools
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.mover_pod import MoverLogs
+from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import EventLog, StatusWriter
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
@@ -151,8 +152,12 @@ def build_agent(
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     tools = Tools(
+        site=site,
+        limits=Timeouts(),
         client=client,
         clock=clock,
+        cache=cache,
+        pending=PendingRecords(clock),
         status=status,
         events=EventLog(EventRecorder(client, clock, component="node-agent", host=node)),
         logs=MoverLogs(client),
@@ -164,7 +169,7 @@ def build_agent(
         uptime=lambda: Uptime(boot=f"boot of {node}", seconds=clock.monotonic()),
         starting=lambda _: {},
     )
-    return Reconciler(tools, site, limits=Timeouts(), kinds=kinds, cache=cache)
+    return Reconciler(tools, kinds)
 
 
 @dataclass
