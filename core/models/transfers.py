@@ -153,6 +153,13 @@ class Transfer(CustomResource):
         return None
 
     @property
+    def valid_in_place(self) -> InPlace | None:
+        """The same, and None also where that is invalid: admission refuses it, and cleanup has to work."""
+        with suppress(ConfigError):
+            return self.in_place
+        return None
+
+    @property
     def operation_timeout(self) -> timedelta | None:
         """Timeout of one operation on the cluster for this transfer; None where it has none of its own."""
         return None
@@ -420,17 +427,15 @@ class PodVolumeRestore(_PodVolumeTransfer):
     @property
     def required_feature(self) -> str | None:
         """An earlier agent would keep the extra files, and report success."""
-        with suppress(ConfigError):
-            return RESTORE_IN_PLACE if self.in_place is not None and self.in_place.delete_extra_files else None
-        return None
+        found = self.valid_in_place
+        return RESTORE_IN_PLACE if found is not None and found.delete_extra_files else None
 
     @property
     def unfinished(self) -> str | None:
         """The pod that waits for its data does not start."""
-        with suppress(ConfigError):
-            if self.in_place is not None and self.status.start_timestamp is not None:
-                return f"volume {self.spec.volume} may have been restored in part: restore it again"
-        return None
+        if self.valid_in_place is None or self.status.start_timestamp is None:
+            return None
+        return f"volume {self.spec.volume} may have been restored in part: restore it again"
 
     @property
     def repository_namespace(self) -> str:

@@ -7,14 +7,13 @@ two share each result, nor what is done about an outcome.
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
 from msgspec import UNSET, field
 
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
-from core.errors import ConfigError, ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
+from core.errors import ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.names import FILES_ANNOTATION, LEFT_OUT_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
@@ -238,22 +237,15 @@ class RestoreResults:
         result = outcome.result
         if not isinstance(result, RestoreResult):
             raise ContractError("the stored outcome has no restore result")
-        written = result.incremental_bytes
+        written, in_place = result.incremental_bytes, cr.valid_in_place
         # A mover of an earlier version writes what is equal too.
-        silent = _is_incremental(cr) and written is UNSET
+        silent = in_place is not None and in_place.incremental and written is UNSET
         return {
             "progress": _all_of(result.total_bytes),
             **({} if written is UNSET else {"incrementalBytes": written}),
             **({"fallbackFull": True} if silent or result.fallback_full is True else {}),
             **_note(result),
         }
-
-
-def _is_incremental(cr: Transfer) -> bool:
-    """Return whether what is equal in the volume is not to be written."""
-    with suppress(ConfigError):
-        return cr.in_place is not None and cr.in_place.incremental
-    return False
 
 
 def _note(result: MoverResult) -> JsonDict:

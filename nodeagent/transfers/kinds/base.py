@@ -5,11 +5,11 @@ need. Does not know any kind: the adapters are beside this module, and nothing o
 directory compares kinds. The bucket is not accessed here: the mover does that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -20,6 +20,7 @@ from core.models.storage import BackupStorageLocation
 from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
+from exposer.settings import ExposeSettings
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
@@ -119,7 +120,7 @@ class KindSpec:
     """The data of one kind.
 
     Attributes:
-        name: `kind` of the custom resource, such as `DataUpload`.
+        model: the model of the custom resource.
         resource: its REST resource.
         finalizer: the finalizer that marks pending cleanup.
         status_fields: the names of the status fields that its CRD has.
@@ -127,12 +128,17 @@ class KindSpec:
         bound_to_node: whether only the node of its volume can run it.
     """
 
-    name: str
+    model: type[Transfer]
     resource: Resource[UncheckedObject]
     finalizer: str
     status_fields: frozenset[str]
     restores: bool
     bound_to_node: bool
+
+    @property
+    def name(self) -> str:
+        """`kind` of the custom resource, such as `DataUpload`."""
+        return self.model.kind_name
 
 
 C = TypeVar("C", bound=Transfer)
@@ -250,15 +256,53 @@ class Kind(Admits[C], NodeKind[C], Protocol[C]):
     """One kind of transfer: its data, and the steps that differ from other kinds'."""
 
 
-class PlainKind(Generic[C]):
-    """The defaults of a kind that any node can run, and that is complete once its mover succeeded."""
+@dataclass(frozen=True)
+class AnyKind(Generic[C]):
+    """What all adapters share; by default any node can run a transfer, which is complete once its mover succeeded.
+
+    Attributes:
+        exposer: exposes the volume; each adapter has its own one.
+        expose_settings: returns the active settings; called for each request.
+        datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field.
+    """
+
+    exposer: Any
+    expose_settings: Callable[[], ExposeSettings]
+    datamovers: frozenset[str]
+
+    spec: ClassVar[KindSpec]
+
+    def _request(self, cr: C) -> Any:  # noqa: ANN401 - of the exposer's type
+        """Return what the exposer is asked for."""
+        raise NotImplementedError
+
+    def parse(self, raw: Mapping[str, Any]) -> C:
+        """Return the model of `raw`."""
+        return cast("C", self.spec.model.parse(raw))
+
+    async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
+        """Take the next steps from the volume to a mover pod."""
+        exposed: Exposed | Pending = await self.exposer.ensure(self._request(cr), guard)
+        return exposed
+
+    async def confirm_volume(self, cr: C) -> None:
+        """Check that the exposer finds the volume unchanged."""
+        await self.exposer.confirm(self._request(cr))
+
+    async def withdraw(self, cr: C) -> Pending | None:
+        """Delete what keeps another attempt of `cr` from being exposed."""
+        last = cr.attempts.last
+        pending: Pending | None = None if last is None else await self.exposer.withdraw(self._request(cr), last)
+        return pending
+
+    async def clean_up(self, cr: C) -> Pending | None:
+        """Delete the expose objects."""
+        pending: Pending | None = await self.exposer.clean_up(self._request(cr))
+        return pending
 
     async def read_node(self, cr: C) -> str | None:  # noqa: ARG002 - the protocol's signature
         """Return None: any node can run it."""
         return None
-
-    async def confirm_volume(self, cr: C) -> None:
-        """Return at once: the mover's own PVC keeps the volume."""
 
     async def keep(self, cr: C, outcome: Outcome) -> Outcome:  # noqa: ARG002 - the protocol's signature
         """Return `outcome` unchanged."""

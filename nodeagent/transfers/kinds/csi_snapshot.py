@@ -4,16 +4,14 @@ Knows the parts of the life cycle that only these kinds have. Does not know the 
 volume is created from a snapshot (`exposer.csi_snapshot`), or created and rebound (`exposer.generic_restore`).
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from msgspec import UNSET
 
 from core.contract import RestoreResult
-from core.errors import ConfigError, ExposeError
+from core.errors import ExposeError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.names import (
     BACKUP_ANNOTATION,
@@ -24,7 +22,6 @@ from core.models.names import (
 )
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
-from core.models.transfer_settings import InPlace
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
@@ -39,13 +36,12 @@ from exposer.model import (
     RestoreRequest,
     SnapshotRequest,
 )
-from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
+    AnyKind,
     KindSpec,
-    PlainKind,
     admit_exposable,
     check_location,
     find_unsupported,
@@ -53,26 +49,28 @@ from nodeagent.transfers.kinds.base import (
 )
 from nodeagent.transfers.outcome import BackupResults, Outcome, RestoreResults, read_outcome
 
+T = TypeVar("T", DataUpload, DataDownload)
+
 _CSI: Final = "CSI"
 """The only supported snapshot type. Source: Velero v1.18, SnapshotType."""
 
 
-@dataclass(frozen=True)
-class DataUploadKind(BackupResults, PlainKind[DataUpload]):
-    """The adapter of DataUploads.
+class _DataMoverKind(AnyKind[T]):
+    """What both adapters share."""
 
-    Attributes:
-        exposer: exposes the source snapshot.
-        expose_settings: returns the active settings; called for each request.
-        datamovers: the values of `spec.datamover` that select this data mover.
-    """
+    def managed(self, cr: T) -> bool:
+        """Return whether `spec.datamover` selects this data mover."""
+        return cr.spec.datamover in self.datamovers
+
+
+@dataclass(frozen=True)
+class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
+    """The adapter of DataUploads."""
 
     exposer: CSISnapshotExposer
-    expose_settings: Callable[[], ExposeSettings]
-    datamovers: frozenset[str]
 
     spec: ClassVar[KindSpec] = KindSpec(
-        name=DataUpload.kind_name,
+        model=DataUpload,
         resource=DATA_UPLOADS,
         finalizer=DATA_MOVER_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS
@@ -89,14 +87,6 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         restores=False,
         bound_to_node=False,
     )
-
-    def parse(self, raw: Mapping[str, Any]) -> DataUpload:
-        """Return the model of `raw`."""
-        return DataUpload.parse(raw)
-
-    def managed(self, cr: DataUpload) -> bool:
-        """Return whether `spec.datamover` selects this data mover."""
-        return cr.spec.datamover in self.datamovers
 
     def queue_namespace(self, cr: DataUpload) -> str:
         """Return the namespace of the source PVC."""
@@ -124,25 +114,9 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         # Some storage takes hours for a snapshot; one that reports errors for so long never becomes ready.
         return checked if waiting is None else replace(checked, indefinite=not waiting.blocked)
 
-    async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
-        """Take the next steps from the source snapshot to a mover pod."""
-        return await self.exposer.ensure(self._request(cr), guard)
-
-    async def confirm_volume(self, cr: DataUpload) -> None:
-        """Check that the volume of the mover was created from the source snapshot."""
-        await self.exposer.confirm(self._request(cr))
-
-    async def withdraw(self, cr: DataUpload) -> Pending | None:
-        """Delete what keeps another attempt of `cr` from being exposed."""
-        last = cr.attempts.last
-        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
-
     async def clean_up(self, cr: DataUpload) -> Pending | None:
-        """Delete pod, PVC and snapshot objects."""
-        if cr.spec.csi_snapshot is None:
-            # It failed before admission: there are no expose objects.
-            return None
-        return await self.exposer.clean_up(self._request(cr))
+        """Delete pod, PVC and snapshot objects; there are none if it names no snapshot, and so was not admitted."""
+        return await super().clean_up(cr) if cr.spec.csi_snapshot is not None else None
 
     def _request(self, cr: DataUpload) -> SnapshotRequest:
         spec = cr.spec
@@ -173,35 +147,19 @@ Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
 
 
 @dataclass(frozen=True)
-class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
-    """The adapter of DataDownloads.
-
-    Attributes:
-        exposer: exposes and rebinds the new volume.
-        expose_settings: returns the active settings; called for each request.
-        datamovers: the values of `spec.datamover` that select this data mover.
-    """
+class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
+    """The adapter of DataDownloads."""
 
     exposer: GenericRestoreExposer
-    expose_settings: Callable[[], ExposeSettings]
-    datamovers: frozenset[str]
 
     spec: ClassVar[KindSpec] = KindSpec(
-        name=DataDownload.kind_name,
+        model=DataDownload,
         resource=DATA_DOWNLOADS,
         finalizer=DATA_MOVER_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node", "incrementalBytes"},
         restores=True,
         bound_to_node=False,
     )
-
-    def parse(self, raw: Mapping[str, Any]) -> DataDownload:
-        """Return the model of `raw`."""
-        return DataDownload.parse(raw)
-
-    def managed(self, cr: DataDownload) -> bool:
-        """Return whether `spec.datamover` selects this data mover."""
-        return cr.spec.datamover in self.datamovers
 
     def queue_namespace(self, cr: DataDownload) -> str:
         """Return the namespace of the target PVC."""
@@ -229,13 +187,13 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the volume to a mover pod."""
         refuse_unsupported(cr)
-        return await self.exposer.ensure(self._request(cr), guard)
+        return await super().ensure_exposed(cr, guard)
 
     async def confirm_volume(self, cr: DataDownload) -> None:
         """Check whether the mover may start; its own PVC keeps the volume."""
         if cr.preparing:
             refuse_unsupported(cr)
-            await self.exposer.confirm(self._request(cr))
+            await super().confirm_volume(cr)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""
@@ -246,26 +204,15 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         """Rebind the restored volume to the target PVC."""
         return await self.exposer.rebind(self._request(cr), _kept_volume(outcome))
 
-    async def withdraw(self, cr: DataDownload) -> Pending | None:
-        """Delete what keeps another attempt of `cr` from being exposed."""
-        last = cr.attempts.last
-        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
-
     async def clean_up(self, cr: DataDownload) -> Pending | None:
         """Delete pod and PVCs, and a new volume if it was never rebound; an existing one is given back."""
-        request = self._request(cr)
+        request, waiting = self._request(cr), None
         if cr.phase is not Phase.COMPLETED:
-            waiting = await self._release_volume(request, read_outcome(cr))
-            if waiting is not None:
-                return waiting
-        return await self.exposer.clean_up(request)
-
-    async def _release_volume(self, request: RestoreRequest, outcome: Outcome | None) -> Pending | None:
-        if request.volume:
-            return await self.exposer.give_back(request)
-        if outcome is not None and outcome.pv_name:
-            return await self.exposer.drop_volume(request, _kept_volume(outcome))
-        return None
+            if request.volume:
+                waiting = await self.exposer.give_back(request)
+            elif (outcome := read_outcome(cr)) is not None and outcome.pv_name:
+                waiting = await self.exposer.drop_volume(request, _kept_volume(outcome))
+        return waiting or await super().clean_up(cr)
 
     def _request(self, cr: DataDownload) -> RestoreRequest:
         settings, spec = self.expose_settings().for_attempt(cr), cr.spec
@@ -282,7 +229,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             for_windows=spec.node_os == WINDOWS,
             copied=cr.copies,
             volume=target.pv,
-            in_place=_read_in_place(cr),
+            in_place=cr.valid_in_place,
             base_snapshot=_base_snapshot(cr),
             requested_at=meta.creation_timestamp,
             restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,
@@ -297,14 +244,6 @@ def _base_snapshot(cr: DataDownload) -> tuple[str, str] | None:
     if base is None or not base.clean_up or not base.volume_snapshot:
         return None
     return base.volume_snapshot_namespace or cr.spec.target_volume.namespace, base.volume_snapshot
-
-
-def _read_in_place(cr: DataDownload) -> InPlace | None:
-    """Return how the data goes into an existing volume; None: into a new one, or that is invalid."""
-    # Cleanup needs a request, too; admission refuses what is invalid.
-    with suppress(ConfigError):
-        return cr.in_place
-    return None
 
 
 def _kept_volume(outcome: Outcome) -> KeptVolume:

@@ -4,19 +4,17 @@ Knows the parts of the life cycle that only these kinds have. Does not know the 
 the volume is reached (`exposer.pod_volume`).
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from core.contract import MoverVerb
-from core.errors import ConfigError, ExposeError
+from core.errors import ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeBackup, PodVolumeRestore
-from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
+from exposer.model import Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume, ExposeSettings
 from nodeagent.metrics import (
@@ -30,8 +28,8 @@ from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
+    AnyKind,
     KindSpec,
-    PlainKind,
     check_location,
     find_unsupported,
     refuse_unsupported,
@@ -44,18 +42,10 @@ _RESTIC: Final = "restic"
 
 
 @dataclass(frozen=True)
-class PodVolumeKind(PlainKind[P], Generic[P]):
-    """The common part of both adapters.
-
-    Attributes:
-        exposer: exposes the volume on its node.
-        expose_settings: returns the active settings; called for each request.
-        datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field.
-    """
+class PodVolumeKind(AnyKind[P]):
+    """The common part of both adapters."""
 
     exposer: PodVolumeExposer
-    expose_settings: Callable[[], ExposeSettings]
-    datamovers: frozenset[str]
 
     verb: ClassVar[MoverVerb]
 
@@ -63,26 +53,9 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
         return bool(self.datamovers & BUILT_IN_DATA_MOVERS)
 
-    async def withdraw(self, cr: P) -> Pending | None:
-        """Delete what keeps another attempt of `cr` from being exposed."""
-        last = cr.attempts.last
-        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
-
-    async def clean_up(self, cr: P) -> Pending | None:
-        """Delete the mover pod and its cache."""
-        return await self.exposer.clean_up(self._request(cr))
-
-    async def ensure_exposed(self, cr: P, guard: Guard) -> Exposed | Pending:
-        """Take the next steps from the mounted volume to a mover pod."""
-        return await self.exposer.ensure(self._request(cr), guard)
-
-    async def confirm_volume(self, cr: P) -> None:
-        """Check that the workload pod still has the volume."""
-        await self.exposer.confirm(self._request(cr))
-
     def queue_namespace(self, cr: P) -> str:
         """Return the namespace of the workload pod."""
-        return self._request(cr).workload.namespace
+        return cr.spec.pod.namespace
 
     async def _locate(self, cr: P, reader: Reader) -> Admission:
         """Return the node where the volume is mounted, or why the transfer cannot be admitted now."""
@@ -110,10 +83,6 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
 
     def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
-        in_place = None
-        # Clean-up needs a request, too; admission refuses what is invalid.
-        with suppress(ConfigError):
-            in_place = cr.in_place
         return PodVolumeRequest(
             owner=Owner.of(cr),
             verb=self.verb,
@@ -122,7 +91,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
             location=cr.spec.backup_storage_location,
             settings=settings,
             cache=self._cache(cr, settings),
-            in_place=in_place,
+            in_place=cr.valid_in_place,
         )
 
     def _cache(self, cr: P, settings: ExposeSettings) -> CacheVolume | None:  # noqa: ARG002 - restores override it
@@ -136,17 +105,13 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
 
     verb: ClassVar[MoverVerb] = MoverVerb.BACKUP
     spec: ClassVar[KindSpec] = KindSpec(
-        name=PodVolumeBackup.kind_name,
+        model=PodVolumeBackup,
         resource=POD_VOLUME_BACKUPS,
         finalizer=POD_VOLUME_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes", "sourceSize"},
         restores=False,
         bound_to_node=True,
     )
-
-    def parse(self, raw: Mapping[str, Any]) -> PodVolumeBackup:
-        """Return the model of `raw`."""
-        return PodVolumeBackup.parse(raw)
 
     async def read_node(self, cr: PodVolumeBackup) -> str:
         """Return `spec.node`."""
@@ -187,17 +152,13 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
 
     verb: ClassVar[MoverVerb] = MoverVerb.RESTORE
     spec: ClassVar[KindSpec] = KindSpec(
-        name=PodVolumeRestore.kind_name,
+        model=PodVolumeRestore,
         resource=POD_VOLUME_RESTORES,
         finalizer=POD_VOLUME_FINALIZER,
         status_fields=COMMON_STATUS_FIELDS | {"node", "incrementalBytes"},
         restores=True,
         bound_to_node=True,
     )
-
-    def parse(self, raw: Mapping[str, Any]) -> PodVolumeRestore:
-        """Return the model of `raw`."""
-        return PodVolumeRestore.parse(raw)
 
     async def read_node(self, cr: PodVolumeRestore) -> str | None:
         """Return the node of the workload pod."""

@@ -89,7 +89,7 @@ class ScriptedKind:
     @property
     def spec(self) -> KindSpec:
         return KindSpec(
-            name=self.model.kind_name,
+            model=self.model,
             resource=RESOURCES[self.model],
             finalizer=DATA_MOVER_FINALIZER,
             status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node"},
