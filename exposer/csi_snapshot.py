@@ -23,7 +23,7 @@ from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, 
 from core.models.phases import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.expose_run import Copies, ExposeRun, read_storage_access
+from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies, read_storage_access
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
@@ -43,18 +43,26 @@ from exposer.ownership import (
     DELETE,
     RETAIN,
     belongs,
-    created_by_velero,
     delete_owned,
     delete_with_volume,
     explain_deletion,
     is_provisioned,
     is_refused,
     patch_if_there,
+    read_owned,
     withdraw_mover,
 )
 from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
-from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup, recorded_source
+from exposer.sources import (
+    delete_source,
+    leave_to_velero,
+    needs_windows,
+    place_backup,
+    read_source,
+    recorded_source,
+    take_over_source,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -65,8 +73,6 @@ class CSISnapshotExposer:
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
         self._causes = causes
-        self._copies = Copies(client)
-        self._source = SourceHandover(client)
         self._refused: dict[str, float] = {}
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
@@ -79,10 +85,10 @@ class CSISnapshotExposer:
         content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is None or not belongs(content, request.owner):
             # Otherwise an earlier attempt has taken the snapshot over; the source may no longer exist.
-            found = await self._source.read(request, reader)
+            found = await read_source(self._client, request, reader)
             if isinstance(found, Pending):
                 return found
-        pending = await self._copies.check(request.copies, reader)
+        pending = await check_copies(reader, request.copies)
         template = request.settings.template
         if pending is None and template.windows and await needs_windows(self._client, request):
             return leave_to_velero(template)
@@ -139,12 +145,10 @@ class CSISnapshotExposer:
         owner = request.owner
         if pending := await delete_owned(self._client, owner, PODS, owner.name):
             return pending
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
-        if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
-            content = None
+        content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
         pending = await self._delete_claim(request, content)
-        pending = pending or await self._copies.delete(request.copies)
-        pending = pending or await self._source.delete(request)
+        pending = pending or await delete_copies(self._client, request.copies)
+        pending = pending or await delete_source(self._client, request)
         replaces = request.by_block and request.completed
         if pending is None and replaces and content is not None:
             await self._keep_base(request, content)
@@ -173,13 +177,13 @@ class CSISnapshotExposer:
         snapshot = await self._ensure_snapshot(request, run, content, source=source)
         if isinstance(snapshot, Pending):
             return snapshot
-        pending = await self._source.take_over(request, source, run.confirm)
+        pending = await take_over_source(self._client, request, source, run.confirm)
         if pending:
             return pending
         if pending := diagnose_snapshot(snapshot, content):
             pending = await self._leave_group(run, content) or pending
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
-        if pending := await self._copies.ensure(run, request.copies):
+        if pending := await ensure_copies(run, request.copies):
             return pending
         manifest = build_backup_claim(request, size=source.size, mode=source.volume_mode)
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
@@ -206,8 +210,8 @@ class CSISnapshotExposer:
 
     async def _drop_device(self, owner: Owner) -> Pending | None:
         """Delete the backup PVC that was refused as a device, and its pod before it; None once there is none."""
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
-        if claim is None or not (belongs(claim, owner) and is_refused(claim)):
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+        if claim is None or not is_refused(claim):
             return None
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         return pending or await delete_with_volume(self._client, claim)
@@ -223,7 +227,7 @@ class CSISnapshotExposer:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
-        found = await self._source.read(request, self._client)
+        found = await read_source(self._client, request, self._client)
         if isinstance(found, Pending):
             return found
         source, source_content = found
@@ -286,8 +290,8 @@ class CSISnapshotExposer:
         name is recorded on the content, since the PVC is deleted first.
         """
         owner = request.owner
-        claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
-        if claim is not None and belongs(claim, owner):
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+        if claim is not None:
             volume = claim["spec"].get("volumeName", "")
             if content is not None and volume:
                 await self._record_volume(content, volume)

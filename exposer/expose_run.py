@@ -58,8 +58,8 @@ class ExposeRun:
     """One run of an expose: every object is the owner's, created by this run or an earlier one."""
 
     def __init__(self, client: KubeClient, owner: Owner, guard: Guard) -> None:
-        self._client = client
-        self._owner = owner
+        self.client = client
+        self.owner = owner
         self._guard = guard
         self._seen: list[tuple[Resource, Object]] = []
         self._absent: set[tuple[Resource, str]] = set()
@@ -92,7 +92,7 @@ class ExposeRun:
         Raises:
             ExposeError: another object has the name.
         """
-        obj = await self._client.read(resource, self._namespace(resource), name)
+        obj = await self.client.read(resource, self._namespace(resource), name)
         if obj is None:
             self._absent.add((resource, name))
             return None
@@ -100,14 +100,14 @@ class ExposeRun:
         if obj["metadata"].get("deletionTimestamp"):
             return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
         copied = resource in {SECRETS, CONFIG_MAPS}
-        if is_copy_for(obj, self._owner) if copied else _exposed_for(obj, self._owner):
-            if resource == PODS and attempt_of(obj) != self._owner.attempt:
-                return await delete_object(self._client, resource, obj)
+        if is_copy_for(obj, self.owner) if copied else _exposed_for(obj, self.owner):
+            if resource == PODS and attempt_of(obj) != self.owner.attempt:
+                return await delete_object(self.client, resource, obj)
             self._seen.append((resource, obj))
             return obj
         if copied:
             return check_copy(resource, obj)
-        if created_by_velero(obj, self._owner):
+        if created_by_velero(obj, self.owner):
             raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
         return self._name_taken(obj, place)
 
@@ -126,9 +126,9 @@ class ExposeRun:
         self._created = True
         try:
             if resource == PODS:
-                created = cast("ObjectT", await create_pod(self._client, manifest))
+                created = cast("ObjectT", await create_pod(self.client, manifest))
             else:
-                created = await self._client.create(resource, manifest)
+                created = await self.client.create(resource, manifest)
         except AlreadyExistsError:
             # An attempt whose response was lost has created it, or another client was faster.
             found = await self.read(resource, name)
@@ -180,15 +180,15 @@ class ExposeRun:
         meta, namespace, version = obj["metadata"], self._namespace(resource), ""
         if resource == PERSISTENT_VOLUME_CLAIMS:
             # It may have got its volume since it was seen.
-            claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, meta["name"])
+            claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, namespace, meta["name"])
             if claim is None or claim["metadata"]["uid"] != meta["uid"]:
                 return True
-            if claim["spec"].get("volumeName") or await is_being_provisioned(self._client, claim):
+            if claim["spec"].get("volumeName") or await is_being_provisioned(self.client, claim):
                 return False
             version = claim["metadata"]["resourceVersion"]
         if resource == VOLUME_SNAPSHOT_CONTENTS:
-            await settle_source(self._client, cast("VolumeSnapshotContent", obj))
-        deletion = await self._client.delete(
+            await settle_source(self.client, cast("VolumeSnapshotContent", obj))
+        deletion = await self.client.delete(
             resource, namespace, meta["name"], uid=meta["uid"], resource_version=version
         )
         return not version or deletion is not Deletion.CONFLICT
@@ -199,7 +199,7 @@ class ExposeRun:
         Raises:
             ExposeError: it belongs to no transfer, or Velero created it: no agent will delete it.
         """
-        owner, other = self._owner, _controller_of(obj)
+        owner, other = self.owner, _controller_of(obj)
         labels = obj["metadata"].get("labels") or {}
         # A base snapshot is deleted soon after its transfer.
         if BASE_SNAPSHOT_LABEL not in labels and labels.get(OWNER_UID_LABEL, owner.uid) == owner.uid:
@@ -214,7 +214,7 @@ class ExposeRun:
         return Pending(PendingReason.NAME_TAKEN, text, blocked=True)
 
     def _namespace(self, resource: Resource) -> str:
-        return self._owner.namespace if resource.namespaced else ""
+        return self.owner.namespace if resource.namespaced else ""
 
 
 def _exposed_for(obj: Object, owner: Owner) -> bool:
@@ -245,64 +245,60 @@ _CONTENT: Final = ("type", "data", "binaryData")
 _T = TypeVar("_T")
 
 
-class Copies:
-    """Creates and deletes the copies of exposes."""
+async def check_copies(reader: Reader, plan: CopyPlan) -> Pending | None:
+    """Return why the objects cannot be copied yet; reads only.
 
-    def __init__(self, client: KubeClient) -> None:
-        self._client = client
+    Raises:
+        ExposeError: they never can: the permission is missing, or an object of another origin has the name.
+    """
+    for resource, name in _objects(plan.needed):
+        source = await _read_source(reader, resource, plan.namespace, name)
+        if isinstance(source, Pending):
+            return source
+        found = await _permitted(reader.read(resource, plan.owner.namespace, name), resource, plan.owner.namespace)
+        if found is not None and not is_copy_for(found, plan.owner):
+            return check_copy(resource, found)
+    return None
 
-    async def check(self, plan: CopyPlan, reader: Reader) -> Pending | None:
-        """Return why the objects cannot be copied yet; reads only.
 
-        Raises:
-            ExposeError: they never can: the permission is missing, or an object of another origin has the name.
-        """
-        for resource, name in _objects(plan.needed):
-            source = await _read_source(reader, resource, plan.namespace, name)
+async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> Pending | None:
+    """Create the copies that do not exist yet; None once all of them do.
+
+    Raises:
+        ExposeError: as for `check_copies`.
+        NotOwnerError: the owner is no longer this agent's.
+    """
+    for resource, name in _objects(plan.allowed):
+        copy = await _permitted(run.read(resource, name), resource, plan.owner.namespace)
+        if copy is None:
+            source = await _read_source(run.client, resource, plan.namespace, name)
             if isinstance(source, Pending):
                 return source
-            found = await _permitted(reader.read(resource, plan.owner.namespace, name), resource, plan.owner.namespace)
-            if found is not None and not is_copy_for(found, plan.owner):
-                return check_copy(resource, found)
-        return None
+            copy = await run.ensure(resource, _build_copy(plan.owner, resource, source))
+        if isinstance(copy, Pending):
+            return copy
+    return None
 
-    async def ensure(self, run: ExposeRun, plan: CopyPlan) -> Pending | None:
-        """Create the copies that do not exist yet; None once all of them do.
 
-        Raises:
-            ExposeError: as for `check`.
-            NotOwnerError: the owner is no longer this agent's.
-        """
-        for resource, name in _objects(plan.allowed):
-            copy = await _permitted(run.read(resource, name), resource, plan.owner.namespace)
-            if copy is None:
-                source = await _read_source(self._client, resource, plan.namespace, name)
-                if isinstance(source, Pending):
-                    return source
-                copy = await run.ensure(resource, _build_copy(plan.owner, resource, source))
-            if isinstance(copy, Pending):
-                return copy
-        return None
+async def delete_copies(client: KubeClient, plan: CopyPlan) -> Pending | None:
+    """Delete the copies of the owner; None once there are none.
 
-    async def delete(self, plan: CopyPlan) -> Pending | None:
-        """Delete the copies of the owner; None once there are none.
-
-        Raises:
-            KubeError: the API server rejected a request.
-        """
-        for resource, name in _objects(plan.possible):
-            try:
-                found = await self._client.read(resource, plan.owner.namespace, name)
-            except ForbiddenError:
-                if plan.recorded:
-                    raise
-                # Without the permission nothing was accepted, hence nothing copied.
-                continue
-            if found is None or not is_copy_for(found, plan.owner):
-                continue
-            if pending := await delete_object(self._client, resource, found):
-                return pending
-        return None
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    for resource, name in _objects(plan.possible):
+        try:
+            found = await client.read(resource, plan.owner.namespace, name)
+        except ForbiddenError:
+            if plan.recorded:
+                raise
+            # Without the permission nothing was accepted, hence nothing copied.
+            continue
+        if found is None or not is_copy_for(found, plan.owner):
+            continue
+        if pending := await delete_object(client, resource, found):
+            return pending
+    return None
 
 
 def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str]]:
@@ -350,45 +346,38 @@ def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manif
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | content
 
 
-class CacheClaims:
-    """The cache PVCs of restores."""
+async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str | None) -> CacheVolume | Pending | None:
+    """Return the cache that the owner's PVC holds, created where needed; None where there is none.
 
-    def __init__(self, client: KubeClient) -> None:
-        self._client = client
+    A PVC that was created before an edit of the configuration holds what it was created for.
+    `node`: where the cache must be reachable; None: anywhere.
 
-    async def ensure(
-        self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str | None
-    ) -> CacheVolume | Pending | None:
-        """Return the cache that the owner's PVC holds, created where needed; None where there is none.
-
-        A PVC that was created before an edit of the configuration holds what it was created for.
-        `node`: where the cache must be reachable; None: anywhere.
-
-        Raises:
-            ExposeError: another PVC has the name.
-            NotOwnerError: from the run's guard; nothing was created.
-        """
-        if cache is None:
-            return None
-        problem = await self._problem_of(cache)
-        if problem:
-            extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
-            _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
-            return None
-        claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-        return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
-
-    async def _problem_of(self, cache: CacheVolume) -> str | None:
-        """Return why the class cannot be used for a cache volume; None where it can."""
-        if not cache.storage_class:
-            return "cachePVC has no storageClass"
-        found = await self._client.read(STORAGE_CLASSES, "", cache.storage_class)
-        if found is None:
-            return f"StorageClass {cache.storage_class} does not exist"
-        policy = found.get("reclaimPolicy") or DELETE
-        if policy != DELETE:
-            return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
+    Raises:
+        ExposeError: another PVC has the name.
+        NotOwnerError: from the run's guard; nothing was created.
+    """
+    if cache is None:
         return None
+    owner = run.owner
+    if problem := await _problem_of(run.client, cache):
+        extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
+        _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
+        return None
+    claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
+    return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
+
+
+async def _problem_of(client: KubeClient, cache: CacheVolume) -> str | None:
+    """Return why the class cannot be used for a cache volume; None where it can."""
+    if not cache.storage_class:
+        return "cachePVC has no storageClass"
+    found = await client.read(STORAGE_CLASSES, "", cache.storage_class)
+    if found is None:
+        return f"StorageClass {cache.storage_class} does not exist"
+    policy = found.get("reclaimPolicy") or DELETE
+    if policy != DELETE:
+        return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
+    return None
 
 
 async def read_storage_access(client: KubeClient, namespace: str, location: str) -> StorageAccess:

@@ -22,7 +22,7 @@ from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim
 from core.models.names import (
     IN_PLACE_CLAIM_ANNOTATION,
@@ -38,6 +38,7 @@ from exposer.model import Owner, Pending, Reader, RestoreRequest
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     RETAIN,
+    attached_nodes,
     delete_object,
     find_detaching,
     patch_if_there,
@@ -197,14 +198,10 @@ async def find_users(reader: Reader, volume: PersistentVolume) -> str | None:
         claim = other["spec"].get("claimRef") or {}
         if pods := await _list_users(reader, claim):
             return f"{', '.join(pods)} has PersistentVolume {other['metadata']['name']} of the same storage"
-    names = {one["metadata"]["name"] for one in others}
-    attachments = [one["spec"] for one in await reader.list(Selection(VOLUME_ATTACHMENTS))] if names else []
-    nodes = sorted({s["nodeName"] for s in attachments if s["source"].get("persistentVolumeName") in names})
-    return (
-        f"PersistentVolume {', '.join(sorted(names))} of the same storage is on node {', '.join(nodes)}"
-        if nodes
-        else None
-    )
+    names = sorted({one["metadata"]["name"] for one in others})
+    nodes = await attached_nodes(reader, *names) if names else []
+    text = f"PersistentVolume {', '.join(names)} of the same storage is on node {', '.join(nodes)}"
+    return text if nodes else None
 
 
 def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:

@@ -29,8 +29,9 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.types import Manifest, Object, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSnapshot
+from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSnapshot
 from core.logs import fields
+from core.models.base import CustomResource
 from core.models.names import (
     BASE_SNAPSHOT_LABEL,
     COPY_LABEL,
@@ -93,7 +94,7 @@ def describe_object(resource: Resource, obj: Object) -> str:
     return f"{resource.kind} {namespace}/{meta['name']}" if namespace else f"{resource.kind} {meta['name']}"
 
 
-def belongs(obj: Object, owner: Owner) -> bool:
+def belongs(obj: Object, owner: Owner | CustomResource) -> bool:
     """Return whether `obj` was created for `owner`, by its UID and never by a name."""
     meta = obj["metadata"]
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid:
@@ -198,18 +199,18 @@ async def delete_object(
     return pending if deletion is Deletion.STARTED else None
 
 
+async def read_owned(client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str) -> ObjectT | None:
+    """Return the owner's object of that name, also one of Velero; None: there is none, or it is another owner's."""
+    obj = await client.read(resource, owner.namespace if resource.namespaced else "", name)
+    return obj if obj is not None and (belongs(obj, owner) or created_by_velero(obj, owner)) else None
+
+
 async def delete_owned(
     client: KubeClient, owner: Owner, resource: Resource, name: str, *, forced: bool = False
 ) -> Pending | None:
-    """Delete the owner's object of that name, also one of Velero; None once there is none.
-
-    `forced`: as in `delete_object`.
-    """
-    namespace = owner.namespace if resource.namespaced else ""
-    obj = await client.read(resource, namespace, name)
-    if obj is None or not (belongs(obj, owner) or created_by_velero(obj, owner)):
-        return None
-    return await delete_object(client, resource, obj, forced=forced)
+    """Delete the owner's object of that name; None once there is none. `forced`: as in `delete_object`."""
+    obj = await read_owned(client, owner, resource, name)
+    return None if obj is None else await delete_object(client, resource, obj, forced=forced)
 
 
 DELETE = "Delete"
@@ -245,13 +246,13 @@ def is_provisioned(volume: PersistentVolume) -> bool:
     return uid in meta["name"] or (_PROVISIONED_BY in annotations and BOUND_BY_CONTROLLER not in annotations)
 
 
-async def attached_nodes(reader: Reader, volume: str) -> tuple[str, ...]:
-    """Return the nodes to which the PersistentVolume of that name is attached, or being detached from, in their order.
+async def attached_nodes(reader: Reader, *volumes: str) -> list[str]:
+    """Return the nodes to which the PersistentVolumes of these names are attached, or being detached from, sorted.
 
     A VolumeAttachment cannot be selected by its volume, so all of them are listed.
     """
     specs = [attachment["spec"] for attachment in await reader.list(Selection(VOLUME_ATTACHMENTS))]
-    return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
+    return sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") in volumes})
 
 
 async def find_detaching(reader: Reader, volume: str) -> Pending | None:
@@ -399,7 +400,5 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
 
 async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
     """Delete the owner's PVC of that name with its volume; None once there is no such PVC."""
-    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, name)
-    if claim is None or not belongs(claim, owner):
-        return None
-    return await delete_with_volume(client, claim)
+    claim = await read_owned(client, owner, PERSISTENT_VOLUME_CLAIMS, name)
+    return None if claim is None else await delete_with_volume(client, claim)

@@ -14,11 +14,11 @@ from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.expose_run import CacheClaims, ExposeRun, read_storage_access
+from exposer.expose_run import ExposeRun, ensure_cache, read_storage_access
 from exposer.in_place import find_users
 from exposer.manifests import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
-from exposer.ownership import belongs, delete_claim, delete_owned, withdraw_mover
+from exposer.ownership import delete_claim, delete_owned, read_owned, withdraw_mover
 from exposer.pods import build_pod_volume_pod
 from exposer.settings import read_exclusions
 from exposer.workload import (
@@ -47,7 +47,6 @@ class PodVolumeExposer:
         self._client = client
         self._node = node
         self._causes = causes
-        self._caches = CacheClaims(client)
 
     async def locate(self, request: PodVolumeRequest, reader: Reader) -> LocatedVolume | Pending:
         """Return where the volume is, or why it is pending; reads only.
@@ -186,7 +185,7 @@ class PodVolumeExposer:
 
     async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod | Pending:
         found = replace(located, directory=self._find_directory(request, located))
-        cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
+        cache = await ensure_cache(run, request.cache, node=located.node)
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
@@ -206,8 +205,8 @@ class PodVolumeExposer:
             ExposeError: the mover pod no longer exists, or does not show it, and nothing else records that.
         """
         owner, ref = request.owner, request.workload
-        mover = await self._client.read(PODS, owner.namespace, owner.name)
-        if mover is None or not belongs(mover, owner):
+        mover = await read_owned(self._client, owner, PODS, owner.name)
+        if mover is None:
             raise ExposeError(
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"
             )

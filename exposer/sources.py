@@ -50,114 +50,113 @@ from exposer.manifests import (
     volume_mode,
 )
 from exposer.model import WINDOWS, Pending, Reader, RestoreRequest, SnapshotRequest
-from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_by_velero, delete_object, patch_if_there
+from exposer.ownership import DELETE, RETAIN, attached_nodes, delete_object, patch_if_there, read_owned
 from exposer.pod_manifest import Placement
 from exposer.template import AgentTemplate
 
 
-class SourceHandover:
-    """The handover of a source snapshot: reads, takes over and deletes it."""
+async def read_source(
+    client: KubeClient, request: SnapshotRequest, reader: Reader
+) -> tuple[SnapshotSource, VolumeSnapshotContent] | Pending:
+    """Return the source and its content once the snapshot is ready.
 
-    def __init__(self, client: KubeClient) -> None:
-        self._client = client
-
-    async def read(
-        self, request: SnapshotRequest, reader: Reader
-    ) -> tuple[SnapshotSource, VolumeSnapshotContent] | Pending:
-        """Return the source and its content once the snapshot is ready.
-
-        Raises:
-            ExposeError: snapshot, content or PVC do not exist, the content is another snapshot's,
-                or the volume of the PVC or its class is not known.
-        """
-        namespace = request.source_namespace
-        snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
-        if snapshot["metadata"].get("deletionTimestamp"):
-            raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
-        claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
-        _check_volume(request, claim)
-        pending = diagnose_snapshot(snapshot)
-        if pending and (pending.blocked or _is_taken(snapshot)):
-            return pending
-        if pending:
-            return diagnose_snapshot(snapshot, await self._read_bound(snapshot)) or pending
-        content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
-        content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-        pending = diagnose_binding(snapshot, content)
-        return pending or (parse_snapshot_source(snapshot, content, claim), content)
-
-    async def take_over(
-        self, request: SnapshotRequest, source: SnapshotSource, confirm: Callable[[], Awaitable[None]] | None = None
-    ) -> Pending | None:
-        """Delete the source's snapshot and content, keeping the snapshot on the storage.
-
-        The content is deleted after the snapshot: only then its controller knows that it is
-        unused.
-
-        Args:
-            request: the request that the source belongs to.
-            source: what is taken over.
-            confirm: called before the first write, if there is one. It raises where nothing may be written.
-        """
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-        if content is not None and content["metadata"]["uid"] != source.content_uid:
-            content = None
-        snapshot = await self._read_snapshot(request, source)
-        if confirm is not None and (content is not None or snapshot is not None):
-            await confirm()
-        if content is not None:
-            await _set_deletion_policy(self._client, content, RETAIN)
-        pending = await self._delete_snapshot(snapshot, PendingReason.SNAPSHOT_HANDOVER)
-        if pending is None and content is not None:
-            await delete_object(self._client, VOLUME_SNAPSHOT_CONTENTS, content)
+    Raises:
+        ExposeError: snapshot, content or PVC do not exist, the content is another snapshot's,
+            or the volume of the PVC or its class is not known.
+    """
+    namespace = request.source_namespace
+    snapshot = await _read_existing(reader, VOLUME_SNAPSHOTS, namespace, request.volume_snapshot)
+    if snapshot["metadata"].get("deletionTimestamp"):
+        raise ExposeError(f"VolumeSnapshot {namespace}/{request.volume_snapshot} is being deleted")
+    claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
+    _check_volume(request, claim)
+    pending = diagnose_snapshot(snapshot)
+    if pending and (pending.blocked or _is_taken(snapshot)):
         return pending
+    if pending:
+        return diagnose_snapshot(snapshot, await _read_bound(client, snapshot)) or pending
+    content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
+    content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
+    pending = diagnose_binding(snapshot, content)
+    return pending or (parse_snapshot_source(snapshot, content, claim), content)
 
-    async def delete(self, request: SnapshotRequest) -> Pending | None:
-        """Delete the source's snapshot, and its content unless that keeps the snapshot on the storage."""
-        owner = request.owner
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", owner.name)
-        if content is not None and not (belongs(content, owner) or created_by_velero(content, owner)):
-            content = None
-        source = recorded_source(content) if content is not None else None
-        if content is None or source is None:
-            return await self._delete_unrecorded(request, handover_began=content is not None)
-        if source.deletion_policy == RETAIN and await _read_source_content(self._client, source) is not None:
-            await _set_deletion_policy(self._client, content, RETAIN)
-            return await self._delete_snapshot(await self._read_snapshot(request, source), PendingReason.CLEANING_UP)
-        pending = await self.take_over(request, source)
-        if pending:
-            return replace(pending, reason=PendingReason.CLEANING_UP)
-        left = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-        if left is None or left["metadata"]["uid"] != source.content_uid:
-            return None
-        return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
 
-    async def _read_bound(self, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
-        """Return the content that is bound to the snapshot; None: there is none yet."""
-        name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
-        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
-        return content if content is not None and _is_bound(snapshot, content) else None
+async def take_over_source(
+    client: KubeClient,
+    request: SnapshotRequest,
+    source: SnapshotSource,
+    confirm: Callable[[], Awaitable[None]] | None = None,
+) -> Pending | None:
+    """Delete the source's snapshot and content, keeping the snapshot on the storage.
 
-    async def _read_snapshot(self, request: SnapshotRequest, source: SnapshotSource) -> VolumeSnapshot | None:
-        snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
+    The content is deleted after the snapshot: only then its controller knows that it is
+    unused.
 
-    async def _delete_snapshot(self, snapshot: VolumeSnapshot | None, reason: PendingReason) -> Pending | None:
-        pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
-        return replace(pending, reason=reason) if pending else None
+    `confirm` is called before the first write, if there is one; it raises where nothing may be written.
+    """
+    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+    if content is not None and content["metadata"]["uid"] != source.content_uid:
+        content = None
+    snapshot = await _read_snapshot(client, request, source)
+    if confirm is not None and (content is not None or snapshot is not None):
+        await confirm()
+    if content is not None:
+        await _set_deletion_policy(client, content, RETAIN)
+    pending = await _delete_snapshot(client, snapshot, PendingReason.SNAPSHOT_HANDOVER)
+    if pending is None and content is not None:
+        await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
+    return pending
 
-    async def _delete_unrecorded(self, request: SnapshotRequest, *, handover_began: bool) -> Pending | None:
-        """Delete the source's snapshot; where its handover began, together with the snapshot on the storage.
 
-        Its UID is not recorded, or no longer. A client that saw the transfer finish may have
-        created the next snapshot under the same name by now.
-        """
-        snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        if snapshot is None or _created_later(snapshot, request.requested_at):
-            return None
-        if handover_began and (content := await self._read_bound(snapshot)):
-            await _set_deletion_policy(self._client, content, DELETE)
-        return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
+async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending | None:
+    """Delete the source's snapshot, and its content unless that keeps the snapshot on the storage."""
+    content = await read_owned(client, request.owner, VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
+    source = recorded_source(content) if content is not None else None
+    if content is None or source is None:
+        return await _delete_unrecorded(client, request, handover_began=content is not None)
+    if source.deletion_policy == RETAIN and await _read_source_content(client, source) is not None:
+        await _set_deletion_policy(client, content, RETAIN)
+        return await _delete_snapshot(client, await _read_snapshot(client, request, source), PendingReason.CLEANING_UP)
+    pending = await take_over_source(client, request, source)
+    if pending:
+        return replace(pending, reason=PendingReason.CLEANING_UP)
+    left = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+    if left is None or left["metadata"]["uid"] != source.content_uid:
+        return None
+    return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
+
+
+async def _read_bound(client: KubeClient, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
+    """Return the content that is bound to the snapshot; None: there is none yet."""
+    name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
+    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+    return content if content is not None and _is_bound(snapshot, content) else None
+
+
+async def _read_snapshot(client: KubeClient, request: SnapshotRequest, source: SnapshotSource) -> VolumeSnapshot | None:
+    snapshot = await client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+    return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
+
+
+async def _delete_snapshot(
+    client: KubeClient, snapshot: VolumeSnapshot | None, reason: PendingReason
+) -> Pending | None:
+    pending = await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
+    return replace(pending, reason=reason) if pending else None
+
+
+async def _delete_unrecorded(client: KubeClient, request: SnapshotRequest, *, handover_began: bool) -> Pending | None:
+    """Delete the source's snapshot; where its handover began, together with the snapshot on the storage.
+
+    Its UID is not recorded, or no longer. A client that saw the transfer finish may have
+    created the next snapshot under the same name by now.
+    """
+    snapshot = await client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+    if snapshot is None or _created_later(snapshot, request.requested_at):
+        return None
+    if handover_began and (content := await _read_bound(client, snapshot)):
+        await _set_deletion_policy(client, content, DELETE)
+    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
 
 
 def _is_taken(snapshot: VolumeSnapshot) -> bool:
@@ -316,12 +315,12 @@ async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placemen
     if await _is_for_windows(client, request, claim, storage_class):
         # Velero's agent accepted it, or there is none.
         raise ExposeError(WINDOWS_ONLY)
-    avoided: tuple[str, ...] = ()
+    avoided = list[str]()
     if _FAST_CLONE_ANNOTATION in (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations:
         # A linked clone cannot be attached where its source is.
         avoided = await _attached_nodes(client, claim)
     return Placement(
-        avoid_nodes=avoided,
+        avoid_nodes=tuple(avoided),
         alternatives=rules,
         topology=await _read_topology(client, claim, storage_class),
     )
@@ -374,7 +373,7 @@ async def _read_node_os(client: KubeClient, node: str | None) -> str | None:
     return labels.get(_OS_LABEL)
 
 
-async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> tuple[str, ...]:
+async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> list[str]:
     """Return the nodes to which the volume of `claim` is attached, in their order."""
     volume = claim["spec"].get("volumeName")
-    return await attached_nodes(client, volume) if volume else ()
+    return await attached_nodes(client, volume) if volume else []

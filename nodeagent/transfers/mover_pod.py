@@ -32,6 +32,7 @@ from core.models.names import (
     POD_VOLUME_RESTORE_LABEL,
 )
 from core.models.transfers import Transfer
+from exposer.ownership import belongs
 from exposer.pod_status import (
     LOST_CONTAINER,
     PodEnd,
@@ -100,25 +101,18 @@ def has_ended(pod: Pod) -> bool:
     return pod_state(pod) in {PodState.ENDED, PodState.LOST}
 
 
-def belongs_to(pod: Pod, cr: Transfer) -> bool:
-    """Return whether `pod` was created for `cr`; a mover pod of Velero has an owner, but no label of ours."""
-    meta = pod["metadata"]
-    owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
-    return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
-
-
 def is_current(pod: Pod, cr: Transfer) -> bool:
     """Return whether `pod` was created for `cr`, and for the attempt that gets a mover or has one.
 
     Between two attempts any pod of `cr` is: it must be gone before the next one.
     """
-    return belongs_to(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
+    return belongs(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> Pod | None:
     """Return the mover pod of `cr`; None if there is none, or the pod of that name belongs to another transfer."""
     pod = await client.read(PODS, cr.metadata.namespace, cr.name)
-    return pod if pod is not None and belongs_to(pod, cr) else None
+    return pod if pod is not None and belongs(pod, cr) else None
 
 
 def is_own(pod: Pod) -> bool:

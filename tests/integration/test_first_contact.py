@@ -17,7 +17,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, SECRETS
 from core.kube.transport import Retry
 from core.models.names import COPY_LABEL
-from exposer.expose_run import Copies, ExposeRun
+from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies
 from exposer.leaked_objects import list_leaked_objects
 from exposer.model import CopyPlan, Owner, Pending
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
@@ -264,23 +264,22 @@ async def test_the_optional_role_lets_the_agent_copy_and_delete_what_a_volume_ne
     plan = CopyPlan(owner, namespace, (f"Secret/{name}", f"ConfigMap/{name}"))
 
     async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
-        copies = Copies(client)
         with pytest.raises(ExposeError, match=f"^no permission to get secrets in namespace {namespace}, to copy"):
-            await copies.check(plan, client)
+            await check_copies(client, plan)
         volume_secrets()
         await _has_permissions(client, COPY_PERMISSIONS)
-        assert await copies.check(plan, client) is None
+        assert await check_copies(client, plan) is None
         for _ in range(2):
             async with ExposeRun(client, owner, no_guard) as run:
-                assert await copies.ensure(run, plan) is None
+                assert await ensure_copies(run, plan) is None
         copied: JsonDict = await client.get(SECRETS, "velero", name)
         assert {key: copied[key] for key in secret} == secret
         assert copied["metadata"]["labels"][COPY_LABEL] == owner.uid
         assert "annotations" not in copied["metadata"]
         other = replace(plan, owner=replace(owner, uid="uid-of-another"))
-        assert await copies.delete(other) is None
-        assert isinstance(await copies.check(other, client), Pending)
+        assert await delete_copies(client, other) is None
+        assert isinstance(await check_copies(client, other), Pending)
         listed = (await list_leaked_objects(client, "velero", copies=True))[owner.uid]
         assert [len(listed.of(resource)) for resource in (SECRETS, CONFIG_MAPS)] == [1, 1]
-        assert await copies.delete(plan) is None
+        assert await delete_copies(client, plan) is None
         assert [await client.read(resource, "velero", name) for resource in (SECRETS, CONFIG_MAPS)] == [None, None]
