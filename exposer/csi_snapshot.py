@@ -5,10 +5,9 @@ Runs the steps and their cleanup in order; the objects are built by `exposer.man
 """
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 
-from core.errors import ContractError, ExposeError
+from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, MalformedObjectError
 from core.kube.resources import (
@@ -164,10 +163,9 @@ class CSISnapshotExposer:
 
     async def _keep_base(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> None:
         """Keep the snapshot for the next backup, if the driver can tell what has changed since."""
-        with suppress(ContractError):
-            source = parse_source_annotation(content)
-            if belongs(content, request.owner) and await self._read_metadata_service(content):
-                await keep_base_snapshot(self._client, request, content, source)
+        source = recorded_source(content)
+        if source and belongs(content, request.owner) and await self._read_metadata_service(content):
+            await keep_base_snapshot(self._client, request, content, source)
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
         content = await self._ensure_content(request, run)

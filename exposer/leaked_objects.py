@@ -12,9 +12,10 @@ Source: Velero, pull request 10307 (the policy of the snapshot's class); externa
 pkg/common-controller and pkg/sidecar-controller, snapshot_controller.go (a content whose VolumeSnapshot was deleted).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 from core.kube.client import KubeClient, Selection, select_labels
@@ -202,20 +203,19 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
         KubeError: the API server rejected a request.
     """
     steps = (
-        _delete_pods,
+        partial(_delete_all, resources=(PODS,)),
         _delete_claims,
         _delete_shown,
         _give_back_volumes,
         _delete_volumes,
-        _delete_copies,
+        partial(_delete_all, resources=_COPIED),
         _delete_snapshots,
-        _delete_contents,
+        partial(_delete_all, resources=(VOLUME_SNAPSHOT_CONTENTS,)),
         _delete_bases,
     )
     for step in steps:
-        pending = await step(client, leaked)
-        if pending:
-            return pending
+        if pending := await step(client, leaked):
+            return "; ".join(pending)
     return None
 
 
@@ -244,17 +244,16 @@ async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume,
     return claim is None or claim["metadata"]["uid"] != reference["uid"]
 
 
-async def _delete_all(client: KubeClient, leaked: LeakedObjects, resource: Resource) -> str | None:
-    pending = [await delete_object(client, resource, obj) for obj in leaked.of(resource)]
-    return "; ".join(one.message for one in pending if one is not None) or None
+def _messages(pending: Iterable[Pending | None]) -> list[str]:
+    return [one.message for one in pending if one is not None]
 
 
-async def _delete_pods(client: KubeClient, leaked: LeakedObjects) -> str | None:
-    return await _delete_all(client, leaked, PODS)
+async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iterable[Resource]) -> list[str]:
+    return _messages([await delete_object(client, each, obj) for each in resources for obj in leaked.of(each)])
 
 
-async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str | None:
-    deleting = []
+async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+    pending = []
     for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS):
         volume = claim["spec"].get("volumeName", "")
         for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
@@ -262,21 +261,20 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str | Non
             if volume and not _volume_of(content):
                 patch: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
                 await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
-        pending = await delete_with_volume(client, claim)
-        deleting += [pending.message] if pending else []
-    return "; ".join(deleting) or None
+        pending.append(await delete_with_volume(client, claim))
+    return _messages(pending)
 
 
-async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> str | None:
+async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     """Delete the PersistentVolumes that showed the devices of existing volumes, once they are detached."""
     pending = []
     for name in [volume["metadata"]["name"] for volume in leaked.shown]:
         detaching = await find_detaching(client, name)
         pending.append(detaching or await delete_shown(client, leaked.uid, existing_name(name)))
-    return "; ".join(one.message for one in pending if one is not None) or None
+    return _messages(pending)
 
 
-async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
+async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     """Give existing volumes back to their PVCs, once they are detached: no pod and no PVC of the restore is left."""
     pending = []
     for volume in leaked.taken:
@@ -285,47 +283,38 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str |
         name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
         lent = (reference.get("namespace"), reference.get("name")) != claim[1:]
         if lent and (detaching := await find_detaching(client, name)):
-            pending.append(detaching.message)
+            pending.append(detaching)
             continue
         with suppress(NotFoundError):
             await give_back(client, volume, namespace=claim[1], name=claim[2])
-    return "; ".join(pending) or None
+    return _messages(pending)
 
 
-async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str | None:
+async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
     for volume in leaked.of(PERSISTENT_VOLUMES):
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE)
     if volumes := leaked.of(PERSISTENT_VOLUMES):
-        return "; ".join(f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in volumes)
+        return [f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in volumes]
     contents = leaked.of(VOLUME_SNAPSHOT_CONTENTS)
     if not contents:
-        return None
+        return []
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
     names = filter(None, bound | {_volume_of(content) for content in contents})
     found = [await client.read(PERSISTENT_VOLUMES, "", name) for name in sorted(names)]
     left = [volume["metadata"]["name"] for volume in found if volume is not None and is_provisioned(volume)]
-    return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left) or None
+    return [f"PersistentVolume {name} of the snapshot is being deleted" for name in left]
 
 
-async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> str | None:
+async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
-    return await _delete_all(client, leaked, VOLUME_SNAPSHOTS)
+    return await _delete_all(client, leaked, (VOLUME_SNAPSHOTS,))
 
 
-async def _delete_copies(client: KubeClient, leaked: LeakedObjects) -> str | None:
-    return "; ".join(filter(None, [await _delete_all(client, leaked, resource) for resource in _COPIED])) or None
-
-
-async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str | None:
-    return await _delete_all(client, leaked, VOLUME_SNAPSHOT_CONTENTS)
-
-
-async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> str | None:
-    pending = [await delete_base_snapshot(client, content) for content in leaked.bases]
-    return "; ".join(one.message for one in pending if one is not None) or None
+async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> list[str]:
+    return _messages([await delete_base_snapshot(client, content) for content in leaked.bases])
 
 
 def _volume_of(content: VolumeSnapshotContent) -> str | None:
