@@ -23,12 +23,7 @@ from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import (
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    STORAGE_CLASSES,
-)
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
