@@ -6,8 +6,8 @@ templates/node-agent-daemonset.yaml; klog v2.130, klog.go.
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, NoReturn
@@ -230,31 +230,20 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     """
     kubeconfig = arguments.kubeconfig or None
     names = frozenset(arguments.datamover or ["velero"])
-    return Settings(
-        node_name=node_name_from(arguments.node_name, environ, kubeconfig=kubeconfig),
-        namespace=arguments.namespace or environ.get("VELERO_NAMESPACE") or None,
-        kubeconfig=kubeconfig,
-        kubecontext=arguments.kubecontext or None,
-        config_map_name=arguments.node_agent_configmap or None,
-        backup_repository_config_map=arguments.backup_repository_configmap or None,
-        maintenance_config_map=arguments.repo_maintenance_job_configmap or None,
-        mover_service_account=arguments.mover_service_account or None,
-        prepare_timeout=arguments.data_mover_prepare_timeout,
-        resource_timeout=arguments.resource_timeout,
-        node_gone_after=arguments.node_gone_after,
-        metrics_address=arguments.metrics_address,
-        status_address=arguments.status_address,
-        log_level=arguments.log_level,
-        log_format=arguments.log_format,
+    if names & BUILT_IN_DATA_MOVERS:
         # No other agent handles transfers of the block data mover: they would stay New.
-        datamover_names=names | BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER} if names & BUILT_IN_DATA_MOVERS else names,
-        repository_controller=RepositoryControllerMode(arguments.repository_controller),
-        maintenance=MaintenanceSwitch(arguments.repo_maintenance),
-        maintenance_frequency=arguments.default_repo_maintain_frequency,
-        lease_duration=arguments.lease_duration,
-        client_qps=arguments.client_qps,
-        client_burst=arguments.client_burst,
-    )
+        names |= BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER}
+    known = {one.name for one in fields(Settings)}
+    own: dict[str, Any] = {
+        "node_name": node_name_from(arguments.node_name, environ, kubeconfig=kubeconfig),
+        "namespace": arguments.namespace or environ.get("VELERO_NAMESPACE") or None,
+        "kubeconfig": kubeconfig,
+        "kubecontext": arguments.kubecontext or None,
+        "datamover_names": names,
+        "repository_controller": RepositoryControllerMode(arguments.repository_controller),
+        "maintenance": MaintenanceSwitch(arguments.maintenance),
+    }
+    return Settings(**{name: value for name, value in vars(arguments).items() if name in known} | own)
 
 
 def parse_serve(words: Sequence[str]) -> Settings:
@@ -276,41 +265,49 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     add_kubeconfig(group)
 
 
+def _add(
+    group: argparse._ArgumentGroup, flag: str, field: str, metavar: str, parse: Callable[[str], object], text: str
+) -> None:
+    """Add the flag of a field of `Settings`, with its default, which replaces `{}` in the text."""
+    default = getattr(Settings, field)
+    shown = _shown(default) if isinstance(default, timedelta) else f"{default:g}" if field == "client_qps" else default
+    group.add_argument(flag, dest=field, metavar=metavar, type=parse, default=default, help=text.format(shown))
+
+
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
-    group.add_argument(
-        "--node-agent-configmap",
-        metavar="NAME",
-        default="",
-        help="ConfigMap with the configuration: one key, a JSON document. It must exist (default: none)",
-    )
-    group.add_argument(
-        "--backup-repository-configmap",
-        metavar="NAME",
-        default="",
-        help="ConfigMap with the configuration of new backup repositories: one key per type (kopia), "
-        "a JSON document. It must exist (default: none)",
-    )
-    group.add_argument(
-        "--repo-maintenance-job-configmap",
-        metavar="NAME",
-        default="",
-        help="ConfigMap with the configuration of maintenance Jobs: the key global, and one for each repository, "
-        "JSON documents. It must exist (default: none)",
-    )
+    for flag, field, text in (
+        ("--node-agent-configmap", "config_map_name", "the configuration: one key, a JSON document"),
+        (
+            "--backup-repository-configmap",
+            "backup_repository_config_map",
+            "the configuration of new backup repositories: one key per type (kopia), a JSON document",
+        ),
+        (
+            "--repo-maintenance-job-configmap",
+            "maintenance_config_map",
+            "the configuration of maintenance Jobs: the key global, and one for each repository, JSON documents",
+        ),
+    ):
+        _add(group, flag, field, "NAME", _text, f"ConfigMap with {text}. It must exist (default: none)")
 
 
 def _add_behavior(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("behavior")
-    _add_timeouts(group)
-    group.add_argument(
-        "--mover-service-account",
-        metavar="NAME",
-        type=_object_name,
-        default="",
-        help="ServiceAccount of mover pods, unless the configuration names one (default: the agent's "
-        "DaemonSet, with all its permissions)",
+    text = "timeout from Accepted to Prepared, and of checks before admission (default: {})"
+    _add(group, "--data-mover-prepare-timeout", "prepare_timeout", "DURATION", _duration, text)
+    text = "timeout of one operation on the cluster, such as a snapshot or a repository becoming ready (default: {})"
+    _add(group, "--resource-timeout", "resource_timeout", "DURATION", _duration, text)
+    text = (
+        "duration for which a node may be not Ready before it counts as lost: its transfers then continue on another "
+        "node where they can, or fail (default: {})"
     )
+    _add(group, "--node-gone-after", "node_gone_after", "DURATION", _duration, text)
+    text = (
+        "ServiceAccount of mover pods, unless the configuration names one (default: the agent's DaemonSet, with all "
+        "its permissions)"
+    )
+    _add(group, "--mover-service-account", "mover_service_account", "NAME", _object_name, text)
     group.add_argument(
         "--datamover",
         metavar="NAME",
@@ -325,98 +322,38 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         help="make backup repositories ready; auto: unless the namespace has a Velero server; unless off, "
         "backup storage locations are validated in a namespace without one (default: auto)",
     )
-    _add_maintenance(group)
-
-
-def _add_maintenance(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--repo-maintenance",
+        dest="maintenance",
         choices=[choice.value for choice in MaintenanceSwitch],
         default=MaintenanceSwitch.AUTO.value,
         help="run the maintenance of backup repositories, in a namespace without a Velero server; auto: from an hour "
         "after the last sign of one, and not while another cluster maintains the repository (default: auto)",
     )
-    group.add_argument(
-        "--default-repo-maintain-frequency",
-        metavar="DURATION",
-        type=_any_duration,
-        default=Settings.maintenance_frequency,
-        help="how often the maintenance of a repository without a maintenanceFrequency may run; 0: every hour "
-        "(default: 0)",
+    text = (
+        "how often the maintenance of a repository without a maintenanceFrequency may run; 0: every hour (default: 0)"
     )
-
-
-def _add_timeouts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--data-mover-prepare-timeout",
-        metavar="DURATION",
-        type=_duration,
-        default=Settings.prepare_timeout,
-        help="timeout from Accepted to Prepared, and of checks before admission "
-        f"(default: {_shown(Settings.prepare_timeout)})",
-    )
-    group.add_argument(
-        "--resource-timeout",
-        metavar="DURATION",
-        type=_duration,
-        default=Settings.resource_timeout,
-        help="timeout of one operation on the cluster, such as a snapshot or a repository "
-        f"becoming ready (default: {_shown(Settings.resource_timeout)})",
-    )
-    group.add_argument(
-        "--node-gone-after",
-        metavar="DURATION",
-        type=_duration,
-        default=Settings.node_gone_after,
-        help="duration for which a node may be not Ready before it counts as lost: its transfers then continue "
-        "on another node where they can, or fail "
-        f"(default: {_shown(Settings.node_gone_after)})",
-    )
+    _add(group, "--default-repo-maintain-frequency", "maintenance_frequency", "DURATION", _any_duration, text)
 
 
 def _add_api_client(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("API server")
-    group.add_argument(
-        "--lease-duration",
-        metavar="DURATION",
-        type=_duration,
-        default=Settings.lease_duration,
-        help=f"duration for which the Lease is valid without a renewal (default: {_shown(Settings.lease_duration)})",
+    text = "duration for which the Lease is valid without a renewal (default: {})"
+    _add(group, "--lease-duration", "lease_duration", "DURATION", _duration, text)
+    text = (
+        "sustained request rate to the API server, per second; Lease renewals and final statuses are not delayed "
+        "(default: {})"
     )
-    group.add_argument(
-        "--client-qps",
-        metavar="NUMBER",
-        type=_positive,
-        default=Settings.client_qps,
-        help="sustained request rate to the API server, per second; Lease renewals and final statuses "
-        f"are not delayed (default: {Settings.client_qps:g})",
-    )
-    group.add_argument(
-        "--client-burst",
-        metavar="NUMBER",
-        type=_count,
-        default=Settings.client_burst,
-        help=f"maximum burst of requests (default: {Settings.client_burst})",
-    )
+    _add(group, "--client-qps", "client_qps", "NUMBER", _positive, text)
+    _add(group, "--client-burst", "client_burst", "NUMBER", _count, "maximum burst of requests (default: {})")
 
 
 def _add_observability(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("observability")
-    group.add_argument(
-        "--metrics-address",
-        metavar="ADDRESS",
-        type=_address,
-        default=Settings.metrics_address,
-        help="address of /metrics, /healthz, /readyz and /status; "
-        f"without a host, all addresses (default: {Settings.metrics_address})",
-    )
-    group.add_argument(
-        "--status-address",
-        metavar="ADDRESS",
-        type=_address,
-        default=Settings.status_address,
-        help="address of /status, such as 127.0.0.1:8086 for the pod itself (default: as in --metrics-address)",
-    )
+    text = "address of /metrics, /healthz, /readyz and /status; without a host, all addresses (default: {})"
+    _add(group, "--metrics-address", "metrics_address", "ADDRESS", _address, text)
+    text = "address of /status, such as 127.0.0.1:8086 for the pod itself (default: as in --metrics-address)"
+    _add(group, "--status-address", "status_address", "ADDRESS", _address, text)
     group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
     group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")
 
@@ -441,11 +378,14 @@ def _duration(text: str) -> timedelta:
     return duration
 
 
-def _object_name(text: str) -> str:
-    """Return the name of an object; empty is the default."""
+def _text(text: str) -> str | None:
+    return text or None
+
+
+def _object_name(text: str) -> str | None:
     if text and not OBJECT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
-    return text
+    return text or None
 
 
 def _positive(text: str) -> float:
