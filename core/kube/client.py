@@ -7,8 +7,9 @@ Turns verbs into requests, with preconditions, paging and retries. Objects are t
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -25,6 +26,7 @@ from core.kube.transport import (
     APPLY_PATCH,
     MERGE_PATCH,
     Deletion,
+    ListBody,
     Request,
     Response,
     Retry,
@@ -104,23 +106,18 @@ class KubeClient:
 
         `on_skipped` is called with the kind of each object that is skipped because it cannot be read.
         """
-        self._transport = transport
+        self.transport = transport
         self._retry = retry
         self._urgent = urgent
         self._on_skipped = on_skipped
 
-    @property
-    def transport(self) -> Transport:
-        """The transport of the requests."""
-        return self._transport
-
     def urgently(self) -> "KubeClient":
         """Return a client whose requests bypass the rate limit."""
-        return KubeClient(self._transport, self._retry, urgent=True, on_skipped=self._on_skipped)
+        return KubeClient(self.transport, self._retry, urgent=True, on_skipped=self._on_skipped)
 
     def patiently(self) -> "KubeClient":
         """Return a client that waits for minutes until the API server answers again: for loops that wait anyway."""
-        return KubeClient(self._transport, self._retry.patient, urgent=self._urgent, on_skipped=self._on_skipped)
+        return KubeClient(self.transport, self._retry.patient, urgent=self._urgent, on_skipped=self._on_skipped)
 
     def skip(self, resource: Resource, error: MalformedObjectError) -> None:
         """Log and count an object that a list or watch skips."""
@@ -157,7 +154,7 @@ class KubeClient:
         request = replace(request, urgent=self._urgent)
 
         async def once() -> _T:
-            response = await self._transport.request(request)
+            response = await self.transport.request(request)
             try:
                 raise_for_status(
                     response.status,
@@ -166,7 +163,7 @@ class KubeClient:
                     retry_after=response.retry_after,
                 )
             except UnknownPathError as e:
-                if await is_unserved(self._transport, resource):
+                if await is_unserved(self.transport, resource):
                     message = f"{attempted}: {resource.full_name}/{resource.version} is not served"
                     raise NotServedError(message, status=e.status) from e
                 raise
@@ -221,24 +218,9 @@ class KubeClient:
         Raises:
             GoneError: the continue token has expired; list again.
         """
-        resource, token = selection.resource, ""
-        attempted = _attempted("list", resource, selection.namespace)
-        path = collection_path(resource, selection.namespace, attempted=attempted)
-        while True:
-            query = selection.query | {"limit": str(_PAGE_SIZE)}
-            if token:
-                query["continue"] = token
-            body = await self._send(
-                resource,
-                Request("GET", path, query, many=True),
-                attempted,
-                parse_list,
-                again=True,
-            )
-            yield self._sort(resource, body)
-            token = body["metadata"].get("continue", "")
-            if not token:
-                return
+        async with aclosing(self._bodies(selection, _PAGE_SIZE, parse_list)) as bodies:
+            async for body in bodies:
+                yield self._sort(selection.resource, body)
 
     async def raw_pages(self, selection: Selection) -> AsyncGenerator[list[msgspec.Raw], None]:
         """Yield the selected objects page by page as JSON texts, for readers of few fields of many objects.
@@ -248,21 +230,27 @@ class KubeClient:
         Raises:
             GoneError: the continue token has expired; list again.
         """
-        resource, query = selection.resource, selection.query | {"limit": str(_RAW_PAGE_SIZE)}
+        async with aclosing(self._bodies(selection, _RAW_PAGE_SIZE, parse_raw_list)) as bodies:
+            async for body in bodies:
+                yield body.items
+
+    async def _bodies(
+        self, selection: Selection, page_size: int, parse: Callable[[Response, str], ListBody[_T]]
+    ) -> AsyncGenerator[ListBody[_T], None]:
+        resource, query = selection.resource, selection.query | {"limit": str(page_size)}
         attempted = _attempted("list", resource, selection.namespace)
         path = collection_path(resource, selection.namespace, attempted=attempted)
         while True:
-            request = Request("GET", path, query, many=True)
-            page = await self._send(resource, request, attempted, parse_raw_list, again=True)
-            yield page.items
-            if not page.metadata.token:
+            body = await self._send(resource, Request("GET", path, query, many=True), attempted, parse, again=True)
+            yield body
+            if not body.metadata.token:
                 return
-            query = query | {"continue": page.metadata.token}
+            query = query | {"continue": body.metadata.token}
 
-    def _sort(self, resource: Resource[ObjectT], body: JsonDict) -> ListPage[ObjectT]:
+    def _sort(self, resource: Resource[ObjectT], body: ListBody[Any]) -> ListPage[ObjectT]:
         """Return a page with its malformed objects apart."""
-        page = ListPage[ObjectT]([], [], body["metadata"].get("resourceVersion", ""))
-        for item in body.get("items", []):
+        page = ListPage[ObjectT]([], [], body.metadata.version)
+        for item in body.items:
             # Items of a list lack these fields; readers of objects expect them.
             obj = {"apiVersion": resource.api_version, "kind": resource.kind} | (item if isinstance(item, dict) else {})
             drop_managed_fields(obj)

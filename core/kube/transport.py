@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final, Protocol, Required, TypedDict, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -166,23 +166,19 @@ class Deletion(Enum):
     DONE = auto()
 
 
-_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+_T = TypeVar("_T")
 
 
-class _List(TypedDict, total=False):
-    metadata: Required[_ListMeta]
-    items: list[object]
-
-
-class _RawMeta(msgspec.Struct):
+class _ListMeta(msgspec.Struct):
     token: str = msgspec.field(default="", name="continue")
+    version: str = msgspec.field(default="", name="resourceVersion")
 
 
-class RawList(msgspec.Struct):
-    """One page of a list whose objects are still JSON text."""
+class ListBody(msgspec.Struct, Generic[_T]):
+    """One page of a list; its objects are as from `json.loads`, or still JSON text."""
 
-    metadata: _RawMeta
-    items: list[msgspec.Raw] = []
+    metadata: _ListMeta
+    items: list[_T] = []
 
 
 def parse_deletion(response: JsonDict) -> Deletion:
@@ -226,36 +222,31 @@ def parse_object(response: Response, attempted: str) -> JsonDict:
     return parsed
 
 
-def parse_list(response: Response, attempted: str) -> JsonDict:
-    """Return the list in `response`, as JSON dict.
+def parse_list(response: Response, attempted: str) -> ListBody[Any]:
+    """Return the list in `response`.
 
     Raises:
         UnreachableError: it holds no list of objects.
     """
     body = parse_object(response, attempted)
     try:
-        msgspec.convert(body, _List)
+        return msgspec.convert(body, ListBody[Any])
     except (ValueError, RecursionError) as e:
         raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
-    return body
 
 
-def parse_raw_list(response: Response, attempted: str) -> RawList:
+def parse_raw_list(response: Response, attempted: str) -> ListBody[msgspec.Raw]:
     """Return the list in `response` without reading its objects: thousands take milliseconds.
 
     Raises:
         UnreachableError: it holds no list of objects.
     """
     try:
-        return msgspec.json.decode(response.body, type=RawList)
+        return msgspec.json.decode(response.body, type=ListBody[msgspec.Raw])
     except (ValueError, RecursionError):
         # Something in it is null, not UTF-8, or nested too deeply: rare, and no reason to lose the other objects.
         body = parse_list(response, attempted)
-    items = [msgspec.Raw(msgspec.json.encode(item)) for item in body.get("items", [])]
-    return RawList(_RawMeta(body["metadata"].get("continue", "")), items)
-
-
-_T = TypeVar("_T")
+    return ListBody(body.metadata, [msgspec.Raw(msgspec.json.encode(item)) for item in body.items])
 
 
 class _Named(msgspec.Struct):

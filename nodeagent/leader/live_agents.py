@@ -28,7 +28,7 @@ from core.models.units import format_duration
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.own_pod import AgentReporter, shown
+from nodeagent.runtime.own_pod import AgentPod, shown
 from nodeagent.runtime.workqueue import Timers
 
 _FAILURES: Final = 3
@@ -222,7 +222,7 @@ _GRACE_SECONDS: Final = 60.0
 class ConfigAgreement:
     """Compares the active configurations of all agents."""
 
-    def __init__(self, clock: Clock, reporter: AgentReporter) -> None:
+    def __init__(self, clock: Clock, reporter: AgentPod) -> None:
         self._clock = clock
         self._reporter = reporter
 

@@ -219,13 +219,13 @@ class AttemptSteps(StepBase):
         uptime = None if ending.terminated else self._tools.uptime()
         interruption = build_interruption(ending, node=node, at=self._tools.api_time(), uptime=uptime)
         rules = self._tools.retry_rules(cr)
-        announced = announce_next(cr, interruption, rules, restores=kind.spec.restores)
-        stored = await self._tools.status.annotate(kind, cr, announced.change)
+        change, message = announce_next(cr, interruption, rules, restores=kind.spec.restores)
+        stored = await self._tools.status.annotate(kind, cr, change)
         self._tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)
-        self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, announced.message))
+        self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, message))
         self._tools.metrics.inc(RETRIES, kind.spec.name, ending.cause)
-        await self._tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
+        await self._tools.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
         return None
 
     async def await_attempt(self, case: Case) -> Requeue | None:

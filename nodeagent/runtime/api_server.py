@@ -8,7 +8,7 @@ subscribes to it.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -113,19 +113,13 @@ class LimitedTransport:
         Raises:
             UnreachableError: no response within the request's timeout.
         """
-        if request.urgent:
-            return await self._send(request)
-        async with self._in_flight:
-            return await self._send(request)
-
-    async def _send(self, request: Request) -> Response:
-        """Send the request when the limit allows."""
-        await self._limit.acquire(urgent=request.urgent)
-        try:
-            response = await self._inner.request(request)
-        except UnreachableError:
-            self._on_answer(request.method, _NO_ANSWER)
-            raise
+        async with nullcontext() if request.urgent else self._in_flight:
+            await self._limit.acquire(urgent=request.urgent)
+            try:
+                response = await self._inner.request(request)
+            except UnreachableError:
+                self._on_answer(request.method, _NO_ANSWER)
+                raise
         self._count(request.method, response.status, parse_retry_after(response.retry_after))
         if response.date is not None:
             self._on_date(response.date)

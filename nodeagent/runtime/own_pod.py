@@ -19,16 +19,12 @@ from nodeagent.metrics import Metrics
 _log = logging.getLogger(__name__)
 
 
-class AgentReporter(Protocol):
-    """Reports what concerns the agent itself."""
+class AgentPod(Protocol):
+    """The agent's pod as a place for Events and annotations."""
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message` and record it as an Event on the agent's pod; never raises."""
         ...
-
-
-class AgentPod(AgentReporter, Protocol):
-    """The agent's pod as a place for Events and annotations."""
 
     async def annotate(self, annotations: Mapping[str, str]) -> None:
         """Ensure that the agent's pod has the annotations.

@@ -366,10 +366,8 @@ def read_loss(cr: Transfer) -> MoverLoss | None:
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
     """Return `before` with the loss of that pod; unchanged if it was counted before."""
     if before is None:
-        killed, rejected = int(pod.killed), int(bool(pod.rejected))
-        return MoverLoss(since=now, last=now, killed=killed, rejected=rejected, pod=pod.uid or "", why=pod.why or "")
-    counted = before.pod == pod.uid if pod.uid is not None else not before.replaced
-    if counted:
+        before = MoverLoss(since=now, last=now, times=0)
+    elif before.pod == pod.uid if pod.uid is not None else not before.replaced:
         return before
     return MoverLoss(
         since=now if before.replaced else before.since,

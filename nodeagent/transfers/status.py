@@ -320,25 +320,13 @@ def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:
     return {EXPOSE_ON_GOING_LABEL: None} if EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """What is written, and the message that is also recorded as an Event."""
-
-    change: Change
-    message: str
-
-
 def announce_next(
     cr: Transfer, interruption: Interruption, rules: RetryRules, *, restores: bool, label: str | None = None
-) -> Announcement:
-    """Return the announcement that an attempt of `cr` was interrupted, and when the next one begins.
+) -> tuple[Change, str]:
+    """Return what announces that an attempt of `cr` was interrupted, and when the next one begins; and its message.
 
-    Args:
-        cr: the transfer, InProgress.
-        interruption: how its attempt ended.
-        rules: the limits of retries.
-        restores: whether it writes to its volume.
-        label: the node label of the agent that continues with it; None: the one that it has.
+    `restores`: it writes to its volume. `label` is the node label of the agent that continues with it; None: the one
+    that it has.
     """
     attempts = cr.attempts.interrupt(interruption)
     seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
@@ -351,7 +339,7 @@ def announce_next(
         annotations={ATTEMPTS_ANNOTATION: attempts.to_json(), **lost},
         reason=PendingReason.INTERRUPTED,
     )
-    return Announcement(change, message)
+    return change, message
 
 
 def build_interruption(ending: Ending, *, node: str, at: datetime, uptime: Uptime | None = None) -> Interruption:

@@ -293,11 +293,11 @@ class AbsentAgents:
         label, _ = chosen
         interruption = build_interruption(ending, node=node, at=self.cluster.now())
         rules, restores = self.rules.retry_rules(cr), kind.spec.restores
-        announced = announce_next(cr, interruption, rules, restores=restores, label=label)
+        change, message = announce_next(cr, interruption, rules, restores=restores, label=label)
         self.cluster.check_leading()
-        stored = await self.cluster.status.annotate(kind, cr, announced.change)
+        stored = await self.cluster.status.annotate(kind, cr, change)
         self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
-        await self.cluster.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
+        await self.cluster.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
         return True
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
