@@ -342,8 +342,7 @@ def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manif
         "labels": owner.labels | {COPY_LABEL: owner.uid},
         "ownerReferences": [owner.reference],
     }
-    content: Manifest = {key: source[key] for key in _CONTENT if key in source}
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | content
+    return resource.build(meta, **{key: source[key] for key in _CONTENT if key in source})
 
 
 async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str | None) -> CacheVolume | Pending | None:

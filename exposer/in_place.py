@@ -76,18 +76,14 @@ def build_device_volume(owner: Owner, volume: PersistentVolume) -> Manifest:
     It is retained, and names no provisioner, which therefore never deletes its storage, whatever its policy becomes.
     Source: sig-storage-lib-external-provisioner v11, controller/controller.go (shouldDelete).
     """
-    spec = {key: value for key, value in volume["spec"].items() if key != "mountOptions"}
-    return {
-        "apiVersion": PERSISTENT_VOLUMES.api_version,
-        "kind": PERSISTENT_VOLUMES.kind,
-        "metadata": {"name": device_name(volume["metadata"]["name"]), "labels": {IN_PLACE_LABEL: owner.uid}},
-        "spec": spec
-        | {
-            "volumeMode": str(VolumeMode.BLOCK),
-            "persistentVolumeReclaimPolicy": RETAIN,
-            "claimRef": build_claim_reference(owner.namespace, owner.name),
-        },
+    kept = {key: value for key, value in volume["spec"].items() if key != "mountOptions"}
+    spec = kept | {
+        "volumeMode": str(VolumeMode.BLOCK),
+        "persistentVolumeReclaimPolicy": RETAIN,
+        "claimRef": build_claim_reference(owner.namespace, owner.name),
     }
+    meta = {"name": device_name(volume["metadata"]["name"]), "labels": {IN_PLACE_LABEL: owner.uid}}
+    return PERSISTENT_VOLUMES.build(meta, spec=spec)
 
 
 def shown_name(request: RestoreRequest, volume: PersistentVolume) -> str:

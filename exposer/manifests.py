@@ -154,12 +154,7 @@ def build_changed_volume(volume: PersistentVolume, *, fs_type: str | None) -> Ma
         kept = {key: value for key, value in attributes.items() if key != _PROVISIONER_IDENTITY}
         spec["csi"] = csi | {"volumeAttributes": kept} | ({"fsType": fs_type} if fs_type else {})
     copied = {key: meta.get(key) or {} for key in ("labels", "annotations")}
-    return {
-        "apiVersion": PERSISTENT_VOLUMES.api_version,
-        "kind": PERSISTENT_VOLUMES.kind,
-        "metadata": {"name": changed_name(meta["name"])} | copied,
-        "spec": spec,
-    }
+    return PERSISTENT_VOLUMES.build({"name": changed_name(meta["name"])} | copied, spec=spec)
 
 
 def claim_size_gib(claim: PersistentVolumeClaim) -> int:
@@ -191,7 +186,7 @@ def _build_claim(owner: Owner, name: str, spec: Manifest, *, annotations: dict[s
         "labels": owner.labels,
         "annotations": annotations | {OWNER_KIND_ANNOTATION: owner.kind},
     }
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+    return PERSISTENT_VOLUME_CLAIMS.build(meta, spec=spec)
 
 
 SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
@@ -407,14 +402,14 @@ def build_shared_content(
         ExposeError: the content has no handle to share, or no driver.
     """
     handle = snapshot_handle(content)
-    meta, spec = content["metadata"], content["spec"]
+    source, spec = content["metadata"], content["spec"]
     for part, value in (("snapshot handle", handle), ("driver", spec.get("driver"))):
         if not value:
-            raise ExposeError(f"VolumeSnapshotContent {meta['name']} is ready but has no {part}")
+            raise ExposeError(f"VolumeSnapshotContent {source['name']} is ready but has no {part}")
     annotations = {
-        key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
+        key: value for key, value in (source.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
     }
-    kept = {key: value for key, value in (meta.get("labels") or {}).items() if key == MANAGED_BY_LABEL}
+    kept = {key: value for key, value in (source.get("labels") or {}).items() if key == MANAGED_BY_LABEL}
     shared: Manifest = {
         "deletionPolicy": deletion_policy,
         "driver": spec["driver"],
@@ -428,12 +423,8 @@ def build_shared_content(
     }
     if snapshot_class := spec.get("volumeSnapshotClassName"):
         shared["volumeSnapshotClassName"] = snapshot_class
-    return {
-        "apiVersion": VOLUME_SNAPSHOT_CONTENTS.api_version,
-        "kind": VOLUME_SNAPSHOT_CONTENTS.kind,
-        "metadata": {"name": name, "labels": kept, "annotations": annotations},
-        "spec": shared,
-    }
+    meta = {"name": name, "labels": kept, "annotations": annotations}
+    return VOLUME_SNAPSHOT_CONTENTS.build(meta, spec=shared)
 
 
 def build_backup_snapshot(
@@ -455,12 +446,7 @@ def build_bound_snapshot(content: Manifest | VolumeSnapshotContent, namespace: s
     spec: Manifest = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
     if snapshot_class := content["spec"].get("volumeSnapshotClassName"):
         spec["volumeSnapshotClassName"] = snapshot_class
-    return {
-        "apiVersion": VOLUME_SNAPSHOTS.api_version,
-        "kind": VOLUME_SNAPSHOTS.kind,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }
+    return VOLUME_SNAPSHOTS.build({"name": name, "namespace": namespace}, spec=spec)
 
 
 def _restore_size(content: VolumeSnapshotContent, claim: PersistentVolumeClaim) -> str:

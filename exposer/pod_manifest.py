@@ -20,7 +20,7 @@ from typing import Final, cast
 from msgspec import structs
 
 from core.contract import EVENTS_VARIABLE, MOVER_GRACE, SNAPSHOT_METADATA_TOKEN, MoverArgs, MoverVerb, VolumeMode
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import (
     EnvVar,
     Manifest,
@@ -337,12 +337,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> Manifest:
     }
     if annotations:
         meta["annotations"] = annotations
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": meta,
-        "spec": _build_spec(plan, settings),
-    }
+    return PODS.build(meta, spec=_build_spec(plan, settings))
 
 
 def _build_spec(plan: MoverPod, expose: ExposeSettings) -> Manifest:

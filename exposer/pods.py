@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import MoverArgs, MoverMethod, MoverVerb, SnapshotMetadata, TrackedSnapshot, VolumeMode
+from core.kube.resources import JOBS
 from core.kube.types import (
     ClaimSource,
     DaemonSet,
@@ -339,13 +340,9 @@ def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSp
 
 
 def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: Manifest, template: Manifest) -> Manifest:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": run.name, "namespace": run.owner.namespace, "labels": dict(labels)},
-        # A run that failed is judged before the next one.
-        "spec": {"backoffLimit": 0, **more, "template": template},
-    }
+    meta = {"name": run.name, "namespace": run.owner.namespace, "labels": dict(labels)}
+    # A run that failed is judged before the next one.
+    return JOBS.build(meta, spec={"backoffLimit": 0, **more, "template": template})
 
 
 def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec, deadline_seconds: int) -> Manifest:

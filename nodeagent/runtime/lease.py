@@ -96,7 +96,9 @@ class Lease:
         }
         async with asyncio.timeout(self._duration_seconds / RENEWALS_PER_LEASE):
             if observed is None:
-                stored = await self._client.create(LEASES, self._build(spec | {"leaseTransitions": 0}))
+                meta = {"name": self._name, "namespace": self._namespace}
+                manifest = LEASES.build(meta, spec=spec | {"leaseTransitions": 0})
+                stored = await self._client.create(LEASES, manifest)
             else:
                 spec["leaseTransitions"] = int((observed.get("spec") or {}).get("leaseTransitions") or 0) + 1
                 stored = await self._patch(observed, spec)
@@ -169,10 +171,6 @@ class Lease:
 
     async def _patch(self, lease: LeaseObject, spec: Manifest) -> LeaseObject:
         return await self._client.patch_if_unchanged(LEASES, lease, {"spec": spec})
-
-    def _build(self, spec: Manifest) -> Manifest:
-        meta = {"name": self._name, "namespace": self._namespace}
-        return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
 
     def _keep(self, stored: LeaseObject, began_seconds: float) -> None:
         """Record a successful write; the Lease counts from its start."""

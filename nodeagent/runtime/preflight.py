@@ -39,7 +39,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.types import Manifest, UncheckedObject
+from core.kube.types import UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.names import helm_release, is_ours
 from core.text import some_of
@@ -131,7 +131,8 @@ async def missing_permissions(
 async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
     """Return the caller's rules in `namespace` as far as the API server lists them."""
     try:
-        answer = await client.create(_RULES_REVIEWS, _build_review(_RULES_REVIEWS, {"namespace": namespace}))
+        review = _RULES_REVIEWS.build({}, spec={"namespace": namespace})
+        answer = await client.create(_RULES_REVIEWS, review)
     except (ForbiddenError, InvalidError, NotFoundError):
         return ()
     return [_Rule.parse(raw) for raw in answer["status"].get("resourceRules") or []]
@@ -146,12 +147,9 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
         "subresource": permission.subresource or "",
         "name": name,
     }
-    answer = await client.create(_ACCESS_REVIEWS, _build_review(_ACCESS_REVIEWS, {"resourceAttributes": attributes}))
+    review = _ACCESS_REVIEWS.build({}, spec={"resourceAttributes": attributes})
+    answer = await client.create(_ACCESS_REVIEWS, review)
     return bool(answer["status"].get("allowed"))
-
-
-def _build_review(kind: Resource, spec: Manifest) -> Manifest:
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}
 
 
 _log = logging.getLogger(__name__)

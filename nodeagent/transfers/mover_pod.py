@@ -174,13 +174,11 @@ def trim_pod(pod: Pod) -> Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
     limit = memory_limit(pod)
     containers = {"containers": [{"resources": {"limits": {"memory": limit}}}]} if limit else {}
-    trimmed = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {key: meta[key] for key in _IDENTITY if key in meta},
-        "spec": {"nodeName": pod_node(pod) or "", **containers},
-        "status": {key: status[key] for key in _STATE if key in status},
-    }
+    trimmed = PODS.build(
+        {key: meta[key] for key in _IDENTITY if key in meta},
+        spec={"nodeName": pod_node(pod) or "", **containers},
+        status={key: status[key] for key in _STATE if key in status},
+    )
     return cast("Pod", trimmed)
 
 
