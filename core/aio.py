@@ -18,9 +18,8 @@ _MANY: Final = 500
 async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -> _T:
     """Return what `step` returns, run as a separate task: for callers that continue after its errors.
 
-    Before Python 3.13 a TaskGroup in the step raises its errors instead of a cancellation that
-    arrived while its tasks failed; since it counts its own cancellations as the task's, the task
-    cannot determine whether it was canceled from outside. This function raises the cancellation.
+    Before Python 3.13 a TaskGroup in the step may raise its errors instead of a cancellation that arrived while its
+    tasks failed. This function raises the cancellation.
     Source: https://docs.python.org/3/whatsnew/3.13.html#asyncio
     """
     caller = asyncio.current_task()
@@ -35,13 +34,9 @@ async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -
 
 
 async def run_shielded(step: Callable[[], Awaitable[_T]], *, name: str, deadline: Deadline) -> _T:
-    """Return what `step` returns, completing it even if the caller is canceled meanwhile.
+    """Return what `step` returns, completing it even if the caller is canceled, which is raised after it has finished.
 
-    A cancellation is raised after the step has finished. The step itself is canceled when
-    `deadline` passes.
-
-    Raises:
-        TimeoutError: the step did not finish before `deadline`.
+    The step is canceled, and TimeoutError raised, when `deadline` passes.
     """
 
     async def bounded() -> _T:

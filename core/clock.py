@@ -31,7 +31,6 @@ class SystemClock:
     """The clocks of the machine; `offset` moves the wall clock, for tests."""
 
     def __init__(self, offset: timedelta = timedelta()) -> None:
-        """Read the machine's clocks."""
         self._offset = offset
 
     def now(self) -> datetime:
@@ -80,8 +79,7 @@ class Backoff:
     def seconds_after(self, failures: int) -> float:
         """Return the delay after that many consecutive failures (1 is the first).
 
-        It is between half and all of the nominal delay, so that clients that failed together do not
-        retry together.
+        It is between half and all of the nominal delay: clients that failed together do not retry together.
         """
         # Beyond 2^30 the limit applies in any case; capping the exponent keeps the float finite.
         full = min(self.limit_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))

@@ -1,9 +1,6 @@
-"""The contract between the node agent and a data mover pod.
+"""The contract between the node agent and a data mover pod: command line, Events, and result, the termination message.
 
-The mover's command line, the reasons and the progress message of its Events, and its result, which
-is the termination message.
-Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
-tests/recordings/velero-1.18.2.
+Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in tests/recordings/velero-1.18.2.
 """
 
 from dataclasses import dataclass, replace
@@ -401,11 +398,7 @@ _Result = TypeVar(
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:
-    """Return the result of a mover that exited with 0.
-
-    Raises:
-        ResultError: the message is not the JSON of `model`; it never counts as an empty success.
-    """
+    """Return the result of a mover that exited with 0; raise ResultError if the message is not the JSON of `model`."""
     try:
         return model.from_json(message)
     except ContractError as e:
@@ -414,11 +407,7 @@ def parse_result(model: type[_Result], message: str) -> _Result:
 
 
 def parse_progress(message: str) -> ProgressMessage:
-    """Return the progress in an Event's message.
-
-    Raises:
-        ContractError: it is not a progress message.
-    """
+    """Return the progress in an Event's message; raise ContractError if it has none."""
     try:
         return ProgressMessage.from_json(message)
     except ContractError as e:

@@ -1,7 +1,6 @@
-"""The base classes of the project's errors.
+"""The base classes of the project's errors: whether a retry can help, and the exit code of a data mover.
 
-A class states whether a retry can help, and the exit code of a data mover. Errors of the API server
-are in `core.kube.errors`.
+Errors of the API server are in `core.kube.errors`.
 """
 
 from typing import ClassVar

@@ -1,8 +1,4 @@
-"""Log formats, levels and fields of every process.
-
-The formats are text and json. Only the fields that are named here are printed; other attributes of
-a record are not.
-"""
+"""Log formats (text and json), levels and fields of every process; only the fields that are named here are printed."""
 
 import json
 import logging
@@ -66,8 +62,7 @@ _NAMES: Final = tuple(Fields.__annotations__)
 def fields(**values: Unpack[Fields]) -> dict[str, Any]:
     """Return `values` as `extra=` of a logging call.
 
-    They become one attribute of the record: logging rejects `name` in a plain `extra`, since a
-    record's `name` is its logger's. The other keys work in a plain `extra` too.
+    They become one attribute of the record, since logging rejects `name` in a plain `extra`; the other keys work there.
     """
     return {_ATTRIBUTE: values}
 
@@ -94,10 +89,7 @@ def set_up_logging(
 ) -> None:
     """Make the root logger write to `stream` only (default: standard error), without secrets.
 
-    `redactor` replaces known values in addition to what has the form of a secret.
-
-    Raises:
-        ConfigError: unknown level or format.
+    `redactor` replaces known values too. Raise ConfigError if level or format is unknown.
     """
     if level.lower() not in LEVELS:
         raise ConfigError(f'log level: must be one of {", ".join(LEVELS)}: "{level}"')

@@ -1,9 +1,8 @@
 """Redaction of secrets in text: known values, and what has the form of a secret.
 
-The code that reads a secret adds its value to the process's `Redactor`. Forms cover secrets that no code
-of ours has read, as in an error that quotes a URL. Logs, Events, status messages, `/status` and termination
-messages pass through here. A line of 110 characters costs 5 µs, most of it to
-search for triggers; one with a secret 16 µs.
+The code that reads a secret adds its value to the process's `Redactor`. Forms cover secrets that no code of ours has
+read, as in an error that quotes a URL. A line of 110 characters costs 5 µs, most of it to search for triggers; one
+with a secret 16 µs.
 """
 
 import base64
@@ -200,7 +199,6 @@ class Redactor:
     """Replaces known secret values in texts, in the encodings that errors quote, and then forms of secrets."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """Start with these known values."""
         self._secrets: list[str] = []
         self.add(*secrets)
 

@@ -155,11 +155,7 @@ class TransferToDelete:
 
     @classmethod
     def parse(cls, text: str) -> "TransferToDelete":
-        """Return the transfer in a value of the flag.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the transfer in a value of the flag; raise ValueError if it is none."""
         parts = text.split("/")
         if len(parts) != _TRANSFER_PARTS or not all(parts):
             raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
@@ -179,11 +175,7 @@ class CopyToCheck:
 
     @classmethod
     def parse(cls, text: str) -> "CopyToCheck":
-        """Return the copy in a value of the flag.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Return the copy in a value of the flag; raise ValueError if it is none."""
         namespace, slash, snapshot_id = text.partition("/")
         if not (namespace and slash and snapshot_id) or "/" in snapshot_id:
             raise ValueError(f'not NAMESPACE/SNAPSHOT: "{text}"')

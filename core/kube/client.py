@@ -1,7 +1,6 @@
 """Client of the API server for objects and lists; watches are in `core.kube.watch`.
 
-Turns verbs into requests, with preconditions, paging and retries. Objects are the dictionaries of
-`core.kube.types`.
+Each request raises a KubeError if it is rejected. Objects are the dictionaries of `core.kube.types`.
 """
 
 import json
@@ -125,11 +124,7 @@ class KubeClient:
         self.count_skipped(resource)
 
     def _checked(self, resource: Resource[ObjectT], obj: JsonDict) -> ObjectT:
-        """Return `obj`, which was read or written alone.
-
-        Raises:
-            MalformedObjectError: it does not have the form of its kind.
-        """
+        """Return `obj`, which was read or written alone; MalformedObjectError: it has not the form of its kind."""
         drop_managed_fields(obj)
         try:
             check_form(resource, obj)
@@ -177,7 +172,6 @@ class KubeClient:
         Raises:
             NotFoundError: it does not exist.
             MalformedObjectError: it does not have the form of its kind.
-            KubeError: any other error.
         """
         return self._checked(resource, await self._get(resource, namespace, name))
 
@@ -193,9 +187,6 @@ class KubeClient:
 
         Source: Kubernetes v1.34, API concepts, "Field management": the time of a manager's entry in
         `metadata.managedFields` is of its last change of a value.
-
-        Raises:
-            KubeError: it cannot be read.
         """
         try:
             obj = await self._get(resource, namespace, name)
@@ -271,8 +262,7 @@ class KubeClient:
         """Create the object and return it as stored.
 
         Raises:
-            AlreadyExistsError: an object of that name exists, possibly created by an attempt
-                whose response was lost.
+            AlreadyExistsError: one of that name exists, possibly created by an attempt whose response was lost.
         """
         meta = manifest["metadata"]
         namespace = meta.get("namespace", "")
@@ -288,11 +278,7 @@ class KubeClient:
         return self._checked(resource, created)
 
     async def try_create(self, resource: Resource, manifest: Manifest) -> None:
-        """Return if the API server would create the object now: it is validated and admitted, and not stored.
-
-        Raises:
-            KubeError: it would be rejected, by validation, a quota or a webhook.
-        """
+        """Return if the API server would create the object now: it is validated and admitted, and not stored."""
         meta = manifest["metadata"]
         request = Request(
             "POST",
@@ -316,8 +302,8 @@ class KubeClient:
     ) -> ObjectT:
         """Apply a JSON merge patch to an object or its subresource, and return the object as stored.
 
-        Put `metadata.uid` and `metadata.resourceVersion` into `patch` to make them
-        preconditions. `again=False` never repeats a patch whose response was lost.
+        `metadata.uid` and `metadata.resourceVersion` in `patch` are preconditions. `again=False` never repeats a patch
+        whose response was lost.
 
         Raises:
             ConflictError: a precondition did not hold.
@@ -416,10 +402,8 @@ class KubeClient:
     async def pod_log(self, namespace: str, name: str, *, container: str, limit_bytes: int) -> str:
         """Return the end of the log of a container: whole lines, at most `limit_bytes`.
 
-        `container` may be empty for a pod that has only one.
-
-        The server counts `limitBytes` from the first of the requested lines and truncates the end:
-        then fewer lines are requested.
+        `container` may be empty for a pod that has only one. The server counts `limitBytes` from the first requested
+        line and cuts the end off: then fewer lines are requested.
         Source: Kubernetes v1.34, pkg/kubelet/kuberuntime/logs/logs.go.
         """
         path, lines = f"/api/v1/namespaces/{namespace}/pods/{name}/log", max(1, limit_bytes // _SHORT_LINE_BYTES)

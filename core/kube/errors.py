@@ -20,13 +20,7 @@ _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def parse_json(body: bytes) -> object:
-    """Return the JSON value in `body`; of one that is nested too deeply, the upper levels.
-
-    One object in a list must not keep the others from being read.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Return the JSON value in `body`, of one that is nested too deeply the upper levels; ValueError: it is none."""
     text = body.decode(errors="replace")
     try:
         return _loads(text)
@@ -49,11 +43,7 @@ def _reject(constant: str) -> None:
 
 
 def _cut(text: str) -> str:
-    """Return the JSON `text` with null for what is nested deeper than `_DEEPEST`.
-
-    Raises:
-        ValueError: it ends within that.
-    """
+    """Return the JSON `text` with null for what is deeper than `_DEEPEST`; raise ValueError if it ends within that."""
     kept, start, depth = [], 0, 0
     for token in _TOKEN.finditer(text):
         if token[0] in {"{", "["}:
@@ -85,7 +75,6 @@ class KubeError(AgentError):
         reason: str = "",
         retry_after_seconds: float | None = None,
     ) -> None:
-        """Store status, reason and delay with the message."""
         super().__init__(message)
         self.status = status
         self.reason = reason
@@ -232,17 +221,13 @@ def _manager_of(described: str) -> str:
 
 
 def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> KubeError:
-    """Return the error for a failed request.
+    """Return the error for a failed request; its message has verb, object, status, reason and the server's message.
 
     Args:
         status: the HTTP status, 400 or above.
         body: the response's body, a `Status` object when the API server itself rejected the request.
         attempted: verb and object, such as `patch Pod velero/x`.
         retry_after: the `Retry-After` header, seconds.
-
-    Returns:
-        The subclass for the status; the message has verb, object, status, reason and the
-        server's message.
     """
     rejection = _parse_rejection(body)
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
@@ -273,10 +258,6 @@ def parse_retry_after(header: str | None) -> float | None:
 
 
 def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
-    """Check that `status` is a success; the arguments are as in `build_error`.
-
-    Raises:
-        KubeError: it is not.
-    """
+    """Raise KubeError unless `status` is a success; the arguments are as in `build_error`."""
     if status >= _FIRST_ERROR:
         raise build_error(status, body, attempted=attempted, retry_after=retry_after)

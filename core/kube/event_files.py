@@ -1,8 +1,7 @@
 """Events as files in a directory, one for each reason: what a data mover records for the agent of its node.
 
 A watch of Events is expensive: the API server does not cache them, so each one that is written goes from etcd to every
-watch. An agent that sees the volumes of its node's pods needs none. Knows the form of the files, and that a tenant may
-have written them. Does not know where the directory is (`exposer.workload`), nor what an Event means.
+watch. An agent that sees the volumes of its node's pods needs none. A tenant may have written the files.
 """
 
 import errno
@@ -18,11 +17,7 @@ from core.kube.types import Event, Manifest
 
 
 def read_start(file: Path | str, most_bytes: int) -> bytes:
-    """Return the start of a regular file; a link is not followed, and a pipe does not block.
-
-    Raises:
-        OSError: it is anything else, or it cannot be read.
-    """
+    """Return the start of a regular file, else raise OSError; a link is not followed, and a pipe does not block."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -40,11 +35,7 @@ MESSAGE_LIMIT_BYTES: Final = 1024
 
 
 def write_event(directory: Path, event: Manifest) -> None:
-    """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole."""
     reason = str(event["reason"])
     new = directory / f".{reason}"
     try:
@@ -73,10 +64,7 @@ class EventFiles:
         return bool(self._read) or any(os.path.lexists(f"{self.directory}/{reason}") for reason in reasons)
 
     def read_new(self, reasons: Iterable[str]) -> list[Event]:
-        """Return the Events with these reasons that were written since the last call, the oldest first.
-
-        What is no Event of its reason is left out.
-        """
+        """Return the Events of these reasons that were written since the last call, the oldest first; nothing else."""
         found: list[tuple[int, Event]] = []
         for reason in reasons:
             file = f"{self.directory}/{reason}"

@@ -90,9 +90,6 @@ class EventRecorder:
         """Record one Event on the object, in its namespace.
 
         What has the form of a secret is redacted; a message over 1,024 bytes is truncated.
-
-        Raises:
-            KubeError: the API server rejected it.
         """
         now = format_time(self._clock.now())
         # Unique among the Events of the object, as in client-go: a time in nanoseconds.

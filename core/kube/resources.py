@@ -1,8 +1,6 @@
 """The API resources that the project uses, their paths, and the check of their objects' form.
 
-The API server validates its own kinds, and custom resources by their definitions, but those may be of
-another version. So each object is checked where it enters.
-
+Custom resources may be of another version than their definitions, so each object is checked where it enters.
 Source: Kubernetes v1.34 API reference; tests/recordings/velero-1.18.2/crds for velero.io.
 """
 
@@ -47,10 +45,7 @@ class Resource(Generic[Object_co]):
         return {"apiVersion": self.api_version, "kind": self.kind, "metadata": metadata, **content}
 
     def path(self, namespace: str = "", name: str = "", *, subresource: str = "") -> str:
-        """Return the URL path of the collection, an object or its subresource.
-
-        An empty `namespace` of a namespaced resource means all namespaces.
-        """
+        """Return the URL path of the collection, an object or its subresource; an empty `namespace` means all."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace:
@@ -166,13 +161,10 @@ Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/val
 
 
 def object_path(resource: Resource, namespace: str, name: str, *, attempted: str, subresource: str = "") -> str:
-    """Return the URL path of one object, or of its subresource.
+    """Return the URL path of one object, or of its subresource; raise NotFoundError if no object can have the name.
 
-    A name from a custom resource may be any string: empty it would address the whole collection,
-    with a slash a different object.
-
-    Raises:
-        NotFoundError: the name is invalid, so no such object can exist.
+    A name from a custom resource may be any string: empty it would address the whole collection, with a slash a
+    different object.
     """
     parts = (namespace, name) if resource.namespaced else (name,)
     if not all(_SEGMENT.fullmatch(part) for part in parts):
@@ -181,11 +173,7 @@ def object_path(resource: Resource, namespace: str, name: str, *, attempted: str
 
 
 def collection_path(resource: Resource, namespace: str, *, attempted: str) -> str:
-    """Return the URL path of a collection.
-
-    Raises:
-        NotFoundError: the namespace, which may come from a custom resource, is invalid: there is none of that name.
-    """
+    """Return the URL path of a collection; raise NotFoundError if no namespace can have the name."""
     if namespace and not _SEGMENT.fullmatch(namespace):
         raise NotFoundError(f"{attempted}: 404 NotFound: invalid namespace", status=404, reason="NotFound")
     return resource.path(namespace)
@@ -206,11 +194,7 @@ def check_form(resource: Resource, obj: JsonDict) -> None:
 
 
 def check_identity(resource: Resource, obj: JsonDict) -> None:
-    """Check that the metadata of `obj` has the right form.
-
-    Raises:
-        MalformedObjectError: it does not.
-    """
+    """Raise MalformedObjectError unless the metadata of `obj` has the right form."""
     _check(resource, obj, Object)
 
 

@@ -1,15 +1,9 @@
 """The interface to the API server: one request, one stream, what its answers say, and which requests are repeated.
 
-Authentication and retries are elsewhere; node agent, data mover and tests each have an
-implementation.
-
-Knows what an answer must hold to be the API server's own.
+Node agent, data mover and tests each have an implementation.
 
 A flow that a load balancer or a virtual IP drops sends no FIN and no RST. Without keepalive a watch on
 it is silent until its own timeout, minutes later, and nothing else shows that it is dead.
-
-Retries throttling, server errors and lost responses; the caller states whether a request may be
-repeated after its response was lost.
 """
 
 import socket
@@ -108,11 +102,7 @@ class Transport(Protocol):
 
 
 def check_size(request: Request, size_bytes: int) -> None:
-    """Check how much of a response has been read.
-
-    Raises:
-        UnreachableError: more than any object has; something else than an API server sends it.
-    """
+    """Raise UnreachableError if more was read than any object has: something else than an API server sends it."""
     if size_bytes > _LARGEST_OBJECT_BYTES and not request.many:
         raise UnreachableError(
             f"{request.method} {request.path}: the response exceeds {_LARGEST_OBJECT_BYTES >> 20} MiB"
@@ -123,7 +113,6 @@ class LineSplitter:
     """Splits a streamed response into its lines."""
 
     def __init__(self, request: Request) -> None:
-        """Start before the response to `request`."""
         self._request = request
         self._pieces: list[bytes] = []
         self._size_bytes = 0
@@ -134,11 +123,7 @@ class LineSplitter:
         return b"".join(self._pieces)
 
     def split(self, piece: bytes) -> list[bytes]:
-        """Return the lines that end in `piece`, without line ends.
-
-        Raises:
-            GoneError: the next one is longer than any object.
-        """
+        """Return the lines that end in `piece`, without line ends; raise GoneError if one is longer than any object."""
         *lines, rest = piece.split(b"\n")
         if lines:
             lines[0] = self.rest + lines[0]
@@ -202,13 +187,9 @@ def parse_body(response: Response, _: str) -> bytes:
 
 
 def parse_object(response: Response, attempted: str) -> JsonDict:
-    """Return the JSON object in `response`.
+    """Return the JSON object in `response`, else raise UnreachableError, and the request is retried.
 
-    A proxy, or a server that is starting, may answer with a page of its own and status 200: that is no
-    answer of the API server, and the request is retried as if there were none.
-
-    Raises:
-        UnreachableError: it holds no JSON object.
+    A proxy, or a server that is starting, may answer with a page of its own and status 200.
     """
     body = response.body
     try:
@@ -223,11 +204,7 @@ def parse_object(response: Response, attempted: str) -> JsonDict:
 
 
 def parse_list(response: Response, attempted: str) -> ListBody[Any]:
-    """Return the list in `response`.
-
-    Raises:
-        UnreachableError: it holds no list of objects.
-    """
+    """Return the list in `response`; raise UnreachableError if it holds none."""
     body = parse_object(response, attempted)
     try:
         return msgspec.convert(body, ListBody[Any])
@@ -236,11 +213,7 @@ def parse_list(response: Response, attempted: str) -> ListBody[Any]:
 
 
 def parse_raw_list(response: Response, attempted: str) -> ListBody[msgspec.Raw]:
-    """Return the list in `response` without reading its objects: thousands take milliseconds.
-
-    Raises:
-        UnreachableError: it holds no list of objects.
-    """
+    """Return the list in `response` without reading its objects: thousands take milliseconds."""
     try:
         return msgspec.json.decode(response.body, type=ListBody[msgspec.Raw])
     except (ValueError, RecursionError):
@@ -272,8 +245,7 @@ class _Resources(msgspec.Struct, tag="APIResourceList", tag_field="kind"):
 async def is_unserved(transport: Transport, resource: Resource) -> bool:
     """Return whether the API server lists its resources, and `resource` is not one of them.
 
-    False where it does not answer, or rejects the request, which the ClusterRole `system:discovery` permits to
-    every authenticated user.
+    The ClusterRole `system:discovery` permits that to every authenticated user.
     Source: Kubernetes v1.34, API concepts, "Discovery API" (unaggregated).
     """
     if not resource.group:
@@ -289,12 +261,7 @@ async def is_unserved(transport: Transport, resource: Resource) -> bool:
 
 
 async def _read(transport: Transport, path: str, form: type[_T]) -> _T:
-    """Return the answer to a GET of `path`.
-
-    Raises:
-        KubeError: it was rejected.
-        ValueError: it does not have the form.
-    """
+    """Return the answer to a GET of `path`; raise KubeError if it was rejected, ValueError if it has another form."""
     answer = await transport.request(Request("GET", path))
     raise_for_status(answer.status, answer.body, attempted=f"get {path}")
     return msgspec.convert(parse_json(answer.body), form)
@@ -316,8 +283,6 @@ is in flight. Source: Linux, tcp(7).
 
 
 class _Socket(Protocol):
-    """A socket, or asyncio's wrapper of one."""
-
     def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
 
 
@@ -361,12 +326,8 @@ class Retry:
     async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_response: bool = True) -> _T:
         """Return what `once` returns, with retries after transient errors.
 
-        `after_lost_response=False` forbids a retry when the first attempt may have been applied
-        (a server error or no response): such a request is only repeated after a 429, which means
-        that it was not processed.
-
-        Raises:
-            KubeError: the last error.
+        `after_lost_response=False`: an attempt that may have been applied (a server error or no response) is not
+        repeated, only one after a 429, which was not processed.
         """
         started = self.clock.monotonic()
 

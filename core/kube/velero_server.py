@@ -1,10 +1,8 @@
 """Whether a Velero server is in the namespace, which controls repositories and locations itself, or since when none is.
 
-It is seen by its Deployment, whatever its replicas: a server that is scaled down or replaced comes back. `velero
-install` and Velero's chart write the label; the name is from `velero install`, from which the server's own
-maintenance Jobs inherit.
+It is seen by its Deployment, whatever its replicas: a server that is scaled down or replaced comes back.
 Source: Velero v1.18, Labels in pkg/install/resources.go, as recorded in tests/data/velero-1.18.2; buildJob in
-pkg/repository/maintenance/maintenance.go; Velero's chart, charts/velero/templates/deployment.yaml.
+pkg/repository/maintenance/maintenance.go (the name); Velero's chart, charts/velero/templates/deployment.yaml.
 """
 
 import asyncio
@@ -36,11 +34,7 @@ class VeleroServerCheck:
         self._found = False
 
     async def finds(self, *, fresh: bool = False) -> bool:
-        """Return whether there was a server at most ten seconds ago, or now.
-
-        Raises:
-            KubeError: the API server rejected the list.
-        """
+        """Return whether there was a server at most ten seconds ago, or now."""
         async with self._checking:
             now, last = self._clock.monotonic(), self._checked_at_seconds
             if fresh or last is None or now - last >= _FRESH_SECONDS:
@@ -50,20 +44,12 @@ class VeleroServerCheck:
 
 
 async def has_velero_server(client: KubeClient, namespace: str) -> bool:
-    """Return whether the Deployment of a Velero server is in the namespace.
-
-    Raises:
-        KubeError: the API server rejected the list.
-    """
+    """Return whether the Deployment of a Velero server is in the namespace."""
     return await find_velero_server(client, namespace) is not None
 
 
 async def find_velero_server(client: KubeClient, namespace: str) -> UncheckedObject | None:
-    """Return the Deployment of the Velero server in the namespace; None: there is none.
-
-    Raises:
-        KubeError: the API server rejected the list.
-    """
+    """Return the Deployment of the Velero server in the namespace; None: there is none."""
     for one in await client.list(Selection(DEPLOYMENTS, namespace)):
         meta = one["metadata"]
         if meta["name"] == _NAME or _LABEL in (meta.get("labels") or {}).items():
@@ -78,7 +64,6 @@ class ServerAbsence:
     """Looks for a Velero server, and remembers since when there was none; measured on the monotonic clock."""
 
     def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
-        """Look in `namespace`; nothing is known before the first look."""
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -93,11 +78,7 @@ class ServerAbsence:
         return timedelta(seconds=self._clock.monotonic() - self._since_seconds)
 
     async def look(self) -> bool:
-        """Return whether a server is there now.
-
-        Raises:
-            KubeError: the API server rejected the list.
-        """
+        """Return whether a server is there now."""
         self.server = await has_velero_server(self._client, self._namespace)
         if self.server:
             self._since_seconds = None

@@ -1,7 +1,6 @@
 """Watches of a collection or of one object: a list, then every change.
 
 Handles paging, bookmarks, and watches that end, break, become silent or too old, with backoff.
-Keeps no cache (`nodeagent.runtime.informer` does).
 Source: Kubernetes v1.34, API concepts, "Efficient detection of changes"; every resource can be
 selected by `metadata.name`.
 """
@@ -105,15 +104,9 @@ async def watch_objects(
 ) -> AsyncGenerator[WatchChange[ObjectT], None]:
     """Yield LISTING, every selected object as ADDED, LISTED, then the changes, indefinitely.
 
-    After an interruption the watch continues at the last version. Where that is too old (410), the
-    objects are listed again; those not listed were deleted. An interrupted list has no LISTED. Close
-    the generator (`contextlib.aclosing`) to end the watch at once.
-
-    Args:
-        client: lists and watches.
-        selection: the objects.
-        clock: measures pauses.
-        state: is kept current; None: the caller does not need it.
+    After an interruption the watch continues at the last version. Where that is too old (410), the objects are listed
+    again; those not listed were deleted. An interrupted list has no LISTED. Close the generator (`contextlib.aclosing`)
+    to end the watch at once. `state` is kept current.
 
     Raises:
         KubeError: the first list failed permanently, for lack of permission or because the resource
@@ -128,8 +121,6 @@ async def watch_objects(
 
 
 class _Follower(Generic[ObjectT]):
-    """The state of one watch."""
-
     def __init__(self, client: KubeClient, selection: Selection[ObjectT], clock: Clock, state: WatchState) -> None:
         self._client = client
         self._selection = selection
@@ -178,7 +169,6 @@ class _Follower(Generic[ObjectT]):
             self._version = ""
 
     async def _list(self) -> AsyncGenerator[WatchChange[ObjectT], None]:
-        """Yield LISTING, each object as ADDED, and LISTED once the version is known."""
         yield WatchChange(ChangeKind.LISTING)
         version = ""
         async with aclosing(self._client.pages(self._selection)) as pages:
@@ -193,7 +183,6 @@ class _Follower(Generic[ObjectT]):
         yield WatchChange(ChangeKind.LISTED)
 
     async def _watch(self) -> AsyncGenerator[WatchChange[ObjectT], None]:
-        """Yield the changes after the current version, and advance it."""
         seconds = round(random.uniform(*_WATCH_SECONDS))  # noqa: S311 - spreads reconnects, no secret
         selection = self._selection
         query = selection.query | {
@@ -230,8 +219,6 @@ class _Follower(Generic[ObjectT]):
 
 
 class _Line(TypedDict):
-    """A line of a watch."""
-
     type: str
     object: JsonDict
 
@@ -275,12 +262,7 @@ async def watch_one(
 ) -> AsyncGenerator[ObjectT | None, None]:
     """Yield the object in its current state, then after every change; None: it does not exist.
 
-    The same state may be yielded twice, after a watch was restarted. Close the generator
-    (`contextlib.aclosing`) to end the watch at once.
-
-    Raises:
-        KubeError: the first list failed permanently. Later errors, and an unreachable server, are
-            retried.
+    The same state may be yielded twice. Errors are as for `watch_objects`, and so is the end.
     """
     selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
     listing = False

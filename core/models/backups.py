@@ -1,10 +1,8 @@
 """What is known of a backup beside its data: its PVC, whether it is Shrunk, and why retention kept it. Pure.
 
-The PVC is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Any
-writer to the bucket chooses what a tag says, so it is checked like any input. A data mover decides whether a backup is
-Shrunk by all snapshots of the source in the repository, whichever agent made them; the annotation
-`nodeagent.io/shrunk` has the answer, and whether it was acknowledged. The report of retention is in the
-ConfigMap DELETIONS_CONFIGMAP, beside the record of what is being deleted.
+The PVC is in an annotation of a transfer, and in the tag of the same name of its snapshot. Any writer to the bucket
+chooses what a tag says, so it is checked like any input. A data mover decides whether a backup is Shrunk by all
+snapshots of the source in the repository, whichever agent made them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -143,11 +141,7 @@ class SavedClaim(WireModel, omit_defaults=True):
 
     @classmethod
     def from_claim(cls, claim: Mapping[str, Any]) -> Self:
-        """Return what is kept of `claim`, a v1 PersistentVolumeClaim as JSON dict.
-
-        Raises:
-            ContractError: it does not match the model; the message names the invalid field.
-        """
+        """Return what is kept of `claim`, a v1 PersistentVolumeClaim as JSON dict; raise ContractError if invalid."""
         meta, spec = claim["metadata"], claim.get("spec") or {}
         requests = (spec.get("resources") or {}).get("requests") or {}
         wire = {

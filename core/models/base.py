@@ -1,7 +1,6 @@
 """The base of all models of API objects: parsing, metadata, JSON.
 
-A model has only the fields that are read: no object is ever written back as a whole
-(`nodeagent.transfers.status` sends patches), so fields of a newer Velero are preserved.
+A model has only the fields that are read: only patches are written, so fields of a newer Velero are preserved.
 
 msgspec instead of pydantic, which parses the configuration: a mover starts for every
 volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
@@ -45,11 +44,7 @@ def to_utc(moment: datetime) -> datetime:
 
 
 def parse_time(text: str) -> datetime:
-    """Return the time in `text`, a metav1.Time or metav1.MicroTime.
-
-    Raises:
-        ContractError: it is no time, or has no time zone.
-    """
+    """Return the metav1.Time or metav1.MicroTime in `text`; raise ContractError if it is none with a time zone."""
     try:
         moment: datetime = msgspec.convert(text, Time)
     except ValueError as e:
@@ -73,7 +68,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         """Return the model of `raw`, as `json.loads` returns it; a field that is null counts as absent, as in Go.
 
         Raises:
-            ContractError: `raw` does not match the model; the message names the invalid field.
+            ContractError: it does not match; the message names the invalid field.
         """
         try:
             return msgspec.convert(without_nulls(raw), cls)
@@ -82,11 +77,7 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the model of the JSON `text`.
-
-        Raises:
-            ContractError: it is not JSON, or does not match the model.
-        """
+        """Return the model of the JSON `text`; raise ContractError if it is not JSON, or does not match the model."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (ValueError, RecursionError) as e:
@@ -210,8 +201,7 @@ class CustomResource(WireModel):
         """Return the model of `raw`, an object as the API server delivers it.
 
         Raises:
-            ContractError: `raw` does not match the model; the message names the object and the
-                invalid field.
+            ContractError: it does not match; the message names the object and the invalid field.
         """
         try:
             return cls.from_wire(raw)

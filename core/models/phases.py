@@ -1,11 +1,6 @@
-"""The course of a transfer: its place in the queue, its phases with the legal moves, and its attempts.
+"""The course of a transfer: its place in the queue, its phases with the legal moves, and its attempts. Pure.
 
-`nodeagent.node.lifecycle` decides on a move, `nodeagent.transfers.status` writes it.
-
-They are kept in the annotation `nodeagent.io/attempts` of the custom resource, which stays InProgress. Without it the
-transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
-
-Pure. The leader admits transfers in this order; `nodeagent status` shows it.
+Attempts are kept in an annotation of the custom resource, which stays InProgress; without it this is the first one.
 """
 
 from bisect import bisect_right

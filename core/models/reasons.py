@@ -1,6 +1,5 @@
 """Reasons: why a transfer makes no progress, or cannot be admitted.
 
-A pending reason is written with the message into annotation `nodeagent.io/pending-reason` and into Events.
 Decisions depend on the reason, never on the text of the message.
 """
 

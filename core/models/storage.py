@@ -196,11 +196,7 @@ class BackupRepository(CustomResource):
         )
 
     def check_key(self, wanted: RepositoryKey) -> None:
-        """Check that the repository has the key `wanted`.
-
-        Raises:
-            RepositoryError: it has another key; the message has both.
-        """
+        """Raise RepositoryError, with both keys, unless the repository has the key `wanted`."""
         if self.key != wanted:
             shown = f"{self.kind_name} {self.metadata.namespace}/{self.name}"
             raise RepositoryError(f"{shown} is for {self.key}, not for {wanted}")
@@ -246,11 +242,7 @@ _EXAMPLE: Final = "examples: https://s3.example.com:9000, or with an IPv6 addres
 
 
 def parse_endpoint(url: str) -> tuple[str, bool]:
-    """Return host and port of an S3 URL, and whether it uses TLS.
-
-    Raises:
-        ConfigError: it is not the URL of an endpoint.
-    """
+    """Return host and port of an endpoint's S3 URL, and whether it uses TLS; raise ConfigError if it is none."""
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")
     except ValueError:

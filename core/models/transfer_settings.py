@@ -5,16 +5,10 @@ as `[:alpha:]`. A data mover gives them to kopia, counts what they leave out, an
 where a restore finds what is not its own.
 Source: kopia 0.23.1, internal/wcmatch/wcmatch.go, fs/ignorefs/ignorefs.go, snapshot/policy/files_policy.go.
 
-Knows the ones that every reader has. Does not know how an algorithm is chosen (`exposer.settings`),
-nor how kopia is given it (`datamover.kopia.policy`).
-
-They are the same in kopia 0.16.0, the version of Velero 1.17 and 1.18, and in all later ones up to 0.23.1, which have
+The algorithms are in kopia 0.16.0, the version of Velero 1.17 and 1.18, and in all later ones up to 0.23.1, which have
 two more: `zstd-best-compression`, deprecated in all of them, and `lz4`, deprecated first, and unreadable in 0.23.1.
 Source: kopia 0.16.0, 0.17.0, 0.19.0, 0.21.1, 0.22.3 and 0.23.1, and its fork by Velero at 3ea24d208777 and
 d946b1e75197, repo/compression/compressor_*.go.
-
-The owning agent writes it when the data path may start, and again whenever it changes. A mover that finds none then
-has no limits for its whole life.
 
 Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go: `spec.restoreType` is set on every restore,
 also where the claim did not exist.
@@ -99,11 +93,7 @@ class Exclusions(WireModel, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the rules in JSON, of a command line or a tag.
-
-        Raises:
-            ConfigError: they are invalid.
-        """
+        """Return the rules in JSON, of a command line or a tag; raise ConfigError if they are invalid."""
         try:
             return cls.from_json(text)
         except ContractError as e:
@@ -115,10 +105,7 @@ class Exclusions(WireModel, omit_defaults=True):
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:_DIGEST_DIGITS] if self else None
 
     def excludes_name(self, path: str, *, is_dir: bool) -> bool:
-        """Return whether a pattern names this entry itself: `path` is relative to the root of the volume.
-
-        What is in a directory that is left out is left out too: see `excludes_path`.
-        """
+        """Return whether a pattern names this entry itself: `path` is relative to the root of the volume."""
         entries, directories = _compile(self.patterns)
         return bool(entries.fullmatch(f"/{path}") or (is_dir and directories.fullmatch(f"/{path}")))
 
@@ -188,11 +175,7 @@ def read_patterns(lines: str) -> tuple[str, ...]:
 
 
 def check_pattern(pattern: str) -> str:
-    """Return the pattern.
-
-    Raises:
-        ValueError: kopia would take it otherwise than this module, or not at all.
-    """
+    """Return the pattern; raise ValueError if kopia would take it otherwise than this module, or not at all."""
     shown = cut_text(pattern, _MOST_CHARACTERS)
     if not pattern.strip("/*") or "//" in pattern:
         fault = "it is empty, has //, or leaves everything out"
@@ -233,12 +216,9 @@ _CROSSING: Final = "(?:[^/]*?|[^/]+/)"
 
 
 def _translate(pattern: str) -> str:
-    """Return a pattern as a regular expression for a whole path that begins with a slash.
+    """Return a pattern as a regular expression for a whole path that begins with a slash, or raise ValueError.
 
     kopia takes the first place where what is between two stars matches, and tries no other one: an atomic group.
-
-    Raises:
-        ValueError: kopia would reject it, or take it otherwise.
     """
     body = pattern.removesuffix("/")
     found, position, group = [] if body.startswith("/") else ["/"] if "/" in body else [_ANY_DIRECTORIES], 0, None
@@ -307,11 +287,7 @@ class Compression(StrEnum):
 
 
 def parse_compression(text: str) -> Compression:
-    """Return the algorithm with that name.
-
-    Raises:
-        ConfigError: there is none, or kopia has deprecated it.
-    """
+    """Return the algorithm with that name; raise ConfigError if there is none, or kopia has deprecated it."""
     try:
         return Compression(text)
     except ValueError:
@@ -323,7 +299,11 @@ _BytesPerSecond = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class BandwidthLimits(WireModel, omit_defaults=True):
-    """Bytes per second in each direction, as seen from the node; 0: no limit."""
+    """Bytes per second in each direction, as seen from the node; 0: no limit.
+
+    The owning agent writes them when the data path may start, and on each change. A mover that finds none then has no
+    limits for its whole life.
+    """
 
     upload_bytes_per_second: _BytesPerSecond = 0
     download_bytes_per_second: _BytesPerSecond = 0
@@ -382,11 +362,7 @@ class InPlace:
 
 
 def read_switch(settings: Mapping[str, str], name: str) -> bool:
-    """Return a setting that is true or false; an absent or empty one is false.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a setting that is true or false; absent and empty are false. Raise ConfigError if it is neither."""
     try:
         return parse_boolean(settings.get(name, ""))
     except ValueError as e:

@@ -209,8 +209,6 @@ class CSISnapshotSpec(WireModel):
 
 
 class _MoverSpec(TransferSpec):
-    """Fields of both DataUpload and DataDownload."""
-
     datamover: str = ""
     source_namespace: str
     data_mover_config: dict[str, str] = field(default_factory=dict)
@@ -226,8 +224,6 @@ class _MoverSpec(TransferSpec):
 
 
 class _DataMoverTransfer(Transfer):
-    """Fields of both DataUpload and DataDownload."""
-
     spec: _MoverSpec
 
     @property
@@ -360,8 +356,6 @@ class PodReference(SparseModel):
 
 
 class _PodVolumeSpec(TransferSpec):
-    """Fields of both PodVolumeBackup and PodVolumeRestore."""
-
     pod: PodReference
     volume: str
     uploader_type: str = ""
@@ -369,8 +363,6 @@ class _PodVolumeSpec(TransferSpec):
 
 
 class _PodVolumeTransfer(Transfer):
-    """Fields of both PodVolumeBackup and PodVolumeRestore."""
-
     spec: _PodVolumeSpec
 
     @property

@@ -31,11 +31,7 @@ _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|
 
 
 def parse_positive_duration(text: str) -> timedelta:
-    """Return a duration that is longer than nothing.
-
-    Raises:
-        ValueError: the text is none.
-    """
+    """Return a duration that is longer than nothing; raise ValueError if the text is none."""
     try:
         duration = parse_duration(text)
     except ValueError:
@@ -46,11 +42,7 @@ def parse_positive_duration(text: str) -> timedelta:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Return the duration in `text`, such as `1h30m` or `10m0s`.
-
-    Raises:
-        ValueError: `text` is not a Go duration, or longer than 292 years, the longest that Go can hold.
-    """
+    """Return a Go duration such as `1h30m` or `10m0s`; raise ValueError if it is none, or longer than Go can hold."""
     sign = -1.0 if text.startswith("-") else 1.0
     rest = text[1:] if text[:1] in {"-", "+"} else text
     if rest == "0":
@@ -107,11 +99,7 @@ _FORM: Final = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([eE][+-]?
 
 
 def parse_quantity(text: str | float) -> Decimal:
-    """Return the value of `text` in the base unit (bytes, cores).
-
-    Raises:
-        ValueError: `text` is not a quantity.
-    """
+    """Return the value of a quantity in the base unit (bytes, cores); raise ValueError if it is none."""
     written = str(text) if isinstance(text, str) or abs(text) <= _LARGEST_INTEGER else ""
     form = _FORM.fullmatch(written) if len(written) <= _LONGEST_TEXT else None
     if form is None:
@@ -128,12 +116,9 @@ _COUNT: Final = re.compile("[0-9]{1,18}")
 
 
 def parse_boolean(text: str) -> bool:
-    """Return whether a text is one of Go's for true; an empty one is false.
+    """Return whether a text is one of Go's for true; an empty one is false. Raise ValueError if it is neither.
 
     Source: Go, strconv.ParseBool.
-
-    Raises:
-        ValueError: it is neither true nor false.
     """
     if (word := text.strip()) not in _BOOLEANS:
         raise ValueError(f'must be true or false: "{text}"')

@@ -1,8 +1,4 @@
-"""What a verification of a backup found.
-
-A data mover writes one line for each snapshot; the annotation `nodeagent.io/verification` of a transfer has the last
-result.
-"""
+"""What a verification of a backup found: a data mover writes a line for each snapshot; an annotation has the result."""
 
 from collections.abc import Mapping
 from enum import StrEnum
