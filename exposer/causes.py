@@ -1,7 +1,5 @@
-"""The causes of a pending mover pod, from PVCs and Events.
+"""The causes of a pending mover pod whose own status has none (`exposer.pod_status`), from PVCs and Events.
 
-Reads the PVCs and the Events of a pod whose own status has no cause (`exposer.pod_status`), keeps the last answer for
-each pending pod, and limits how often the API server is queried.
 Source: Kubernetes v1.34, pkg/kubelet/events/event.go, pkg/controller/volume/events/event.go;
 kubernetes-csi/external-provisioner v5, pkg/controller.
 """
@@ -52,10 +50,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def find_pod_cause(events: Sequence[Event]) -> Pending | None:
-    """Return why a scheduled pod does not start, from its Events; None where they have no cause.
-
-    `events` are sorted by name, which is the order in which they were first recorded.
-    """
+    """Return why a scheduled pod does not start, from its Events, sorted by name; None where they have no cause."""
     last = _latest([event for event in events if _is_warning(event) or event.get("reason") in _PROGRESS])
     if last is None or not (_is_warning(last) or last.get("reason") == _PULL_STARTED):
         return None
@@ -63,10 +58,7 @@ def find_pod_cause(events: Sequence[Event]) -> Pending | None:
 
 
 def find_pvc_cause(events: Sequence[Event]) -> Pending | None:
-    """Return why a PVC is not bound, from its Events; None where it has none.
-
-    `events` are sorted by name, which is the order in which they were first recorded.
-    """
+    """Return why a PVC is not bound, from its Events, sorted by name; None where it has none."""
     warning = _latest([event for event in events if _is_warning(event)])
     if warning is not None:
         # Another component has started to provision: what the warning reported as missing exists by now.
@@ -146,7 +138,6 @@ class CauseFinder:
     """Finds the causes of pending pods, for one agent."""
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
-        """Query through `client`, limited by `clock`."""
         self.clock: Final = clock
         self._client = client
         self._queries: dict[str, _Query] = {}
@@ -174,11 +165,7 @@ class CauseFinder:
         return pending or Exposed(pod)
 
     async def explain(self, pod: Pod) -> Pending | None:
-        """Return why `pod` (a v1 Pod as JSON dict, just read) is pending; None where it is not.
-
-        Raises:
-            ExposeError: it can never run.
-        """
+        """Return why a pod that was just read is pending; None where it is not. ExposeError: it can never run."""
         pending, uid = diagnose_pod(pod), pod["metadata"]["uid"]
         if pending is None or not (pending.operation or pending.reason in _UNEXPLAINED):
             self._queries.pop(uid, None)

@@ -1,8 +1,4 @@
-"""Exposer of CSI snapshots: a DataUpload's source snapshot becomes a volume of a mover pod.
-
-Runs the steps and their cleanup in order; the objects are built by `exposer.manifests` and `exposer.pods`, and
-`exposer.sources` takes the source over.
-"""
+"""Exposer of CSI snapshots: a DataUpload's source snapshot becomes a volume of a mover pod."""
 
 import logging
 from dataclasses import replace
@@ -75,12 +71,7 @@ class CSISnapshotExposer:
         self._refused: dict[str, float] = {}
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
-        """Return why the expose cannot start yet; reads only.
-
-        Raises:
-            ExposeError: snapshot, content or PVC of the source do not exist.
-            KubeError: the API server rejected a read.
-        """
+        """Return why the expose cannot start yet; raise ExposeError if objects of the source are gone. Reads only."""
         content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is None or not belongs(content, request.owner):
             # Otherwise an earlier attempt has taken the snapshot over; the source may no longer exist.
@@ -99,7 +90,6 @@ class CSISnapshotExposer:
         Raises:
             ExposeError: the expose can never succeed.
             NotOwnerError: the DataUpload is no longer this agent's.
-            KubeError: the API server rejected a request.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             if request.fell_back and (pending := await self._drop_device(request.owner)):
@@ -109,13 +99,7 @@ class CSISnapshotExposer:
             return await self._causes.inspect(pod, by_block=request.by_block)
 
     async def confirm(self, request: SnapshotRequest) -> None:
-        """Check that the volume of the backup PVC was created from the snapshot.
-
-        Called once the mover pod runs, so the PVC is bound.
-
-        Raises:
-            ExposeError: it existed before.
-        """
+        """Raise ExposeError if the volume of the backup PVC, which is bound by now, existed before the snapshot."""
         owner = request.owner
         claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
         name = claim["spec"].get("volumeName") if claim is not None else ""
@@ -137,10 +121,7 @@ class CSISnapshotExposer:
         return await withdraw_mover(self._client, owner, interruption, claim=owner.name, forced=lost)
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
-        """Delete the expose objects and the source snapshot in order; None once nothing is left.
-
-        Works at any stage, also where nothing was created. Only objects of the owner's UID are deleted.
-        """
+        """Delete the owner's expose objects, then the source snapshot, at any stage; None once nothing is left."""
         owner = request.owner
         if pending := await delete_owned(self._client, owner, PODS, owner.name):
             return pending
@@ -215,7 +196,6 @@ class CSISnapshotExposer:
         return pending or await delete_with_volume(self._client, claim)
 
     async def _read_exclusions(self, request: SnapshotRequest) -> str | None:
-        """Return what the annotation of the source PVC names, if it counts."""
         namespace = request.source_namespace
         if namespace not in request.settings.exclusions.annotation_namespaces:
             return None
@@ -282,10 +262,9 @@ class CSISnapshotExposer:
         return diagnose_group(content, group)
 
     async def _delete_claim(self, request: SnapshotRequest, content: VolumeSnapshotContent | None) -> Pending | None:
-        """Delete the backup PVC and its volume; the snapshot is deleted after both.
+        """Delete the backup PVC and its volume; the snapshot is deleted after both, as some storages require.
 
-        Some storages cannot delete a snapshot while a volume created from it exists. The volume's
-        name is recorded on the content, since the PVC is deleted first.
+        The volume's name is recorded on the content, since the PVC is deleted first.
         """
         owner = request.owner
         claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)

@@ -2,13 +2,11 @@
 
 Creation is idempotent: objects of an earlier run are found by the owner's UID.
 
-Secrets and ConfigMaps that a driver reads in the namespace of the PVC are copied from the volume's namespace before the
-PVC is created, and deleted after it. Only one copy of a name can exist at a time: other transfers that need it wait
-until its transfer is cleaned up.
+Secrets and ConfigMaps that a driver reads in the namespace of the PVC are copied before the PVC is created, and deleted
+after it. Only one copy of a name can exist at a time: other transfers that need it wait.
 Source: Velero main at d2241adba, pkg/util/kube/secrets.go, where they fail instead.
 
-A restore without a cache volume keeps its cache on the node: a cache volume only saves time and space there, and no
-restore fails for lack of one.
+A cache volume only saves time and space on the node, and no restore fails for lack of one.
 Source: Velero v1.18, pkg/exposer/cache_volume.go and validateCachePVCConfig in pkg/cmd/cli/nodeagent/server.go.
 """
 
@@ -72,11 +70,7 @@ class ExposeRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Delete the objects of this run where no agent continues with the owner.
-
-        Raises:
-            NotOwnerError: the owner was no longer this agent's when the last object was created.
-        """
+        """Delete the objects of this run, and raise NotOwnerError, where the owner is no longer this agent's."""
         if isinstance(error, NotOwnerError):
             await self._undo(error)
         elif error is None and self._created:
@@ -87,11 +81,7 @@ class ExposeRun:
                 raise
 
     async def read(self, resource: Resource[ObjectT], name: str) -> ObjectT | Pending | None:
-        """Return the owner's object of that name; Pending while an object to be deleted has the name.
-
-        Raises:
-            ExposeError: another object has the name.
-        """
+        """Return the owner's object of that name; Pending while one to be deleted has it, ExposeError: another has."""
         obj = await self.client.read(resource, self._namespace(resource), name)
         if obj is None:
             self._absent.add((resource, name))
@@ -143,19 +133,15 @@ class ExposeRun:
         return created
 
     async def confirm(self) -> None:
-        """Check with a read that the owner is still this agent's: before what cannot be undone.
-
-        Raises:
-            NotOwnerError: from the guard.
-        """
+        """Raise NotOwnerError, by a read, unless the owner is still this agent's: before what cannot be undone."""
         await self._guard(sure=True)
         self._created = False
 
     async def _undo(self, cause: NotOwnerError) -> None:
         """Delete by UID what this run read or created for the owner, if no agent continues with it.
 
-        What cannot be deleted is left to garbage collection, which finds it by the owner's label. So are a PVC
-        that may have a volume, and its snapshot, which some storages delete after the volume only.
+        What cannot be deleted is left to garbage collection. So are a PVC that may have a volume, and its snapshot,
+        which some storages delete after the volume only.
         """
         if not cause.ended:
             return
@@ -194,7 +180,7 @@ class ExposeRun:
         return not version or deletion is not Deletion.CONFLICT
 
     def _name_taken(self, obj: Object, place: str) -> Pending:
-        """Return why the expose is pending where the object of another transfer has the name.
+        """Return what the expose is pending for where another transfer's object has the name.
 
         Raises:
             ExposeError: it belongs to no transfer, or Velero created it: no agent will delete it.
@@ -262,12 +248,7 @@ async def check_copies(reader: Reader, plan: CopyPlan) -> Pending | None:
 
 
 async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> Pending | None:
-    """Create the copies that do not exist yet; None once all of them do.
-
-    Raises:
-        ExposeError: as for `check_copies`.
-        NotOwnerError: the owner is no longer this agent's.
-    """
+    """Create the copies that do not exist yet; None once all of them do. Errors are as for `check_copies` and `run`."""
     for resource, name in _objects(plan.allowed):
         copy = await _permitted(run.read(resource, name), resource, plan.owner.namespace)
         if copy is None:
@@ -281,11 +262,7 @@ async def ensure_copies(run: ExposeRun, plan: CopyPlan) -> Pending | None:
 
 
 async def delete_copies(client: KubeClient, plan: CopyPlan) -> Pending | None:
-    """Delete the copies of the owner; None once there are none.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Delete the copies of the owner; None once there are none."""
     for resource, name in _objects(plan.possible):
         try:
             found = await client.read(resource, plan.owner.namespace, name)
@@ -310,11 +287,7 @@ def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str
 
 
 async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) -> _T:
-    """Return what `read` returns.
-
-    Raises:
-        ExposeError: the agent lacks the permission.
-    """
+    """Return what `read` returns; raise ExposeError if the agent lacks the permission."""
     try:
         return await read
     except ForbiddenError as e:
@@ -348,12 +321,8 @@ def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manif
 async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str | None) -> CacheVolume | Pending | None:
     """Return the cache that the owner's PVC holds, created where needed; None where there is none.
 
-    A PVC that was created before an edit of the configuration holds what it was created for.
-    `node`: where the cache must be reachable; None: anywhere.
-
-    Raises:
-        ExposeError: another PVC has the name.
-        NotOwnerError: from the run's guard; nothing was created.
+    A PVC that was created before an edit of the configuration holds what it was created for. `node`: where the cache
+    must be reachable; None: anywhere. Errors are as for `ExposeRun.ensure`.
     """
     if cache is None:
         return None
@@ -380,11 +349,7 @@ async def _problem_of(client: KubeClient, cache: CacheVolume) -> str | None:
 
 
 async def read_storage_access(client: KubeClient, namespace: str, location: str) -> StorageAccess:
-    """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail.
-
-    Raises:
-        KubeError: the API server rejected the read.
-    """
+    """Return what the movers of that location need; nothing, if it is missing or invalid: they will fail."""
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
     if raw is None:
         return StorageAccess()

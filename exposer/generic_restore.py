@@ -1,8 +1,5 @@
 """Exposer of restores: a new or an existing volume for the data of a DataDownload, bound to the target PVC at the end.
 
-Runs the steps and their cleanup in order. The objects are built by `exposer.manifests` and `exposer.pods`;
-`exposer.in_place` takes an existing volume, and gives it back.
-
 The steps of the binding, each of which checks whether it is still to be done: set reclaim policy Retain (with our owner
 label, so that garbage collection finds a provisioned volume if its transfer is deleted before it is
 bound), delete the pod, wait until the volume is detached, delete its PVC, point the volume at the
@@ -93,7 +90,6 @@ class GenericRestoreExposer:
         Raises:
             ExposeError: the target PVC is already bound, its StorageClass does not exist, or it requires a Windows
                 node, and Velero has no agent there.
-            KubeError: the API server rejected a read.
         """
         if request.for_windows:
             return leave_to_velero(request.settings.template)
@@ -114,7 +110,6 @@ class GenericRestoreExposer:
         Raises:
             ExposeError: the expose can never succeed.
             NotOwnerError: the DataDownload is no longer this agent's.
-            KubeError: the API server rejected a request.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is created last: where it exists, all other objects were created before it.
@@ -122,11 +117,7 @@ class GenericRestoreExposer:
             return await self._causes.inspect(pod, by_block=request.by_block)
 
     async def confirm(self, request: RestoreRequest) -> None:
-        """Check that the existing volume is still used by nothing else, or that the mode of a new one can change.
-
-        Raises:
-            ExposeError: it is, or it cannot: it existed before, and is not this agent's to delete.
-        """
+        """Raise ExposeError if anything else uses the existing volume, or a new one cannot get the target's mode."""
         if request.volume:
             await check_unused(self._client, request.volume)
         elif request.by_block:
@@ -140,11 +131,7 @@ class GenericRestoreExposer:
             )
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        """Return the restored volume, before its rebind starts.
-
-        Raises:
-            ExposeError: PVC or volume no longer exist.
-        """
+        """Return the restored volume, before its rebind starts; raise ExposeError if PVC or volume no longer exist."""
         owner = request.owner
         place = f"PersistentVolumeClaim {owner.namespace}/{owner.name} with the restored data"
         claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
@@ -228,11 +215,7 @@ class GenericRestoreExposer:
         return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
-        """Return the target PVC, which has no volume yet but the existing one that is restored into.
-
-        Raises:
-            ExposeError: it is bound.
-        """
+        """Return the target PVC; raise ExposeError if it has a volume other than the one that is restored into."""
         namespace, name = request.target_namespace, request.target_claim
         place = f"target PVC {namespace}/{name}"
         target = await reader.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
@@ -250,10 +233,7 @@ class GenericRestoreExposer:
         """Return the nodes for the volume and its mover, once they are known.
 
         With late binding, the consumer's node is the only one; otherwise the rules apply. To an existing volume the
-        scheduler adds the nodes that can reach it.
-
-        Raises:
-            ExposeError: the StorageClass of the target PVC does not exist, or the volume requires a Windows node.
+        scheduler adds the nodes that can reach it. ExposeError: the class does not exist, or Windows is required.
         """
         if request.for_windows:
             # Velero's agent accepted it.
@@ -276,7 +256,6 @@ class GenericRestoreExposer:
 
         Raises:
             ExposeError: target PVC or volume were deleted, or the target PVC has another volume.
-            KubeError: the API server rejected a request.
         """
         target = await self._read_bound_target(request, kept)
         volume = await self._read_volume(request, kept)
@@ -323,10 +302,7 @@ class GenericRestoreExposer:
         return pending if kept.provisioned else None
 
     async def give_back(self, request: RestoreRequest) -> Pending | None:
-        """Give the existing volume of an unfinished restore back to its PVC; None once that is done.
-
-        Also one that was not taken yet, if it was released for this restore.
-        """
+        """Give the existing volume of an unfinished restore, taken or only released, back to its PVC; None: done."""
         if request.volume is None:
             return None
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
@@ -394,11 +370,7 @@ class GenericRestoreExposer:
         return f": PersistentVolume {name}, which stays, names its storage" if own else ""
 
     async def _change_mode(self, request: RestoreRequest, kept: KeptVolume, volume: PersistentVolume) -> Pending:
-        """Replace the retained volume of a device by one with a file system.
-
-        Raises:
-            ExposeError: another volume has its name, or `volume` is not the restore's to delete.
-        """
+        """Replace the retained volume of a device by one with a file system; raise ExposeError if it may not."""
         if not kept.provisioned or volume_mode(volume) is not VolumeMode.BLOCK:
             mode = volume["spec"].get("volumeMode")
             raise ExposeError(f"PersistentVolume {kept.pv_name} has volumeMode {mode}, unlike the target PVC")
@@ -483,6 +455,5 @@ def _claimed_by(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
 
 
 def _bound(volume: PersistentVolume, target: PersistentVolumeClaim) -> bool:
-    """Return whether the controller has bound volume and PVC."""
     phases = {(volume.get("status") or {}).get("phase"), (target.get("status") or {}).get("phase")}
     return phases == {"Bound"} and target["spec"].get("volumeName") == volume["metadata"]["name"]

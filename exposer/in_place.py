@@ -103,11 +103,7 @@ async def check_existing(
 ) -> PersistentVolume | Pending | None:
     """Return the existing volume of the request, or why it cannot be taken yet; None: a new one is restored into.
 
-    It only reads.
-
-    Raises:
-        ExposeError: it can never be restored into.
-        KubeError: the API server rejected a request.
+    It only reads. Raise ExposeError if it can never be restored into.
     """
     if request.volume is None:
         return None
@@ -129,11 +125,7 @@ async def check_existing(
 
 
 async def check_unused(client: KubeClient, name: str) -> None:
-    """Check that the storage of the existing volume of that name is not used through another PersistentVolume.
-
-    Raises:
-        ExposeError: it is.
-    """
+    """Raise ExposeError if the storage of the existing volume of that name is used through another PersistentVolume."""
     volume = await client.read(PERSISTENT_VOLUMES, "", name)
     if volume is not None and (users := await find_users(client, volume)):
         raise ExposeError(f"PersistentVolume {name} is in use: {users}")
@@ -144,11 +136,7 @@ def _in_use(message: str) -> Pending:
 
 
 def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume: PersistentVolume) -> None:
-    """Check that the volume is the target's, which a user or the Velero server has released.
-
-    Raises:
-        ExposeError: it is not.
-    """
+    """Raise ExposeError unless the volume is the target's, which a user or the Velero server has released."""
     place = f"PersistentVolume {volume['metadata']['name']}"
     claim = f"PVC {request.target_namespace}/{request.target_claim}"
     reference = volume["spec"].get("claimRef")
@@ -165,11 +153,7 @@ def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume:
 
 
 def _check_device(request: RestoreRequest, volume: PersistentVolume) -> None:
-    """Check that the volume, which has a file system, may have a device below it, and will be mounted after.
-
-    Raises:
-        ExposeError: it has none, or would not be: nothing is written.
-    """
+    """Raise ExposeError unless the volume, which has a file system, has a device below it, and will be mounted."""
     place, csi = f"PersistentVolume {volume['metadata']['name']}", volume["spec"].get("csi")
     if not csi:
         raise ExposeError(f"{place} to restore into by block is of no CSI driver: restore into a new volume")
@@ -211,7 +195,6 @@ def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
 
 
 async def _list_users(reader: Reader, claim: ObjectReference) -> list[str]:
-    """Return the pods that use a PVC, with what controls them, as text."""
     namespace, name = claim.get("namespace", ""), claim.get("name", "")
     pods = await reader.list(Selection(PODS, namespace)) if namespace and name else []
     return describe_users(pods, name)
@@ -275,11 +258,7 @@ async def ensure_shown(
 
 
 def _explain_name(device: PersistentVolume) -> Pending:
-    """Return that the PersistentVolume of an earlier restore must be deleted first.
-
-    Raises:
-        ExposeError: no restore created it.
-    """
+    """Return that the PersistentVolume of an earlier restore must go first; ExposeError: no restore created it."""
     place = f"PersistentVolume {device['metadata']['name']}"
     # One that is given back to a PVC is itself an existing volume, whose name happens to end so.
     if not _taker(device) or read_claim_of(device) is not None:

@@ -60,11 +60,7 @@ from exposer.sources import settle_source
 async def keep_base_snapshot(
     client: KubeClient, request: SnapshotRequest, content: VolumeSnapshotContent, source: SnapshotSource
 ) -> None:
-    """Keep the snapshot of a complete backup, whose `content` is still the transfer's, unless the policy forbids it.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Keep the snapshot of a complete backup, whose `content` is still the transfer's, unless the policy forbids it."""
     # A driver may refuse to delete a member of a group, and the next backup would wait for it.
     in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
     if in_group or not source.volume_handle:
@@ -77,11 +73,7 @@ async def keep_base_snapshot(
 
 
 async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -> Pending | None:
-    """Delete all base snapshots of the volume but the newest; that too if it is older than a backup that has none.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Delete all base snapshots of the volume but the newest; that too if it is older than a backup that has none."""
     selector = select_labels({BASE_CLAIM_LABEL: _claim_value(request)})
     found = await client.list(Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=selector))
     own = sorted((one for one in found if is_in_namespace(one, request.owner.namespace)), key=_created)
@@ -93,11 +85,7 @@ async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -
 
 
 async def delete_base_snapshot(client: KubeClient, content: VolumeSnapshotContent) -> Pending | None:
-    """Delete a base snapshot and its content; None once there is none.
-
-    Raises:
-        KubeError: the API server rejected a request.
-    """
+    """Delete a base snapshot and its content; None once there is none."""
     if content["spec"].get("deletionPolicy") != DELETE and not content["metadata"].get("deletionTimestamp"):
         await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
     return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
@@ -148,13 +136,9 @@ class LeakedObjects:
 async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: bool = False) -> dict[str, LeakedObjects]:
     """Return all objects with an owner label, by the owner's UID; Secrets and ConfigMaps only if `copies` is set.
 
-    A VolumeSnapshotContent has no namespace; it is included where it refers to a snapshot of
-    `namespace`. A volume, which has the label only during its rebind, is included where it still
-    refers to a deleted PVC of `namespace`: once bound to another PVC it is never deleted. Existing volumes that were
-    restored into are given back, and never deleted.
-
-    Raises:
-        KubeError: the API server rejected a request.
+    A VolumeSnapshotContent is included where it refers to a snapshot of `namespace`; a volume, which has the label only
+    during its rebind, where it still refers to a deleted PVC of `namespace`: once bound to another it is never deleted.
+    Existing volumes that were restored into are given back, and never deleted.
     """
     found: dict[str, LeakedObjects] = {}
     selections = [
@@ -198,9 +182,6 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     """Take the next step; return what is being deleted, as text; None: nothing is left.
 
     Pods are deleted before the PVCs they use, volumes before the snapshot they were created from.
-
-    Raises:
-        KubeError: the API server rejected a request.
     """
     steps = (
         partial(_delete_all, resources=(PODS,)),

@@ -73,10 +73,7 @@ def cache_claim_name(owner: Owner) -> str:
 
 
 def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> Manifest:
-    """Return the PVC whose volume is provisioned from the backup VolumeSnapshot.
-
-    `size` is a quantity, `mode` the source's.
-    """
+    """Return the PVC that is provisioned from the backup VolumeSnapshot; `size` is a quantity, `mode` the source's."""
     settings = request.backup_pvc
     writable = _ONE_POD if settings.one_pod else _WRITABLE
     mode = VolumeMode.BLOCK if request.by_block else mode
@@ -86,10 +83,7 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
 
 
 def build_snapshot_spec(snapshot: str, storage_class: str, *, size: str, mode: VolumeMode) -> Manifest:
-    """Return the `spec` of a PVC whose volume is provisioned from the VolumeSnapshot `snapshot` of its namespace.
-
-    `size` is a quantity.
-    """
+    """Return the `spec` of a PVC that is provisioned from a VolumeSnapshot of its namespace; `size` is a quantity."""
     return {
         "accessModes": [_WRITABLE],
         "dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot},
@@ -263,11 +257,7 @@ def parse_snapshot_source(
 
 
 def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
-    """Return the source that is recorded on the backup content.
-
-    Raises:
-        ContractError: the annotation is missing or invalid.
-    """
+    """Return the source that is recorded on the backup content; raise ContractError if that is missing or invalid."""
     meta = content["metadata"]
     try:
         return SnapshotSource.from_json((meta.get("annotations") or {}).get(SOURCE_ANNOTATION, ""))
@@ -379,10 +369,7 @@ def build_backup_content(
 ) -> Manifest:
     """Return the backup content, which shares the snapshot handle of the source's `content`.
 
-    `by_block`: a volume with a file system may be read as a device.
-
-    Raises:
-        ExposeError: the source content has no handle to share, or no driver.
+    `by_block`: a volume with a file system may be read as a device. Errors are as for `build_shared_content`.
     """
     manifest = build_shared_content(content, owner.namespace, owner.name, deletion_policy="Delete")
     meta = manifest["metadata"]

@@ -1,8 +1,4 @@
-"""Inputs and results of exposers: owners, requests, exposed volumes and pending reasons.
-
-Does no I/O; the exposers are `exposer.csi_snapshot`, `exposer.generic_restore` and
-`exposer.pod_volume`.
-"""
+"""Inputs and results of exposers: owners, requests, exposed volumes and pending reasons. Does no I/O."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -35,7 +31,6 @@ class NotOwnerError(AgentError):
     """
 
     def __init__(self, message: str, *, ended: bool) -> None:
-        """Store whether another agent continues."""
         super().__init__(message)
         self.ended = ended
 
@@ -48,19 +43,11 @@ class Reader(Protocol):
     """Reads objects: the API client, or a cache of recent answers."""
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
-        """Return the object, or None where it does not exist; callers must not modify it.
-
-        Raises:
-            KubeError: the API server rejected the read, or could not be reached.
-        """
+        """Return the object, or None where it does not exist; callers must not modify it."""
         ...
 
     async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
-        """Return the selected objects; from a cache, they may have only what tells who uses a volume.
-
-        Raises:
-            KubeError: the API server rejected the list, or could not be reached.
-        """
+        """Return the selected objects; from a cache, they may have only what tells who uses a volume."""
         ...
 
 
@@ -68,11 +55,7 @@ class Guard(Protocol):
     """Ownership check: before each create from the cache, after the last one by a read."""
 
     async def __call__(self, *, sure: bool) -> None:
-        """Check that the owner is this agent's to expose; `sure`: by a read from the API server.
-
-        Raises:
-            NotOwnerError: it is not.
-        """
+        """Raise NotOwnerError unless the owner is this agent's to expose; `sure`: by a read from the API server."""
         ...
 
 

@@ -1,8 +1,6 @@
 """Identity, creation and deletion of the objects and volumes that belong to one custom resource, and of no others.
 
-Objects are identified by the owner's UID, and deleted by their own. A pod is created without its
-PriorityClass where that no longer exists: a class can be deleted at any time, and no transfer fails
-because of it.
+Objects are identified by the owner's UID, and deleted by their own.
 
 Kubernetes binds a PVC to any Available volume that matches class, size and mode, whatever its data
 source: a static volume, or a released one that was made Available again.
@@ -65,12 +63,7 @@ def diagnose_rejection(error: KubeError) -> Pending | None:
 
 
 async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
-    """Create the pod and return it as stored; without its priority class if that does not exist.
-
-    Raises:
-        AlreadyExistsError: one of that name exists.
-        KubeError: the API server rejected the pod for another reason.
-    """
+    """Create the pod and return it as stored; without its priority class if that does not exist."""
     meta, spec = manifest["metadata"], manifest["spec"]
     priority_class = spec.get("priorityClassName", "")
     extra = fields(kind=PODS.kind, namespace=meta["namespace"], name=meta["name"])
@@ -142,10 +135,7 @@ def check_copy(resource: Resource, obj: Object) -> Pending:
 
 
 def copy_in_use(kind: str, name: str) -> Pending:
-    """Return that another transfer has the copy.
-
-    It is not named: with each that ends, the message of all others would change.
-    """
+    """Return that another transfer has the copy; not which, as the message would change with each that ends."""
     text = f"the copy of {kind} {name} is in use by another transfer, until that is cleaned up"
     return Pending(PendingReason.COPY_IN_USE, text)
 
@@ -167,10 +157,9 @@ async def delete_object(
 ) -> Pending | None:
     """Delete `obj`, as it was just read, by its UID; None once it is deleted.
 
-    `unchanged`: not if it was changed since; call again after another read.
-
-    `forced` only where nothing is written: a pod may still run on a node that is unreachable. Otherwise its deletion
-    ends when its kubelet reports that it terminated, or when the Node is deleted or tainted as out of service.
+    `unchanged`: not if it was changed since; call again after another read. `forced`, only where nothing is written: a
+    pod may still run on a node that is unreachable. Otherwise its deletion ends when its kubelet reports its end, or
+    when the Node is deleted or tainted as out of service.
     Source: Kubernetes v1.34, pkg/controller/podgc/gc_controller.go.
     """
     meta = obj["metadata"]
@@ -232,9 +221,8 @@ BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 def is_provisioned(volume: PersistentVolume) -> bool:
     """Return whether `volume` was created for the PVC that it refers to, and did not exist before.
 
-    A provisioner names a volume after the UID of the PVC, unless it is configured to use a part of it.
-    It also creates the volume with its reference; a volume that gets the reference later is annotated
-    in the same write, except one that already referred to a PVC of that name.
+    A provisioner names a volume after the UID of the PVC, or a part of it, and creates it with its reference; a volume
+    that gets that later is annotated in the same write, except one that already referred to a PVC of that name.
     Source: sig-storage-lib-external-provisioner v11, controller/controller.go (provisionClaimOperation);
     external-provisioner v5, pkg/controller/controller.go (makeVolumeName); Kubernetes v1.34,
     component-helpers/storage/volume/pv_helpers.go (GetBindVolumeToClaim).
@@ -283,10 +271,8 @@ async def retain_for(client: KubeClient, volume: PersistentVolume, labels: dict[
 async def replace_volume(client: KubeClient, owner: Owner, volume: PersistentVolume, manifest: Manifest) -> None:
     """Create the PersistentVolume of `manifest` for the storage of `volume`, as it was just read, then delete `volume`.
 
-    Repeat it until `volume` is gone. Only a retained one is deleted, so that its storage stays.
-
-    Raises:
-        ExposeError: a volume that is not the owner's has the name.
+    Repeat it until `volume` is gone. Only a retained one is deleted, so that its storage stays. Raise ExposeError if a
+    volume that is not the owner's has the name.
     """
     name = manifest["metadata"]["name"]
     found = await client.read(PERSISTENT_VOLUMES, "", name) or await client.create(PERSISTENT_VOLUMES, manifest)
@@ -328,10 +314,9 @@ def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manife
 async def withdraw_mover(
     client: KubeClient, owner: Owner, interruption: Interruption, *, claim: str, forced: bool = False
 ) -> Pending | None:
-    """Delete what an interrupted attempt leaves: its mover pod and, unless only the mover ended, the PVC `claim`.
+    """Delete an interrupted attempt's mover pod and, unless only the mover ended, the PVC `claim`; None: both are gone.
 
-    The node of that pod may be the only one that reaches the volume of the PVC. `forced`: as for `delete_owned`, of the
-    pod. None once both are gone.
+    The pod's node may be the only one that reaches the volume of the PVC. `forced`: as for `delete_owned`, of the pod.
     """
     if pending := await delete_owned(client, owner, PODS, owner.name, forced=forced):
         return pending
@@ -341,9 +326,8 @@ async def withdraw_mover(
 async def delete_with_volume(client: KubeClient, claim: PersistentVolumeClaim) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
-    A claim that is still being provisioned is waited for if its class retains volumes: the volume would
-    be created without it, and nothing would name it. A volume that is bound to another PVC, or that was
-    not provisioned for this one, is left alone.
+    A claim that is being provisioned is waited for if its class retains volumes: nothing would name the volume. One
+    that is bound to another PVC, or was not provisioned for this one, is left alone.
     """
     name = claim["spec"].get("volumeName")
     if await is_being_provisioned(client, claim):

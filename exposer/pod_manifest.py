@@ -215,10 +215,7 @@ def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
 
 
 def _build_token(audience: str) -> Volume:
-    """Return the volume with a token that is valid as long as the pod exists, and at most some minutes.
-
-    So neither the agent nor the mover needs the permission to create tokens.
-    """
+    """Return the volume with a token that is valid as long as the pod exists; so no account may create tokens."""
     token = {
         "audience": audience,
         "expirationSeconds": _TOKEN_SECONDS,
@@ -242,7 +239,6 @@ def _mount(name: str, path: str, *, read_only: bool) -> VolumeMount:
 
 
 def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: str) -> list[VolumeMount]:
-    """Return the inherited mounts without those that this mover must not have."""
     private = {each["name"] for each in template.volumes if any(source in each for source in _PRIVATE_SOURCES)}
     mounts: list[VolumeMount] = []
     for mount in template.volume_mounts:
@@ -375,7 +371,6 @@ def _build_spec(plan: MoverPod, expose: ExposeSettings) -> Manifest:
 
 
 def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> list[PodToleration]:
-    """Return all tolerations without duplicates: inherited, configured, the pod's own."""
     tolerations = (
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
         *settings.tolerations,

@@ -1,7 +1,5 @@
-"""The status of a mover pod: why it is pending, and how it terminated.
+"""The status of a mover pod: why it is pending, and how it terminated. Pure.
 
-Knows the reasons and messages of scheduler and kubelet. Pure: uses nothing but the pod; where its status has no cause,
-`exposer.causes` reads more objects.
 Source: Kubernetes v1.34, pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go and
 pkg/kubelet/kuberuntime/kuberuntime_container.go (reasons of a waiting container), pkg/apis/core/types.go (conditions
 PodScheduled and DisruptionTarget), pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (messages about PVCs
@@ -81,11 +79,7 @@ class PodEnd:
 
 
 def diagnose_pod(pod: Pod) -> Pending | None:
-    """Return why `pod` (a v1 Pod as JSON dict) is pending; None where it is not.
-
-    Raises:
-        ExposeError: it can never run.
-    """
+    """Return why `pod` (a v1 Pod as JSON dict) is pending; None where it is not. ExposeError: it can never run."""
     status = pod.get("status") or {}
     if status.get("phase", "Pending") != "Pending":
         return None
@@ -180,10 +174,7 @@ def explain_exit(end: PodEnd) -> str:
 
 
 def _mover_of(pod: Pod, containers: list[_T]) -> _T | None:
-    """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one.
-
-    A maintenance Job's has a name of its own.
-    """
+    """Return the container named after the UID of the pod's owner, as with Velero, or of maintenance; else the only."""
     meta = pod.get("metadata") or {}
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     names = owners | {(meta.get("labels") or {}).get(OWNER_UID_LABEL), MAINTENANCE_CONTAINER}

@@ -1,8 +1,4 @@
-"""Exposer of pod volumes: a mover pod on the same node mounts the volume's directory.
-
-Locates the volume and keeps checking that the workload pod still has it. What a workload pod's
-fields mean, and where kubelets mount volumes, is in `exposer.workload`.
-"""
+"""Exposer of pod volumes: a mover pod on the same node mounts the volume's directory."""
 
 from dataclasses import replace
 
@@ -49,12 +45,7 @@ class PodVolumeExposer:
         self._causes = causes
 
     async def locate(self, request: PodVolumeRequest, reader: Reader) -> LocatedVolume | Pending:
-        """Return where the volume is, or why it is pending; reads only.
-
-        Raises:
-            ExposeError: it can never be exposed.
-            KubeError: the API server rejected a read.
-        """
+        """Return where the volume is, or why it is pending; ExposeError: it can never be exposed. Reads only."""
         ref = request.workload
         if not request.settings.template.host_pods:
             raise ExposeError(
@@ -93,13 +84,10 @@ class PodVolumeExposer:
         return pod["spec"].get("nodeName") or None
 
     async def confirm(self, request: PodVolumeRequest) -> None:
-        """Check that the workload pod still has the volume.
+        """Raise ExposeError unless the workload pod still has the volume.
 
         A mover continues in an empty directory when the volume is unmounted: its success alone proves
         nothing. A restored pod whose init container completed has found its data.
-
-        Raises:
-            ExposeError: the pod was deleted, is being deleted, or has terminated.
         """
         ref = request.workload if request.workload.uid else await self._read_ref(request)
         pod = await _read_workload(request, self._client)
@@ -108,20 +96,12 @@ class PodVolumeExposer:
         check_alive(ref, pod)
 
     async def confirm_waiting(self, request: PodVolumeRequest) -> None:
-        """Check that the workload pod of a restore still waits for its data; reads only.
-
-        Raises:
-            ExposeError: the pod is gone, or its init container has ended: it runs with what was restored.
-        """
+        """Raise ExposeError unless the workload pod of a restore still waits for its data; reads only."""
         ref = request.workload
         check_restore_wait(ref, check_alive(ref, await _read_workload(request, self._client)))
 
     async def confirm_alone(self, request: PodVolumeRequest) -> None:
-        """Check that nothing else uses the volume of a restore in place; reads only.
-
-        Raises:
-            ExposeError: one does, or the workload pod is gone.
-        """
+        """Raise ExposeError if anything else uses the volume of a restore in place; reads only."""
         if request.in_place is None:
             return
         ref = request.workload
@@ -160,7 +140,6 @@ class PodVolumeExposer:
         Raises:
             ExposeError: it can never be created, or never run.
             NotOwnerError: the custom resource is no longer this agent's.
-            KubeError: the API server rejected a request.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The workload may be deleted while the mover pod is pending: then the mover can never succeed.
@@ -199,11 +178,7 @@ class PodVolumeExposer:
         return find_volume_directory(host_pods, located.directory, what=what)
 
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
-        """Return the workload pod that the mover's directory belongs to, for a request without a UID.
-
-        Raises:
-            ExposeError: the mover pod no longer exists, or does not show it, and nothing else records that.
-        """
+        """Return the workload pod of the mover's directory, for a request without a UID; ExposeError: not known."""
         owner, ref = request.owner, request.workload
         mover = await read_owned(self._client, owner, PODS, owner.name)
         if mover is None:

@@ -1,8 +1,7 @@
 """Builders of pods: of data movers, one for each kind, of Jobs for a repository or location, and of client commands.
 
-Each mover's pod differs in arguments, volume, placement and tolerations; `exposer.pod_manifest` builds what they share.
-`storage` is what the pod needs to reach the bucket of its location. A pod of a client command has the agents' image, an
-account of its own, and nothing of a data mover. Does no I/O.
+`exposer.pod_manifest` builds what movers share; `storage` is what a pod needs to reach the bucket of its location. A
+pod of a client command has the agents' image, an account of its own, and nothing of a data mover. Does no I/O.
 Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
 tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_pods_maintenance_job.py lists every difference.
 """
@@ -198,10 +197,7 @@ def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: Sto
 def _choose_for_backup(
     args: MoverArgs, settings: ExposeSettings, *, namespace: str, storage_class: str | None, excluded: str | None
 ) -> MoverArgs:
-    """Return `args` with what the settings choose for backups of volumes of this namespace and class.
-
-    `excluded` is what the annotation of the source PVC names.
-    """
+    """Return `args` with what the settings, and the source PVC's annotation `excluded`, choose for such backups."""
     compression = settings.compression.of_class(storage_class)
     return replace(
         args,
@@ -216,7 +212,6 @@ def _choose_for_backup(
 def _build_args(
     owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions, cache: CacheVolume | None = None
 ) -> MoverArgs:
-    """Return the arguments of the mover of `owner`, without its volume's."""
     return MoverArgs(
         verb=verb,
         kind_flag=kind_flag,
@@ -310,9 +305,8 @@ class MaintenanceRun:
 def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: MaintainRepository) -> Manifest:
     """Return the manifest of the Job, a batch/v1 Job as JSON dict.
 
-    It has no owner reference: Kubernetes would delete it with the BackupRepository, and a Velero server would wait for
-    ever for a Job that vanished before its end. Its label says whose it is. It has no label of Velero's either: the
-    leader adds that once the pod runs.
+    It has no owner reference: Kubernetes would delete it with the BackupRepository, and a Velero server wait for it for
+    ever. Its label says whose it is; Velero's is added by the leader once the pod runs.
     """
     seconds = int(run.settings.active_deadline.total_seconds())
     template = _build_template(run, expose, spec, seconds)
@@ -322,10 +316,10 @@ def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: Mai
 
 
 def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec) -> Manifest:
-    """Return the manifest of a Job that a command runs, a batch/v1 Job as JSON dict.
+    """Return the manifest of a Job that a command runs, a batch/v1 Job; Kubernetes deletes it an hour after its end.
 
-    Its labels say that it is neither maintenance nor the object of a transfer. Kubernetes deletes it an hour after its
-    end. A verification may take as long as the settings of `run` say.
+    Its labels say that it is neither maintenance nor a transfer's. A verification may take as long as the settings of
+    `run` say.
     """
     match spec:
         case VerifySnapshots():

@@ -253,10 +253,7 @@ class ExclusionRules:
     annotation_namespaces: frozenset[str] = frozenset()
 
     def exclude(self, namespace: str, storage_class: str | None, annotation: str | None = None) -> str | None:
-        """Return the exclusions of a volume as JSON; None: there are none.
-
-        Of an annotation, lines that are no patterns have no effect.
-        """
+        """Return the exclusions of a volume as JSON; None: none. Invalid lines of an annotation have no effect."""
         fitting = [rule.exclude for rule in self.rules if rule.fits(namespace, storage_class)]
         if annotation and namespace in self.annotation_namespaces:
             fitting.append(Exclusions(patterns=read_patterns(annotation)))

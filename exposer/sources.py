@@ -87,10 +87,7 @@ async def take_over_source(
     source: SnapshotSource,
     confirm: Callable[[], Awaitable[None]] | None = None,
 ) -> Pending | None:
-    """Delete the source's snapshot and content, keeping the snapshot on the storage.
-
-    The content is deleted after the snapshot: only then its controller knows that it is
-    unused.
+    """Delete the source's snapshot, and its content after it, keeping the snapshot on the storage.
 
     `confirm` is called before the first write, if there is one; it raises where nothing may be written.
     """
@@ -177,7 +174,6 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
 
     Raises:
         ContractError: the source's content does not name its snapshot.
-        KubeError: the API server rejected a request.
     """
     source = recorded_source(content)
     if source is None or content["metadata"].get("deletionTimestamp"):
@@ -231,12 +227,9 @@ def _created_later(snapshot: VolumeSnapshot, requested_at: datetime | None) -> b
 
 
 def _check_volume(request: SnapshotRequest, claim: PersistentVolumeClaim) -> None:
-    """Check that the volume of the source and its class are known.
+    """Raise ExposeError unless the volume of the source and its class are known.
 
     Source: Velero v1.18.2, GetVolumeTopology in pkg/util/kube/pvc_pv.go.
-
-    Raises:
-        ExposeError: one of them is not.
     """
     if not request.storage_class:
         raise ExposeError(
@@ -283,11 +276,7 @@ def binds_late(storage_class: StorageClass | None) -> bool:
 
 
 def leave_to_velero(template: AgentTemplate) -> Pending:
-    """Return that Velero's agent carries out a transfer that requires a Windows node.
-
-    Raises:
-        ExposeError: there is no DaemonSet of such agents.
-    """
+    """Return that Velero's agent carries out a transfer that requires a Windows node; ExposeError: there is none."""
     if not template.windows:
         raise ExposeError(f"{WINDOWS_ONLY}, and there is no DaemonSet {AGENT_DAEMONSET_WINDOWS} of Velero's agents")
     return Pending(PendingReason.LEFT_TO_VELERO, f"{WINDOWS_ONLY}: left to Velero's node agent there")
@@ -300,12 +289,9 @@ async def needs_windows(client: KubeClient, request: SnapshotRequest) -> bool:
 
 
 async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placement:
-    """Return the nodes where the volume created from the snapshot can be read.
+    """Return the nodes where the volume created from the snapshot can be read; ExposeError: only Windows nodes can.
 
     A source PVC that no longer exists adds no restriction.
-
-    Raises:
-        ExposeError: the volume can only be read on a Windows node.
     """
     rules = request.settings.nodes.choose(request.backup_class)
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
@@ -367,13 +353,11 @@ async def _is_for_windows(
 
 
 async def _read_node_os(client: KubeClient, node: str | None) -> str | None:
-    """Return the operating system of a node; None where its label is missing."""
     found = await client.read(NODES, "", node) if node else None
     labels = (found["metadata"].get("labels") or {}) if found else {}
     return labels.get(_OS_LABEL)
 
 
 async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> list[str]:
-    """Return the nodes to which the volume of `claim` is attached, in their order."""
     volume = claim["spec"].get("volumeName")
     return await attached_nodes(client, volume) if volume else []

@@ -51,11 +51,7 @@ class AgentTemplate:
 
     @classmethod
     def parse(cls, daemonset: DaemonSet) -> Self:
-        """Return what mover pods inherit from `daemonset` (apps/v1 as JSON).
-
-        Raises:
-            ContractError: it has no container with an image.
-        """
+        """Return what movers inherit from an apps/v1 DaemonSet; ContractError: it has no container with an image."""
         template = daemonset.get("spec", {}).get("template", {})
         spec = template.get("spec", {})
         container = _agent_container(daemonset, spec)
@@ -137,6 +133,5 @@ def _shows_kubelet(volume: Volume, root: PurePosixPath) -> bool:
 
 
 def _parse_path(path: str) -> PurePosixPath:
-    """Return an absolute path on a node in normal form."""
     # Two slashes at the start are one: POSIX leaves their meaning open.
     return PurePosixPath("/" + posixpath.normpath(path).lstrip("/"))

@@ -56,7 +56,7 @@ _START_TIMEOUT: Final = timedelta(minutes=2)
 
 
 def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
-    """Return `pod` (a v1 Pod as JSON dict) if it is the one that `ref` names, and its volumes stay mounted.
+    """Return `pod` if it is the one that `ref` names, and its volumes stay mounted.
 
     Raises:
         ExposeError: it was deleted, is being deleted, or has terminated.
@@ -76,11 +76,7 @@ def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
 
 
 def check_running(ref: WorkloadRef, pod: Pod) -> None:
-    """Check that `pod` is running, so that its volumes are mounted.
-
-    Raises:
-        ExposeError: it is not running yet.
-    """
+    """Raise ExposeError unless `pod` is running, so that its volumes are mounted."""
     phase = (pod.get("status") or {}).get("phase", "Pending")
     if phase != "Running":
         raise ExposeError(f"workload pod {ref} is not running: phase {phase}")
@@ -145,11 +141,7 @@ def read_restore_of(pod: Pod) -> str | None:
 
 
 def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:
-    """Return the volume of that name from the pod's `spec.volumes`.
-
-    Raises:
-        ExposeError: there is none, or no container mounts it as a file system.
-    """
+    """Return the volume of that name from the pod; raise ExposeError unless it is mounted as a file system."""
     spec = pod["spec"]
     volume = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
     if volume is None:
@@ -264,16 +256,9 @@ def claim_of(pod: Pod, volume: Volume) -> str | None:
 def build_volume_directory(
     kubelet_root: str, pod_uid: str, volume: Volume, *, pv: PersistentVolume | None = None
 ) -> str:
-    """Return the directory on the node in which the kubelet mounts a volume.
+    """Return the directory on the node in which the kubelet mounts a volume of a pod, an entry of its `spec.volumes`.
 
-    Args:
-        kubelet_root: the kubelet's root directory on the node.
-        pod_uid: UID of the pod with the volume.
-        volume: the entry of the pod's `spec.volumes`.
-        pv: the PersistentVolume of its PVC, for a volume with one.
-
-    Raises:
-        ExposeError: the kubelet does not mount such a volume in a directory of the pod.
+    `pv` is the PersistentVolume of its PVC, if it has one. ExposeError: such a volume has no directory in the pod's.
     """
     source, name = (volume, volume["name"]) if pv is None else (pv["spec"], pv["metadata"]["name"])
     plugin = _plugin_of(source)
@@ -321,11 +306,7 @@ _SHOWN: Final = 10
 
 
 def list_pods(host_pods: str) -> frozenset[str]:
-    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods."""
     return frozenset(path.name for path in Path(host_pods).iterdir())
 
 
@@ -336,7 +317,7 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
 
     Args:
         host_pods: the kubelet's pods directory, as the agent has it mounted.
-        directory: a result of `exposer.workload.build_volume_directory`, with the plugin's expected name.
+        directory: a result of `build_volume_directory`, with the plugin's expected name.
         what: the volume, for messages.
 
     Raises:
@@ -397,7 +378,6 @@ def read_termination_message(host_pods: str, uid: str, container: str) -> str | 
 
 
 def _read_start(file: Path) -> str | None:
-    """Return the text of a regular file up to the limit of termination messages; None if it cannot be read."""
     try:
         return read_start(file, TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
     except OSError:
@@ -405,7 +385,6 @@ def _read_start(file: Path) -> str | None:
 
 
 def _list_volumes(directory: Path) -> dict[str, list[str]]:
-    """Return the names of the volumes in a pod's directory by plugin, both in order."""
     return {plugin: _list(directory / plugin) for plugin in _list(directory)}
 
 
