@@ -1,7 +1,6 @@
 """`python -m nodeagent` and `nodeagent`: the commands, and errors as one line with an exit code.
 
-The agent's own commands are in `nodeagent.cli`. Those for users are in `client`, which this module alone imports, and
-only when one of them runs.
+Those for users are in `client`, which this module alone imports, and only when one of them runs.
 """
 
 import argparse
@@ -153,11 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Check that the first word, if there is one, is a flag or a command.
-
-    Raises:
-        ConfigError: it is neither; the message has the command that may be meant.
-    """
+    """Raise ConfigError, with the command that may be meant, unless the first word, if any, is a flag or a command."""
     known = (*_USER_COMMANDS, *_AGENT_COMMANDS, *_POD_COMMANDS)
     for name in words:
         if not name.startswith("-") and name not in known:
@@ -166,7 +161,6 @@ def _check_command(words: Sequence[str]) -> None:
 
 
 def _set_up_velero(parser: argparse.ArgumentParser) -> None:
-    """Add the command `server`, with which Velero's DaemonSet starts its agent."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_command(commands, "server", "the same as serve", set_up_serve)
 

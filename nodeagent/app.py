@@ -1,8 +1,5 @@
 """The process of a node agent: builds the parts that both halves share, and runs both.
 
-Knows which parts exist. Does not decide anything, nor know what a half consists of (`nodeagent.leader.wiring`,
-`nodeagent.node.wiring`).
-
 Free memory is returned to the system after a burst of work. What Python keeps for small objects stays: the next
 transfer uses it again.
 Source: malloc_trim(3): since glibc 2.8 it returns whole free pages in all of the heap.
@@ -59,7 +56,6 @@ class MemoryTrimmer:
     """Returns free memory during a burst of requests, and once more after it."""
 
     def __init__(self, clock: Clock, trim: Callable[[], None]) -> None:
-        """Return memory by calling `trim`."""
         self._clock = clock
         self._trim = trim
         self._worked = asyncio.Event()
@@ -104,11 +100,7 @@ class Agent:
     memory: MemoryTrimmer
 
     async def run(self) -> None:
-        """Work until canceled; then release the Lease.
-
-        Raises:
-            ExceptionGroup: of the errors that a part cannot recover from.
-        """
+        """Work until canceled; then release the Lease."""
         await self.parts.live.refresh()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.parts.live.run(), name="own configuration")
@@ -130,7 +122,6 @@ class Agent:
 
 
 def _describe_confinement() -> str:
-    """Return what confines kopia in the data movers of this node; they log it too."""
     try:
         return f"Landlock ABI {landlock_abi()}"
     except OSError as e:
@@ -201,15 +192,7 @@ def build_kinds(
     *,
     node: str,
 ) -> list[Kind[Any]]:
-    """Return the adapter of each kind.
-
-    Args:
-        client: sends the requests of their exposers.
-        causes: finds why a mover pod does not start.
-        settings: returns the active settings; called for each request.
-        datamovers: the values of `spec.datamover` that select this data mover.
-        node: the node of this agent.
-    """
+    """Return the adapter of each kind; `settings` is called for each request."""
     pod_volumes = PodVolumeExposer(client, causes, node=node)
     return [
         DataUploadKind(CSISnapshotExposer(client, causes), settings, datamovers),
@@ -220,11 +203,7 @@ def build_kinds(
 
 
 async def serve(settings: Settings) -> int:
-    """Run the agent until SIGTERM or SIGINT, and return the exit code.
-
-    Raises:
-        ConfigError: the agent cannot start; the message is one line.
-    """
+    """Run the agent until SIGTERM or SIGINT, and return the exit code; raise ConfigError if it cannot start."""
     clock = build_clock(os.environ)
     transport, context_namespace = await load_transport(settings.kubeconfig, settings.kubecontext)
     client = KubeClient(transport, Retry(clock))
@@ -247,7 +226,6 @@ async def serve(settings: Settings) -> int:
 
 
 async def _run_until_signal(agent: Agent) -> None:
-    """Run the agent; return once a signal was received and the agent has stopped."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(agent.run(), name="agent")
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,6 @@
 """The metrics of an agent: a table of them, and the registry that keeps their values.
 
 Every metric also has the label `node`. What has a kind counts transfers, such as `DataUpload`.
-
-The caller decides when a value changes. No type of the metrics library leaks.
 """
 
 from collections.abc import Mapping
@@ -378,7 +376,6 @@ class Metrics:
     """
 
     def __init__(self, node: str) -> None:
-        """Register the metrics of the table, of the process, and of Python."""
         self._node = node
         self._registry = prometheus_client.CollectorRegistry()
         # One more series for each counter, which Velero does not have.

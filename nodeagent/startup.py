@@ -1,8 +1,4 @@
-"""The inputs of a node agent: what it reads before it is built, and the parts that its halves share.
-
-Knows what must exist before an agent can start. Does not know what mover pods inherit from a
-DaemonSet (`exposer.template`), nor how an agent is built (`nodeagent.app`).
-"""
+"""The inputs of a node agent: what it reads before it is built, and the parts that its halves share."""
 
 import logging
 import socket
@@ -76,11 +72,7 @@ class AgentParts:
 
 
 def build_clock(environment: Mapping[str, str]) -> SystemClock:
-    """Return the machine's clock, with its wall clock moved if a test asks for that in `environment`.
-
-    Raises:
-        ConfigError: the offset is no duration.
-    """
+    """Return the machine's clock, with its wall clock moved if a test asks for that; ConfigError: by no duration."""
     text = environment.get(_CLOCK_OFFSET, "")
     if not text:
         return SystemClock()
@@ -93,12 +85,7 @@ def build_clock(environment: Mapping[str, str]) -> SystemClock:
 
 
 async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> AgentSpec:
-    """Read everything that an agent is built from.
-
-    Raises:
-        ConfigError: the cluster, the configuration or the DaemonSet is missing or invalid; the
-            message is one line.
-    """
+    """Read everything that an agent is built from; ConfigError, in one line: something is missing or invalid."""
     permissions = agent_permissions(
         settings.config_map_name, settings.backup_repository_config_map, settings.maintenance_config_map
     )

@@ -1,8 +1,4 @@
-"""The last observed transfers and mover pods of one node, kept current by watches.
-
-Knows which pod belongs to which transfer, which pods disappeared, and when a cached object is too
-old to act on. Does not know what follows from a change (`nodeagent.node.reconciler`).
-"""
+"""The last observed transfers and mover pods of one node, kept current by watches."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -49,7 +45,6 @@ class TransferCache:
     """The transfers with this node's label, and the pods on this node that belong to a transfer."""
 
     def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[NodeKind[Any]]) -> None:
-        """Watch transfers of `kinds` for the agent of `site`."""
         self._client = client
         self._on_transfer: Callable[[TransferKey, str], None] = lambda *_: None
         self._on_pod: Callable[[TransferKey], None] = lambda _: None
@@ -79,11 +74,9 @@ class TransferCache:
         self._named: dict[str, Informer[UncheckedObject] | Informer[Pod]] = {**transfers, "mover pods": self._pods}
 
     def subscribe(self, on_transfer: Callable[[TransferKey, str], None], on_pod: Callable[[TransferKey], None]) -> None:
-        """Have both called after the cache has changed; they must not block.
+        """Have both called, with the key of a transfer, after it or its mover pod has changed; they must not block.
 
-        Args:
-            on_transfer: called for a transfer with its UID, which differs from the cached one if it was replaced.
-            on_pod: called for the transfer of a mover pod.
+        `on_transfer` also gets its UID, which differs from the cached one if it was replaced.
         """
         self._on_transfer, self._on_pod = on_transfer, on_pod
 
@@ -133,8 +126,7 @@ class TransferCache:
     def current(self, key: TransferKey) -> UncheckedObject | None:
         """Return a cached transfer; None if there is none, or it is older than the last write of this agent.
 
-        Writes of others may be missing for as long as a watch takes: the preconditions of the next
-        write detect that.
+        Writes of others may be missing for a while: the preconditions of the next write detect that.
         """
         raw = self.raw(key)
         if raw is None:
@@ -159,7 +151,6 @@ class TransferCache:
 
         Raises:
             InvalidTransferError: the transfer does not have the form of its kind.
-            KubeError: the API server rejected a read.
         """
         cached, pod = self.raw(key), self.pod(key)
         if cached is None and (pod is None or not may_take_over(pod)):

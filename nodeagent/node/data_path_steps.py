@@ -1,9 +1,7 @@
 """The steps from Prepared to the final status, or to the next attempt: slot, start, cancel, outcome, completion.
 
-Knows when the data path may start, what follows from the end of a mover, what is written of an interruption, and what
-must be gone before the next attempt may begin: the leader lets it, between two of these steps. Does not know which
-ends may be retried (`nodeagent.transfers.retries`), how a mover pod is created (`nodeagent.node.expose_steps`), or what
-is deleted afterward (`nodeagent.transfers.status`).
+The leader lets the next attempt begin, between two of these steps. Which ends may be retried is in
+`nodeagent.transfers.retries`.
 """
 
 from collections.abc import Mapping
@@ -36,10 +34,7 @@ class DataPathSteps(StepBase):
     """The steps from Prepared to the final status."""
 
     async def report_slot_pending(self, case: Case) -> Requeue | None:
-        """Report that all slots are in use; move to Failed if the volume has disappeared.
-
-        Also record that a lost mover pod was replaced: the next loss has a timeout of its own.
-        """
+        """Report that all slots are in use, and record a replaced mover pod; Failed if the volume has disappeared."""
         if self._check_is_paused(case):
             return self._next_slot_check(case)
         try:
@@ -140,12 +135,10 @@ class DataPathSteps(StepBase):
         return await CleanUp(tools.status, tools.events, self._pending, self._limits.resource).step(case.kind, case.cr)
 
     async def _with_log_end(self, case: Case, message: str) -> str:
-        """Return `message` and, if it is not the mover's own, the end of the mover's log."""
         tail = await self._tools.logs.copy(case.cr, case.pod)
         return message if case.end is not None and has_final_message(case.end) else add_log_end(message, tail)
 
     def _check_is_paused(self, case: Case) -> bool:
-        """Return whether a transfer that is pending for a slot needs no check yet."""
         if _unreplaced(case):
             return False
         uid, pending = case.cr.uid, self._slot_pending()
@@ -155,7 +148,6 @@ class DataPathSteps(StepBase):
         return self._pending.paused_seconds(uid) > 0
 
     async def _await_completion(self, case: Case, pending: Pending) -> Requeue | None:
-        """Report why the completion is pending, or move to Failed if it timed out."""
         timeout = self._operation_timeout(case)
         if self._pending.operation_seconds(case.cr.uid, "completion") >= timeout.total_seconds():
             message = f"not completed within {format_duration(timeout)} after the data was moved: {pending.message}"
@@ -164,14 +156,12 @@ class DataPathSteps(StepBase):
         return Requeue(self._pending.count_check(case.cr.uid))
 
     def _read_outcome(self, case: Case) -> Outcome:
-        """Return what the end of the mover pod means."""
         if case.end is None:
             return Outcome(phase=Phase.FAILED, message="data mover pod left no result")
         requested = case.view.cancel is not CancelState.NONE
         return decide_outcome(case.end, case.kind.parse_result, cancel_requested=requested)
 
     async def _confirm(self, case: Case, outcome: Outcome) -> Outcome:
-        """Return `outcome`, or Failed if the volume disappeared while the mover used it."""
         if outcome.phase is Phase.CANCELED:
             return outcome
         try:
@@ -183,7 +173,6 @@ class DataPathSteps(StepBase):
 
 
 def _not_retried(case: Case) -> str:
-    """Return what to append to the message about an end after which another attempt might have followed."""
     return f"; not retried: {case.refused}" if case.ending is not None and case.refused else ""
 
 

@@ -1,9 +1,4 @@
-"""The steps before a data path may start: expose, recreate, take over, time out, cancel.
-
-Knows how a transfer gets its mover pod, and a replacement for a lost one, and what an expose checks
-before each create. Does not know when a step is due, nor what follows once the data path may start
-(`nodeagent.node.data_path_steps`).
-"""
+"""The steps before a data path may start: expose, recreate, take over, time out, cancel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,7 +112,6 @@ class ExposeSteps(StepBase):
         return Requeue(self._pending.count_check(case.cr.uid))
 
     async def _await_replacement(self, case: Case, pause: float) -> Requeue | None:
-        """Check again after `pause`, or before that; move to Failed if the volume has disappeared."""
         try:
             await case.kind.confirm_volume(case.cr)
         except ExposeError as e:
@@ -188,7 +182,6 @@ class ExposeSteps(StepBase):
         return await self._end(case, Phase.CANCELED, f"canceled while {case.view.phase}: {cancel_cause(case.cr)}")
 
     async def _ensure(self, case: Case) -> Exposed | Pending | Requeue | None:
-        """Return the exposer's answer; anything else if this step is done."""
         try:
             current = partial(self._tools.cache.current, case.key)
             guard = build_guard(self._tools.client, case, self._site, current=current)
@@ -222,7 +215,6 @@ class ExposeSteps(StepBase):
         await self._report_pending(case, Pending(PendingReason.NOT_TAKEN_OVER, message))
 
     def _overdue(self, case: Case, pending: Pending) -> str | None:
-        """Return why the transfer fails if one operation timed out; None if it has not."""
         timeout = pending.timeout or self._operation_timeout(case)
         uid, operation = case.cr.uid, pending.operation
         if not operation or self._pending.operation_seconds(uid, operation) < timeout.total_seconds():
@@ -230,10 +222,7 @@ class ExposeSteps(StepBase):
         return f"timed out after {format_duration(timeout)}: {pending.message}"
 
     async def _record_loss(self, case: Case) -> bool:
-        """Record each lost pod once, with its cause; return whether this one was not recorded before.
-
-        If no other pod is to be created, the transfer fails.
-        """
+        """Record each lost pod once, and fail where no other is to be created; return whether this one is new."""
         before, pod = read_loss(case.cr), _lost_pod(case.pod)
         loss = count_loss(before, pod, self._tools.clock.now())
         if loss == before:
@@ -257,7 +246,6 @@ class ExposeSteps(StepBase):
 
 
 def _lost_pod(pod: Pod | None) -> LostPod:
-    """Return what the status of a lost mover pod shows; nothing if the pod no longer exists."""
     if pod is None:
         return LostPod()
     return LostPod(pod["metadata"]["uid"], explain_loss(pod), was_killed(pod), rejection_reason(pod))

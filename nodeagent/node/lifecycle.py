@@ -1,8 +1,6 @@
 """The life cycle of a transfer on its node: pure rules over a finite view, and how long each state has lasted.
 
-Knows how an observed transfer and its mover pod become a `View`, and the next step for every
-view. Does not know how anything is read or how a step is done: `nodeagent.node.reconciler` reads and
-acts. A `View` consists of enums and booleans only, so the tests enumerate all of them.
+A `View` consists of enums and booleans only, so the tests enumerate all of them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -50,7 +48,6 @@ class Durations:
     """The durations of this node's transfers, by uid."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._preparing = Timers(clock)
         self._canceling = Timers(clock)
         self._waiting = Timers(clock)
@@ -82,8 +79,7 @@ class Durations:
 def _preparation(cr: Transfer) -> str | None:
     """Return what the prepare timeout applies to: the first mover pod, or a replacement; None for nothing.
 
-    A transfer may be pending for a slot or for a copy without limit; a lost mover pod must be replaced
-    in the same time as the first one had.
+    A transfer may be pending for a slot or for a copy without limit.
     """
     if cr.phase is Phase.ACCEPTED:
         # The transfer that has the copy may take hours; the leader mostly keeps others New until then.
@@ -395,7 +391,6 @@ def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> Ending | 
 
 
 def _refuse(seen: Observation, ending: Ending | None) -> str | None:
-    """Return why there is no further attempt; None: there may be one."""
     if ending is not None:
         return refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
     return explain_deadline(seen.rules, age_seconds=seen.age_seconds)

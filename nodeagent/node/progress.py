@@ -1,8 +1,4 @@
-"""The progress of running transfers: from the Events of their movers into status and metrics.
-
-Knows which Events to read or to watch, and what of them was counted. Does not know when a transfer runs
-(`nodeagent.node.reconciler` passes that in), nor how it ends: it only notifies of the Event that says so.
-"""
+"""The progress of running transfers: from the Events of their movers into status and metrics."""
 
 import asyncio
 import logging
@@ -166,7 +162,6 @@ class ProgressFollower:
     """
 
     def __init__(self, client: KubeClient, clock: Clock, site: Site, *, status: StatusWriter, metrics: Metrics) -> None:
-        """Watch through `client` for the agent of `site`, write through `status`, count in `metrics`."""
         self._client = client
         self._clock = clock
         self._site = site
@@ -251,7 +246,6 @@ class ProgressFollower:
             reading.counted = replace(reading.counted, done_bytes=max(total_bytes, reading.counted.done_bytes))
 
     def _choose_source(self, reading: _Reading, pod: Pod) -> None:
-        """Decide where the Events of the mover in `pod` come from."""
         source: EventFiles | Selection[Event] = self._labeled
         uid = pod["metadata"]["uid"]
         if not is_own(pod):
@@ -268,7 +262,6 @@ class ProgressFollower:
             self._changed.set()
 
     async def _keep_sources(self, group: asyncio.TaskGroup) -> None:
-        """Read and watch what the followed transfers need."""
         tasks: dict[EventFiles | Selection[Event], asyncio.Task[None]] = {}
         while True:
             self._changed.clear()
@@ -284,7 +277,6 @@ class ProgressFollower:
             await self._changed.wait()
 
     async def _read(self, files: EventFiles, uid: str) -> None:
-        """Take in the Events that the mover of one transfer writes to files, until canceled."""
         least, most = _LOOK_SECONDS
         start = self._clock.monotonic()
         while (reading := self._readings.get(uid)) is not None:
@@ -455,5 +447,4 @@ def _start_marks(cr: Transfer, message: ProgressMessage) -> dict[str, str | None
 
 
 def _owner_uid(change: WatchChange[Event]) -> str | None:
-    """Return the UID of the object that an Event is about; None if it names none."""
     return (change.obj.get("involvedObject") or {}).get("uid") or None

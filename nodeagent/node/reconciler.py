@@ -1,9 +1,6 @@
 """The reconciler of one node's transfers: read the current state, decide one step, carry it out; report what fails.
 
-Knows which change concerns which transfer, and which step carries out which action; every step
-may run twice. Does not know when a step is due (`nodeagent.node.lifecycle` decides), nor how it
-is done: `nodeagent.node.expose_steps`, `nodeagent.node.data_path_steps` and
-`nodeagent.transfers.status` do. New transfers are the dispatcher's.
+Every step may run twice. New transfers are the dispatcher's.
 
 The kubelet looks at its containers once a second (PLEG), and a pod's status follows. What a mover leaves as termination
 message is in a file of the kubelet before. Only a valid result counts there: every other end is what the kubelet
@@ -58,7 +55,6 @@ class TransferFaults:
     """Reports each fault of a transfer once: in the log, as an Event and in its status."""
 
     def __init__(self, client: KubeClient, status: StatusWriter, events: EventLog, *, cache: TransferCache) -> None:
-        """Report through `status` and `events` on transfers of `cache`."""
         self._client = client
         self._status = status
         self._events = events
@@ -111,10 +107,7 @@ def _identity(key: TransferKey) -> dict[str, object]:
 def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str | None) -> Pod | None:
     """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
 
-    Args:
-        pod: the mover pod of a transfer of `kind`.
-        kind: parses the result.
-        host_pods: the kubelet's pods directory, as the agent has it mounted; None: it has not.
+    `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
     """
     mover = mover_status(pod)
     # A mover of Velero may have more to do, and a pod that is being deleted may have been interrupted.
@@ -188,7 +181,6 @@ class Reconciler:
     """Reconciles the transfers with this node's label, and takes over those whose mover pod runs here."""
 
     def __init__(self, tools: Tools, kinds: Sequence[NodeKind[Any]]) -> None:
-        """Work with `tools` on transfers of `kinds`."""
         self._tools, self._site, self._limits, self._cache = tools, tools.site, tools.limits, tools.cache
         self._kinds = {kind.spec.name: kind for kind in kinds}
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)
@@ -201,8 +193,7 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile until canceled.
 
-        The first step waits for the first lists: a restarted agent counts the slots in use
-        before it starts another transfer.
+        The first step waits for the first lists: a restarted agent counts the slots in use before it starts a transfer.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._cache.run(), name="transfer cache")
@@ -258,7 +249,6 @@ class Reconciler:
         self._queue.add(key)
 
     async def _handle(self, key: TransferKey) -> Requeue | None:
-        """Reconcile one transfer; return when to do so again without a change."""
         try:
             requeue = await self._reconcile(key)
         except InvalidTransferError as e:
@@ -280,7 +270,6 @@ class Reconciler:
             self._wake_next()
 
     async def _reconcile(self, key: TransferKey) -> Requeue | None:
-        """Take one step; after a conflict read and decide again."""
         for conflicts in range(_MOST_CONFLICTS - 1):
             try:
                 return await self._step(key, reread=conflicts > 0)
@@ -349,7 +338,6 @@ class Reconciler:
             slots.withdraw(cr.uid)
 
     def _build_case(self, key: TransferKey, read: TransferRead) -> Case:
-        """Return the case of a transfer that was read and observed just now."""
         seen = Observation(
             read.cr,
             read.pod,
@@ -375,7 +363,7 @@ class Reconciler:
         """Return for how long the end of an attempt has been known to its mover at least; 0.0: that was not measured.
 
         Another process of this agent may have announced it. A mover that this process has heard counts from its last
-        Event. The clock of the API server does not count here: it may be set, and two movers would write to one volume.
+        Event. The API server's clock does not count: it may be set, and two movers would write to one volume.
         """
         last = cr.attempts.last
         if last is None or last.uptime is None or self._tools.progress.heard(cr.uid):
@@ -393,7 +381,6 @@ class Reconciler:
         return None
 
     def _wake_next(self) -> None:
-        """Enqueue the transfers for which a slot has become free, and update the metrics of slots."""
         slots = self._tools.slots
         requests = slots.next_requests()
         for request in requests:
@@ -414,6 +401,5 @@ class Reconciler:
 
 
 def _newer(pod: Pod, ended: Pod) -> Pod:
-    """Return `ended` if it is the same pod, and `pod` as it was read has not ended."""
     same = pod["metadata"]["uid"] == ended["metadata"]["uid"]
     return ended if same and not has_ended(pod) else pod

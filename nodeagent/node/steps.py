@@ -1,12 +1,7 @@
 """The common part of all steps: their tools, the slots of the node, the final status, reports of pending transfers.
 
-Knows the transfers of this node that hold a slot or are pending for one, as they were last
-observed, and how the number follows `loadConcurrency` and the labels of the node.
-
-Knows how a final status is written, when a pending reason is reported, and which rejections by the
-API server a retry may overcome (quota, a missing ServiceAccount, permissions, an unavailable webhook)
-and which not (validation, admission). Does not know the steps (`nodeagent.node.reconciler` lists the
-modules that have them), nor when one is due.
+A retry may overcome some rejections by the API server (quota, a missing ServiceAccount, permissions, an unavailable
+webhook), and not others (validation, admission).
 """
 
 import asyncio
@@ -149,14 +144,10 @@ class OwnSlots:
         concurrency: Callable[[], LoadConcurrency],
         on_number: Callable[[int], None],
     ) -> None:
-        """Follow `node` while `run` is running.
+        """Follow `node` while `run` is running; it is not read unless a rule selects by labels.
 
-        Args:
-            client: reads the node; it is not read unless a rule selects by labels.
-            clock: measures pauses.
-            node: the node's name.
-            concurrency: returns the active configuration; call `refresh` after a change.
-            on_number: called with the node's number whenever it may have changed.
+        `concurrency` returns the active configuration; call `refresh` after a change. `on_number` is called with the
+        node's number whenever it may have changed.
         """
         self._node = node
         self._concurrency = concurrency
@@ -220,11 +211,7 @@ _QUOTA: Final = "exceeded quota"
 
 
 def classify_rejection(error: ForbiddenError | InvalidError | MalformedObjectError | ServerError) -> Pending:
-    """Return what a transfer is pending for after `error`.
-
-    Raises:
-        ExposeError: the object itself was rejected; a retry changes nothing.
-    """
+    """Return what a transfer is pending for after `error`; raise ExposeError if the object itself was rejected."""
     text = str(error)
     if isinstance(error, ServerError):
         return Pending(PendingReason.API_SERVER_ERROR, text, blocked=True)
@@ -242,10 +229,7 @@ _SHOWN_WAIT: Final = timedelta(minutes=5)
 
 
 def describe_activities(cr: Transfer, outcome: Outcome | None = None, *, restores: bool, fell_back: bool) -> list[str]:
-    """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to, and why.
-
-    An earlier version does not say why.
-    """
+    """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to, and why."""
     cause = outcome.fallback_cause if outcome else None
     created, accepted, started = cr.metadata.creation_timestamp, cr.status.accepted_timestamp, cr.status.start_timestamp
     waits = (("to be admitted", created, accepted), ("for a data mover with a slot", accepted, started))
@@ -365,7 +349,6 @@ class StepBase:
                 return Pending(PendingReason.REJECTED, str(rejected), blocked=True)
 
     async def _report_pending(self, case: Case, pending: Pending) -> None:
-        """Write why the transfer is pending, if that is due."""
         tools, cr = self._tools, case.cr
         report = self._pending.decide_report(cr.uid, pending)
         if not report.message:
@@ -378,15 +361,11 @@ class StepBase:
         self._pending.mark_reported(cr.uid, pending)
 
     def _slot_pending(self) -> Pending:
-        """Return what a transfer is pending for if its mover is ready and no slot is free."""
         message = f"waiting for a free slot on node {self._site.node} (loadConcurrency {self._tools.slots.limit})"
         return Pending(PendingReason.WAITING_FOR_SLOT, message)
 
     def _pause_until_slot(self, case: Case) -> None:
-        """Pause the checks of a transfer that is reported as pending for a slot.
-
-        A slot that becomes free wakes the next transfer; but a volume of a workload may disappear.
-        """
+        """Pause the checks until a slot becomes free; a volume of a workload may disappear."""
         self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.spec.bound_to_node else math.inf)
 
     async def _await_slot(self, case: Case) -> Requeue | None:
@@ -404,7 +383,6 @@ class StepBase:
         return None if math.isinf(seconds) else Requeue(seconds)
 
     async def _clear_pending(self, case: Case) -> None:
-        """Remove the message about a cause that no longer applies."""
         self._pending.forget(case.cr.uid)
         if case.cr.status.message:
             await self._tools.status.report(case.kind, case.cr, message="")

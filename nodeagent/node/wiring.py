@@ -1,7 +1,6 @@
 """The node's half of an agent: builds its parts, runs them, and shares the bandwidth of the node among data movers.
 
-Knows which parts exist and which need each other. Does not know how a mover limits itself (`datamover.bandwidth`),
-which reads the annotation on its custom resource.
+A mover reads its share from an annotation on its custom resource (`datamover.bandwidth`).
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """What one process and the API server are to each other: the rate of requests, outages, and the skew of the clock.
 
-Which requests are retried is decided in `core.kube.transport`. The skew is shown, and corrects the hours of repository
-maintenance; no outcome depends on a wall clock (`nodeagent.runtime.workqueue`). What waits for the end of an outage
-subscribes to it.
+The skew is shown, and corrects the hours of repository maintenance; no outcome depends on a wall clock.
 """
 
 import asyncio
@@ -43,7 +41,6 @@ class RateLimit:
     """
 
     def __init__(self, clock: Clock, *, per_second: float, burst: int) -> None:
-        """Start with a full bucket."""
         self._clock = clock
         self._per_second = per_second
         self._burst = float(burst)
@@ -93,13 +90,10 @@ class LimitedTransport:
         on_answer: Callable[[str, int], None],
         on_date: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Send through `inner`.
+        """Send through `inner`, as fast as `limit` allows.
 
-        Args:
-            inner: sends the requests.
-            limit: the rate.
-            on_answer: called with verb and HTTP status of each response; status 0 means no response.
-            on_date: called with the Date header of each response that has one, except of watches.
+        `on_answer` is called with verb and HTTP status of each response, status 0 if there was none; `on_date` with the
+        Date header of each response that has one, except of watches.
         """
         self._inner = inner
         self._limit = limit
@@ -108,11 +102,7 @@ class LimitedTransport:
         self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
 
     async def request(self, request: Request) -> Response:
-        """Send the request when the limit allows, and return the response, whatever its status.
-
-        Raises:
-            UnreachableError: no response within the request's timeout.
-        """
+        """Send the request when the limit allows; see `Transport`."""
         async with nullcontext() if request.urgent else self._in_flight:
             await self._limit.acquire(urgent=request.urgent)
             try:
@@ -127,11 +117,7 @@ class LimitedTransport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Open a stream when the limit allows.
-
-        Raises:
-            KubeError: the API server rejected the request.
-        """
+        """Open a stream when the limit allows; see `Transport`."""
         await self._limit.acquire(urgent=request.urgent)
         opened = False
         try:
@@ -164,7 +150,6 @@ class ClockSkew:
     """Knows the skew, shows it as a metric, and warns once while it is large."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
-        """Compare the wall clock of `clock`."""
         self._clock = clock
         self._metrics = metrics
         self._warned = False
@@ -202,7 +187,6 @@ class Outages:
     """Notifies subscribers of the first good answer after a failed one."""
 
     def __init__(self) -> None:
-        """Assume that the API server answers."""
         self._failing = False
         self._subscribers: list[Callable[[], None]] = []
 

@@ -1,7 +1,7 @@
 """A connection to the cluster with the permissions of the user who runs a command; also into the containers of pods.
 
 Output of a process in a container that is not read yet is not received either, so the process waits: memory stays
-bounded at both ends. How a WebSocket is opened is in `nodeagent.runtime.http`.
+bounded at both ends.
 Source: Kubernetes v1.34, staging/src/k8s.io/apimachinery/pkg/util/remotecommand/constants.go: protocols and channels;
 the first byte of a message is its channel.
 """
@@ -69,7 +69,6 @@ class PodExec:
     """Executes processes in pods."""
 
     def __init__(self, transport: HttpTransport) -> None:
-        """Execute them through this transport."""
         self._transport = transport
 
     async def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]:
@@ -105,11 +104,7 @@ def forbidden_exec(attempted: str, namespace: str) -> ForbiddenError:
 
 
 def _check(content: bytes, shown: str) -> None:
-    """Check how the process ended; one that ended with an exit code was executed.
-
-    Raises:
-        ExecError: it was not executed.
-    """
+    """Raise ExecError unless the process was executed, whatever its exit code."""
     try:
         status = msgspec.json.decode(content, type=_Status)
     except msgspec.DecodeError as e:
@@ -138,7 +133,6 @@ class ServerTime:
     """
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
-        """Send through `inner`; `clock` is this machine's."""
         self._inner = inner
         self._clock = clock
         self._ahead = timedelta()
@@ -185,11 +179,7 @@ class Connection:
 
 @asynccontextmanager
 async def connect(access: ClusterAccess) -> AsyncIterator[Connection]:
-    """Yield a connection, which is closed afterward.
-
-    Raises:
-        ConfigError: no usable configuration; the message names what was tried.
-    """
+    """Yield a connection, which is closed afterward; raise ConfigError, with what was tried, if there is none."""
     transport, context_namespace = await load_transport(access.kubeconfig, access.kubecontext)
     try:
         clock = SystemClock()

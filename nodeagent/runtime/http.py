@@ -1,7 +1,4 @@
-"""Requests and streams to an API server over aiohttp.
-
-Addresses and credentials come from an `Endpoint` (`nodeagent.runtime.transport`).
-"""
+"""Requests and streams to an API server over aiohttp."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -54,17 +51,12 @@ class HttpTransport:
     """Sends requests to one endpoint. The first request opens the session."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Open nothing yet."""
         self._endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
     async def request(self, request: Request) -> Response:
-        """Return the response, whatever its status.
-
-        Raises:
-            UnreachableError: no response within the request's timeout, or a larger one than any object.
-        """
+        """Return the response; see `Transport`."""
         timeout = aiohttp.ClientTimeout(total=request.timeout_seconds, sock_connect=_CONNECT_SECONDS)
         try:
             async with await self._send(request, timeout) as answer:
@@ -76,13 +68,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a stream and yield its lines, without line ends.
-
-        Raises:
-            KubeError: the API server rejected the request.
-            UnreachableError: the connection failed, broke, or was silent for the request's timeout.
-            GoneError: a line is longer than any object.
-        """
+        """Open a stream and yield its lines; see `Transport`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=request.timeout_seconds)
         try:
             answer = await self._send(request, timeout)
@@ -110,11 +96,8 @@ class HttpTransport:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a WebSocket with one of these protocols, and yield its binary messages until the server closes it.
 
-        Messages are received as they are read. Leaving the context closes the connection.
-
-        Raises:
-            KubeError: the API server rejected it (raised on entering).
-            UnreachableError: the connection failed, broke, or was silent for a quarter of an hour.
+        Messages are received as they are read. Leaving the context closes the connection. Errors are as for a stream;
+        it may be silent for a quarter of an hour.
         """
         request = Request("GET", path)
         try:

@@ -1,8 +1,7 @@
 """A cache of one collection, kept current by a watch, with a callback for every change.
 
-It holds what `trim` leaves of each object. One object never keeps the others from being handled: a
-malformed one is left out, or stays as it was last read, and an unexpected error of `trim` or of the
-callback is logged with its traceback.
+One object never keeps the others from being handled: a malformed one is left out, or stays as it was last read, and an
+unexpected error of `trim` or of the callback is logged with its traceback.
 """
 
 import asyncio
@@ -61,16 +60,10 @@ class Informer(Generic[_T]):
         trim: Callable[[_Read], _T],
         on_change: Callable[[_T], None],
     ) -> None:
-        """Watch `selection` once `run` is called.
+        """Watch `selection` once `run` is called, keeping what `trim` returns of each object.
 
-        Args:
-            client: reads and watches.
-            selection: the collection.
-            clock: measures pauses.
-            trim: returns what to keep of an object.
-            on_change: called with the trimmed object after every change, and with the last known
-                one after a deletion; the cache already reflects the change. It must not block:
-                it enqueues a key.
+        `on_change` is called with the trimmed object after every change, and with the last known one after a deletion;
+        the cache already reflects the change. It must not block: it enqueues a key.
         """
         self.synced = asyncio.Event()
         self._state = WatchState(clock)
@@ -84,11 +77,7 @@ class Informer(Generic[_T]):
         self._malformed: set[Key] = set()
 
     async def run(self) -> None:
-        """List and watch until canceled.
-
-        Raises:
-            KubeError: the API server rejected the first list, and a retry does not help.
-        """
+        """List and watch until canceled; KubeError: the first list was rejected, and a retry does not help."""
         watching = watch_objects(self._client, self._selection, clock=self._clock, state=self._state)
         async with aclosing(watching) as changes:
             async for change in changes:
@@ -173,7 +162,6 @@ class Informer(Generic[_T]):
         self._notify(key, kept.obj)
 
     def _retain(self, obj: Mapping[str, Any]) -> None:
-        """Keep what is known about a malformed object: it exists."""
         meta = obj.get("metadata")
         name, namespace = (meta.get("name"), meta.get("namespace", "")) if isinstance(meta, dict) else (None, "")
         if isinstance(name, str) and isinstance(namespace, str):

@@ -35,8 +35,6 @@ _RELEASE_SECONDS: Final = 2.0
 
 @dataclass
 class _Held:
-    """The Lease as this process stored it, and when its last renewal started."""
-
     lease: LeaseObject
     renewed_at_seconds: float
 
@@ -72,7 +70,6 @@ class Lease:
 
     @property
     def _seconds_left(self) -> float:
-        """How long this process may write without another renewal."""
         if self._held is None:
             return 0.0
         until = self._held.renewed_at_seconds + self._duration_seconds * _SAFE_SHARE
@@ -83,7 +80,6 @@ class Lease:
 
         Raises:
             ConflictError: another one has taken it since.
-            KubeError: the API server rejected the request.
             TimeoutError: no response in time.
         """
         began = self._clock.monotonic()
@@ -124,12 +120,7 @@ class Lease:
             pause_seconds = self._duration_seconds / RENEWALS_PER_LEASE
 
     async def renew(self) -> bool:
-        """Renew the Lease once; return False if another process has acquired it.
-
-        Raises:
-            KubeError: the API server rejected the request.
-            TimeoutError: no response in time.
-        """
+        """Renew the Lease once; return False if another process has acquired it. TimeoutError: no response in time."""
         if self._held is None:
             return False
         began = self._clock.monotonic()
@@ -159,7 +150,7 @@ class Lease:
     async def _patch_own(self, held: _Held, spec: Manifest) -> LeaseObject | None:
         """Write a Lease that this process holds, and return it; None if it no longer does.
 
-        Its version may be older than its last renewal's, whose response did not arrive.
+        The response to its last renewal may not have arrived.
         """
         try:
             return await self._patch(held.lease, spec)

@@ -1,7 +1,4 @@
-"""The agent's own pod: Events and annotations that concern the agent itself.
-
-An agent that runs outside of a cluster has no pod and only logs.
-"""
+"""The agent's own pod: Events and annotations that concern the agent itself. Outside of a cluster, it only logs."""
 
 import logging
 from collections.abc import Mapping
@@ -27,11 +24,7 @@ class AgentPod(Protocol):
         ...
 
     async def annotate(self, annotations: Mapping[str, str]) -> None:
-        """Ensure that the agent's pod has the annotations.
-
-        Raises:
-            KubeError: the API server rejected the request.
-        """
+        """Ensure that the agent's pod has the annotations."""
         ...
 
 
@@ -75,11 +68,7 @@ class OwnPod:
             _log.warning("could not record an Event on the agent's pod: %s", e)
 
     async def annotate(self, annotations: Mapping[str, str]) -> None:
-        """Ensure that the pod has the annotations.
-
-        Raises:
-            KubeError: the API server rejected the request.
-        """
+        """Ensure that the pod has the annotations."""
         pod = await self._find()
         if pod is None or (pod["metadata"].get("annotations") or {}).items() >= annotations.items():
             return
@@ -98,9 +87,6 @@ async def find_own_pod(client: KubeClient, namespace: str, *, node: str, hostnam
     """Return the pod of the agent of `node` on the machine `hostname`; None if there is none, or it is not clear which.
 
     Pods are listed only if none has the hostname (host network): all agents of a large cluster may start at once.
-
-    Raises:
-        KubeError: pods cannot be read.
     """
     named = await client.read(PODS, namespace, hostname)
     if named is not None and _is_agent(named):

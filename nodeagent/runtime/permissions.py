@@ -1,8 +1,7 @@
 """Every permission that the agent and its data movers use, with the reason.
 
-`deploy/agent/` and `deploy/volume-secrets/` grant exactly these, to one ServiceAccount each (a test compares them), and
-`nodeagent.runtime.preflight` checks them before the agent starts. Where movers have no account of
-their own, the agent's needs both.
+`deploy/agent/` and `deploy/volume-secrets/` grant exactly these, to one ServiceAccount each (a test compares them).
+Where movers have no account of their own, the agent's needs both.
 """
 
 from collections.abc import Mapping
@@ -290,13 +289,7 @@ def agent_permissions(
     repository_config_map: str | None = None,
     maintenance_config_map: str | None = None,
 ) -> tuple[Permission, ...]:
-    """Return the permissions of the agent, each with its reason.
-
-    Args:
-        config_map: the ConfigMap with the configuration, if one is named.
-        repository_config_map: the one with the configuration of new backup repositories.
-        maintenance_config_map: the one with the configuration of maintenance Jobs.
-    """
+    """Return the permissions of the agent, with those for the ConfigMaps that are named."""
     named = (
         (config_map, "get list watch", "the configuration"),
         (repository_config_map, "get", "the configuration of new backup repositories"),

@@ -94,11 +94,7 @@ class _Rule:
 async def missing_permissions(
     client: KubeClient, namespace: str, permissions: Iterable[Permission], *, by_rules: bool = False
 ) -> dict[Permission, str]:
-    """Return the missing ones of `permissions`, each as text; `by_rules`: what the caller's rules show is not asked.
-
-    Raises:
-        KubeError: the API server does not answer.
-    """
+    """Return the missing ones of `permissions`, each as text; `by_rules`: what the caller's rules show is not asked."""
     places = {Scope.OWN_NAMESPACE: namespace, Scope.CLUSTER: _NO_NAMESPACE} if by_rules else {}
     rules = {scope: await _read_rules(client, place) for scope, place in places.items()}
     gate = asyncio.Semaphore(_AT_A_TIME)
@@ -129,7 +125,6 @@ async def missing_permissions(
 
 
 async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
-    """Return the caller's rules in `namespace` as far as the API server lists them."""
     try:
         review = _RULES_REVIEWS.build({}, spec={"namespace": namespace})
         answer = await client.create(_RULES_REVIEWS, review)
@@ -176,8 +171,7 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
     """Check that the agent has `permissions` and can work in `namespace`; warn if only an optional part cannot.
 
     Raises:
-        ConfigError: the API server does not answer, or a permission or a resource definition is
-            missing; the message names all that is missing.
+        ConfigError: the API server does not answer, or something is missing; the message names all of it.
     """
     try:
         await check_permissions(client, namespace, permissions)
@@ -194,7 +188,6 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
 
 
 async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Resource]) -> list[str]:
-    """Return the definitions of `kinds` that the API server does not serve."""
     missing = []
     for kind in kinds:
         try:
@@ -211,8 +204,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
     """Check that the agent's account has `permissions`; warn if only optional ones are missing.
 
     Raises:
-        ConfigError: a required permission is missing, or the API server does not answer; the
-            message names all that is missing.
+        ConfigError: the API server does not answer, or a required one is missing; the message names all of them.
     """
     try:
         missing = await missing_permissions(client, namespace, permissions, by_rules=True)
@@ -232,11 +224,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
 async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory: str | None) -> None:
     """Check that `directory` is the kubelet's pods directory; warn where the agent has none, or cannot read it.
 
-    Args:
-        client: lists pods.
-        clock: measures the pauses between reads, while pods start and end.
-        node: the agent's node.
-        directory: where the agent has the volume `host-pods` mounted; None: nowhere.
+    `directory` is where the agent of `node` has the volume `host-pods` mounted; None: nowhere.
 
     Raises:
         ConfigError: it lacks the directories of Running pods; the message is one line.
@@ -344,21 +332,13 @@ class _Definition(WireModel):
 
 
 async def read_definitions(client: KubeClient) -> list[UncheckedObject]:
-    """Return the definitions of transfers, as far as they exist.
-
-    Raises:
-        KubeError: one cannot be read.
-    """
+    """Return the definitions of transfers, as far as they exist."""
     found = [await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _BY_NAME]
     return [one for one in found if one is not None]
 
 
 def find_dropped(definition: UncheckedObject) -> tuple[str, ...]:
-    """Return the fields of this version that the API server drops from the objects of a definition.
-
-    Raises:
-        ContractError: the definition is invalid.
-    """
+    """Return the fields that the API server drops from the objects of a definition; ContractError: it is invalid."""
     resource = _BY_NAME[definition["metadata"]["name"]]
     versions = _Definition.from_wire(definition).spec.versions
     schema = next((one.validation.schema for one in versions if one.name == resource.version), _Schema())
@@ -366,13 +346,10 @@ def find_dropped(definition: UncheckedObject) -> tuple[str, ...]:
 
 
 def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionReport:
-    """Return what the definitions drop, and whether that needs action.
+    """Return what the definitions drop, and whether that needs action; raise ContractError if one is invalid.
 
     Ours were installed for a version that had fewer fields. Velero's own are of one release: where some have the fields
     of 1.19 and others do not, these have replaced newer ones.
-
-    Raises:
-        ContractError: a definition is invalid.
     """
     dropped = {one["metadata"]["name"]: (one, find_dropped(one)) for one in definitions}
     foreign = [fields for one, fields in dropped.values() if not is_ours(one)]
@@ -388,7 +365,6 @@ def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionRepor
 
 
 def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
-    """Return who restores the fields: the command, a release of Helm, or Velero."""
     steps = set()
     for one in lacking:
         if release := helm_release(one):

@@ -52,11 +52,7 @@ class ListenAddress:
 
 
 def parse_address(text: str) -> ListenAddress:
-    """Parse an address such as `:8085`, `127.0.0.1:8085` or `[::1]:8085`.
-
-    Raises:
-        ValueError: `text` is not an address.
-    """
+    """Parse an address such as `:8085`, `127.0.0.1:8085` or `[::1]:8085`; raise ValueError if it is none."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > _LARGEST_PORT:
@@ -108,12 +104,7 @@ class Settings:
 
 
 def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | None) -> str:
-    """Return the name of the agent's node: the flag's value, else NODE_NAME's.
-
-    Raises:
-        ConfigError: neither is set; the message differs for a pod without the variable and for a
-            process outside of a cluster.
-    """
+    """Return the name of the agent's node: the flag's value, else NODE_NAME's; raise ConfigError if neither is set."""
     name = flag or environ.get("NODE_NAME", "")
     if name:
         return name
@@ -139,11 +130,7 @@ class CommandParser(argparse.ArgumentParser):
     """Raises an error where argparse would print the usage and exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Report an invalid command line.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError about an invalid command line."""
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
@@ -223,11 +210,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Return the settings of the parsed command line and `environ`.
-
-    Raises:
-        ConfigError: no node name is set.
-    """
+    """Return the settings of the parsed command line and `environ`; raise ConfigError if no node name is set."""
     kubeconfig = arguments.kubeconfig or None
     names = frozenset(arguments.datamover or ["velero"])
     if names & BUILT_IN_DATA_MOVERS:
@@ -247,11 +230,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
 
 
 def parse_serve(words: Sequence[str]) -> Settings:
-    """Return the settings of an agent that was started with `serve` and these arguments, on any node.
-
-    Raises:
-        ConfigError: they are not valid arguments of this version.
-    """
+    """Return the settings of an agent that `serve` started with these arguments, on any node, or raise ConfigError."""
     parser = CommandParser(prog="nodeagent serve", allow_abbrev=False)
     add_serve_flags(parser)
     # Each agent has the name of its own node.

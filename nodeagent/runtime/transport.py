@@ -1,8 +1,8 @@
 """The transport to the API server, configured by kubernetes_asyncio: kubeconfig, ServiceAccount, tokens, TLS.
 
-How requests are sent is in `nodeagent.runtime.http`. The library and asyncio are patched in six
-places, each a function here named `_patch_…` with what it saves and the versions that it was tried
-with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not needed any more.
+The library and asyncio are patched in six places, each a function here named `_patch_…` with what it saves and the
+versions that it was tried with; its test in tests/nodeagent/runtime/test_transport_patches.py fails once it is not
+needed any more.
 """
 
 import os

@@ -1,10 +1,7 @@
 """A work queue of keys, and what its handlers are made of: steps whose failure stops no others, and timers.
 
-The caller decides when a step is retried.
-
 What may end a transfer, delete an object or skip a pause is measured here and never by a timestamp:
-that is from the wall clock of another machine, and either clock may be wrong. A restarted process
-begins with empty timers.
+that is from the wall clock of another machine, and either clock may be wrong.
 Source: the semantics of client-go's workqueue (k8s.io/client-go/util/workqueue).
 """
 
@@ -48,11 +45,7 @@ async def attempt(log_fields: dict[str, Any], step: Awaitable[_R]) -> _R | None:
 
 
 async def run_restarting(work: Callable[[], Coroutine[Any, Any, None]], clock: Clock, *, name: str) -> None:
-    """Run `work` until canceled, again ten seconds after each of its errors, which are logged.
-
-    Raises:
-        ExceptionGroup: with an error that is not an AgentError.
-    """
+    """Run `work` until canceled, again ten seconds after each AgentError, which is logged."""
     while True:
         try:
             await run_apart(work, name=name)
@@ -65,16 +58,11 @@ class Faults:
     """The last error of each step that is retried, by key, so that each is logged in full once."""
 
     def __init__(self, log: logging.Logger) -> None:
-        """Log errors to `log`."""
         self._log = log
         self._reported: dict[Hashable, str] = {}
 
     def report(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
-        """Log `error`, and return whether it differs from the last error of `key`.
-
-        A new error is logged with its traceback; a repeated one at DEBUG only, since a missing
-        permission would otherwise fill the log until it is granted.
-        """
+        """Log `error`, and return whether it differs from the last one of `key`; a repeated one is logged at DEBUG."""
         cause = f"{type(error).__name__}: {error}"
         if self._reported.get(key) == cause:
             self._log.debug("%s, same error as before: %s", message, error, extra=extra)
@@ -98,12 +86,6 @@ async def work_in_parallel(
     items: Sequence[_Item], work: Callable[[_Item], Awaitable[_Result]], *, at_a_time: int, name: str
 ) -> list[_Result]:
     """Run `work` on all items, `at_a_time` in parallel, and return the results in the items' order.
-
-    Args:
-        items: what to work on.
-        work: called once per item.
-        at_a_time: maximum number of items in progress.
-        name: name of the tasks.
 
     Raises:
         ExceptionGroup: the errors of `work`; the remaining items are canceled.
@@ -161,11 +143,7 @@ class ObjectSteps:
         self._faults.forget(name)
 
     async def take(self, name: str, step: Awaitable[Requeue | None]) -> Requeue | None:
-        """Return what the step of the object returns, or when to take it again.
-
-        Raises:
-            AgentError: one that a retry may end; the queue backs off.
-        """
+        """Return what the step of the object returns, or when to take it again; raise what a retry may end."""
         extra = fields(kind=self._kind, namespace=self._namespace, name=name)
         try:
             requeue = await step
@@ -189,7 +167,6 @@ class WorkQueue(Generic[K]):
     """
 
     def __init__(self, clock: Clock, *, name: str, workers: int) -> None:
-        """Start empty; `run` starts `workers` workers."""
         self._clock = clock
         self._name = name
         self._workers = workers
@@ -231,10 +208,7 @@ class WorkQueue(Generic[K]):
         self._timers_changed.set()
 
     def bring_forward(self) -> None:
-        """Let the keys that back off after an error be due within 10 seconds: its cause may have passed.
-
-        Within a minute of the last time, they are due when that minute is over.
-        """
+        """Let keys that back off after an error be due within 10 seconds, once a minute: its cause may have passed."""
         waiting = [key for key in self._failures if key in self._due]
         if not waiting:
             return
@@ -268,7 +242,6 @@ class WorkQueue(Generic[K]):
             await self._wait_for_timers(pause)
 
     async def _wait_for_timers(self, pause: float | None) -> None:
-        """Wait until the next timer is due or the timers changed."""
         if pause is None:
             await self._timers_changed.wait()
             return
@@ -333,7 +306,6 @@ class Timers:
     """One timer per key, such as the UID of a transfer."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._clock = clock
         self._started: dict[str, tuple[str, float]] = {}
 

@@ -1,9 +1,4 @@
-"""Mover pods: their owner, their state, their logs; why one was lost, and what the custom resource keeps of that.
-
-Knows how much of a pod's log is copied into the agent's log before the pod is deleted; the form of the annotation
-`nodeagent.io/mover-lost`, what counts as another loss, how long the next pod has to wait, and when there is to be none.
-Does not know the rules (`nodeagent.node.lifecycle`), nor when a pod is deleted.
-"""
+"""Mover pods: their owner, their state, their logs; why one was lost, and what the custom resource keeps of that."""
 
 import asyncio
 import logging
@@ -102,10 +97,7 @@ def has_ended(pod: Pod) -> bool:
 
 
 def is_current(pod: Pod, cr: Transfer) -> bool:
-    """Return whether `pod` was created for `cr`, and for the attempt that gets a mover or has one.
-
-    Between two attempts any pod of `cr` is: it must be gone before the next one.
-    """
+    """Return whether `pod` was created for `cr`, and for its attempt; between two attempts any pod must be gone."""
     return belongs(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
 
 
@@ -183,7 +175,6 @@ def trim_pod(pod: Pod) -> Pod:
 
 
 def _is_lost(pod: Pod, end: PodEnd) -> bool:
-    """Return whether the mover did not end by itself."""
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
     killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
@@ -227,19 +218,15 @@ class MoverLogs:
     """Copies the log of each mover pod into the agent's log, once; a few at a time."""
 
     def __init__(self, client: KubeClient) -> None:
-        """Read logs through `client`."""
         self._client = client
         self._copied: dict[str, tuple[str, str]] = {}
         self._reads = asyncio.Semaphore(_READS)
 
     async def copy(self, cr: Transfer, pod: Pod | None) -> str:
-        """Copy the log of `pod`, the mover pod of `cr`, into the agent's log.
+        """Copy the log of `pod`, the mover pod of `cr`, into the agent's log, once, and return its last lines.
 
-        Nothing is copied if there is no pod, if it never ran, or if its log was copied before. A log
-        that cannot be read is logged as such and not retried: the final status is more important.
-
-        Returns:
-            the last lines of the log, empty if there are none or they cannot be read.
+        Nothing is returned if there is no pod, if it never ran, or if its log cannot be read, which is not retried: the
+        final status is more important.
         """
         if pod is None or not _has_run(pod):
             return ""
@@ -282,7 +269,6 @@ class MoverLogs:
 
 
 def _has_run(pod: Pod) -> bool:
-    """Return whether the mover of `pod` was ever started, so that there is a log."""
     phase = (pod.get("status") or {}).get("phase", "Pending")
     ended = mover_end(pod)
     # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.

@@ -1,8 +1,6 @@
 """The outcome of a transfer, stored on its custom resource before the mover pod is deleted.
 
-Knows what the end of a mover pod means for its transfer, the form of the annotation
-`nodeagent.io/outcome`, and which status fields a result sets. Does not know the kinds, which
-two share each result, nor what is done about an outcome.
+Two kinds share each result.
 """
 
 import logging
@@ -87,11 +85,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the outcome that `text`, the annotation's value, holds.
-
-        Raises:
-            ContractError: `text` is invalid.
-        """
+        """Return the outcome that the annotation's value holds; raise ContractError if it is invalid."""
         stored = _Annotation.from_json(text)
         result = _read_result(stored.result)
         if not stored.phase.final or (stored.phase is Phase.FAILED and not stored.message):
@@ -140,13 +134,8 @@ def read_outcome(cr: Transfer) -> Outcome | None:
 def decide_outcome(end: PodEnd, parse_result: Callable[[str], MoverResult], *, cancel_requested: bool) -> Outcome:
     """Return what the end of a mover pod means for its transfer.
 
-    A mover that was stopped without a cancel request reports "canceled" as well; that transfer
-    is Failed, because Velero waits for the rest of a backup after a Canceled that it did not request.
-
-    Args:
-        end: how the mover's container ended.
-        parse_result: parses the termination message of exit code 0; raises ResultError.
-        cancel_requested: `spec.cancel` is set, or the custom resource is being deleted.
+    A mover that was stopped without a cancel request reports "canceled" as well; that transfer is Failed: Velero waits
+    for the rest of a backup after a Canceled that it did not request. `parse_result` may raise ResultError.
     """
     message = end.message.strip()
     if end.exit_code == 0:
@@ -162,10 +151,7 @@ def decide_outcome(end: PodEnd, parse_result: Callable[[str], MoverResult], *, c
 
 
 def has_final_message(end: PodEnd) -> bool:
-    """Return whether the mover itself reported why it ended; its log then has the same in more detail.
-
-    A mover that was killed leaves no message: the kubelet puts the end of its log in that place.
-    """
+    """Return whether the mover itself reported why it ended: one that was killed leaves the end of its log instead."""
     return bool(end.message.strip()) and end.plain and not signal_of(end)
 
 
@@ -177,7 +163,6 @@ def find_refusal(outcome: Outcome, end: PodEnd | None) -> str | None:
 
 
 def _explain_failure(end: PodEnd, message: str) -> str:
-    """Return why a mover failed: the kubelet's explanation, then the mover's `message`."""
     cause = None if has_final_message(end) else f"data mover pod ended: {explain_exit(end)}"
     return ": ".join(part for part in (cause, message) if part)
 
@@ -186,11 +171,7 @@ class BackupResults:
     """The part of a kind that handles the results of backups."""
 
     def parse_result(self, message: str) -> BackupResult:
-        """Return the result that a mover with exit code 0 left as termination message.
-
-        Raises:
-            ResultError: `message` is invalid.
-        """
+        """Return the result that a mover with exit code 0 left as termination message, or raise ResultError."""
         return parse_result(BackupResult, message)
 
     def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
@@ -198,9 +179,6 @@ class BackupResults:
 
         The path is where a data mover of Velero mounts the volume, wherever ours has it.
         Source: tests/recordings/velero-1.18.2, status of DataUpload and PodVolumeBackup.
-
-        Raises:
-            ContractError: `outcome` has no result of a backup.
         """
         result = outcome.result
         if not isinstance(result, BackupResult):
@@ -221,19 +199,11 @@ class RestoreResults:
     """The part of a kind that handles the results of restores."""
 
     def parse_result(self, message: str) -> RestoreResult:
-        """Return the result that a mover with exit code 0 left as termination message.
-
-        Raises:
-            ResultError: `message` is invalid.
-        """
+        """Return the result that a mover with exit code 0 left as termination message, or raise ResultError."""
         return parse_result(RestoreResult, message)
 
     def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
-        """Return the size of the data as status fields, and the mover's note as message.
-
-        Raises:
-            ContractError: `outcome` has no result of a restore.
-        """
+        """Return the size of the data as status fields, and the mover's note as message."""
         result = outcome.result
         if not isinstance(result, RestoreResult):
             raise ContractError("the stored outcome has no restore result")

@@ -1,9 +1,6 @@
 """The rules for a transfer that waits: whether it gets another attempt, when it is checked again, why it is pending.
 
-Pure. Each rule takes what is known about one pending transfer and returns it as it is afterward.
-`PendingRecords` applies the rules to the transfers of one agent, by uid. It holds nothing that the
-API server does not show: a restarted agent begins with empty records. Whether an attempt follows is decided by the
-mover pod and the attempts so far; what else has to be true before it begins is not known here.
+Pure, but for `PendingRecords`, which holds nothing that the API server does not show: a restarted agent has none.
 """
 
 import re
@@ -82,13 +79,9 @@ class PendingReport:
 def decide_report(
     record: PendingRecord, pending: Pending, now: float, *, immediately: bool = False
 ) -> tuple[PendingRecord, PendingReport]:
-    """Return `record` with `pending` observed at `now`, and what is to be reported.
+    """Return `record` with `pending` observed at `now`, a monotonic time in seconds, and what is to be reported.
 
-    Args:
-        record: what was known before.
-        pending: what the transfer is pending for.
-        now: the monotonic time in seconds.
-        immediately: the transfer is not checked again soon, so an unfinished grace period counts as over.
+    `immediately`: the transfer is not checked again soon, so an unfinished grace period counts as over.
     """
     if pending.reason != record.current.reason:
         record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
@@ -120,7 +113,6 @@ class PendingRecords:
     """The records of one agent's transfers, by uid."""
 
     def __init__(self, clock: Clock) -> None:
-        """Measure on `clock`."""
         self._clock = clock
         self._records: dict[str, PendingRecord] = {}
         self._operations = Timers(clock)
@@ -246,11 +238,7 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     """Return how an attempt was interrupted; None if it runs, has a result, or failed in a way that no retry helps.
 
     A mover that is disrupted may fail for that very reason with any exit code. One that is only being deleted
-    does not: its own failure was before.
-
-    Args:
-        pod: the mover pod, a v1 Pod as JSON dict; None: it no longer exists.
-        departed: its last version, if `pod` is None and it is known.
+    does not: its own failure was before. `departed` is the last version of a `pod` that no longer exists, if known.
     """
     last = pod if pod is not None else departed
     deleted = pod is None or bool(pod["metadata"].get("deletionTimestamp"))
@@ -264,14 +252,7 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
 
 
 def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str | None:
-    """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one.
-
-    Args:
-        rules: of the transfer's kind.
-        attempts: as recorded, without this interruption.
-        cause: why the attempt ended.
-        age_seconds: of the custom resource, by the clock of the API server.
-    """
+    """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one."""
     if not rules.enabled:
         return "retries are switched off"
     counted = cause is not InterruptionCause.FENCED
@@ -307,12 +288,8 @@ def fence_refusal(ending: Ending, pod: Pod | None) -> str | None:
     """Return why no attempt may follow on one that wrote to its volume and ended so; None: one may.
 
     Movers that know no attempts, of Velero or of older versions, do not end themselves when they are cut off. A pod
-    that is not known any more was deleted from the API, and the kubelet does that after its containers have ended;
-    for one that was deleted by force the delay has to do.
-
-    Args:
-        ending: how the attempt ended.
-        pod: its mover pod, or the last version of it, a v1 Pod as JSON dict; None: it is not known.
+    that is not known any more was deleted from the API, and the kubelet does that after its containers have ended; for
+    one that was deleted by force the delay has to do.
     """
     if ending.terminated or pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
         return None
@@ -320,13 +297,11 @@ def fence_refusal(ending: Ending, pod: Pod | None) -> str | None:
 
 
 def _lost_while_running(pod: Pod) -> Ending:
-    """Return the ending of a pod that no longer exists, and had not ended when it was last seen."""
     cause = _disruption_cause(pod) or InterruptionCause.DELETED
     return Ending(cause, explain_loss(pod) or _DELETED, terminated=False)
 
 
 def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | None:
-    """Return why a pod that has ended was interrupted; None if it was not."""
     if end.exit_code == 0:
         return None
     if _container_reason(pod) == _OUT_OF_MEMORY:
@@ -355,7 +330,6 @@ def _was_stopped(end: PodEnd) -> bool:
 
 
 def _disruption_cause(pod: Pod) -> InterruptionCause | None:
-    """Return why the cluster ended `pod`; None if its status does not show that it did."""
     status = pod.get("status") or {}
     disruption = find_condition(status, "DisruptionTarget")
     reasons = (status.get("reason"), disruption.get("reason"))
@@ -368,7 +342,6 @@ def _disruption_cause(pod: Pod) -> InterruptionCause | None:
 
 
 def _container_reason(pod: Pod) -> str | None:
-    """Return the reason of the mover's terminated container; None if there is none."""
     return (mover_end(pod) or {}).get("reason")
 
 
@@ -379,10 +352,7 @@ def _has_exited(pod: Pod) -> bool:
 
 
 def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
-    """Return what ended the attempt: the mover's words where it chose its end, else the cluster's.
-
-    A mover that did not choose its end leaves the end of its log in the place of the message.
-    """
+    """Return what ended the attempt: the mover's words where it chose its end; otherwise they may be its log's end."""
     if cause is InterruptionCause.DELETED:
         return _DELETED
     chosen = end.exit_code in _OWN_CODES or _was_stopped(end)

@@ -1,12 +1,7 @@
 """The only writer of phases, and of everything else, on a transfer's custom resource; and what is said about it.
 
-Knows the table of moves, the timestamps and labels that go with a phase, and that every write is one merge patch with
-uid and resourceVersion. Does not know why a transfer moves (`nodeagent.node.lifecycle` decides). An interruption is
-announced by the owning agent, or by the leader for an agent that is unavailable. A cleanup that is blocked is retried
-and reported; the kinds know the objects.
-
-Knows how an Event is recorded, once for each change, and what every final phase records and counts. An Event that
-cannot be recorded never delays the work.
+Every write is one merge patch with uid and resourceVersion. An interruption is announced by the owning agent, or by the
+leader for an agent that is unavailable. An Event that cannot be recorded never delays the work.
 """
 
 import logging
@@ -56,7 +51,6 @@ class EventLog:
     """Records what the agent does with a transfer, as Events about it and in the log."""
 
     def __init__(self, recorder: EventRecorder) -> None:
-        """Record through `recorder`."""
         self._recorder = recorder
 
     async def record(self, cr: CustomResource, reason: str, message: str, *, warning: bool = False) -> None:
@@ -150,8 +144,7 @@ class StatusWriter:
     ) -> None:
         """Write through `client`, with timestamps of `clock`.
 
-        Each of `on_stored` is called after every successful write, with the custom resource as
-        the API server stored it and before the write returns; it must not block.
+        Each of `on_stored` is called with the custom resource as stored, before the write returns; it must not block.
         """
         self._client = client
         self._urgent_client = client.urgently()
@@ -161,15 +154,10 @@ class StatusWriter:
     async def move(
         self, kind: Adapter[Any], cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
     ) -> Transfer:
-        """Move `cr` to the phase `to` and return it as stored.
+        """Move `cr` to the phase `to`, with `change` in the same patch, and return it as stored.
 
-        Args:
-            kind: the adapter of the transfer's kind.
-            cr: the transfer as read; its uid and resourceVersion are the write's preconditions.
-            to: the phase to move to.
-            change: what is written in the same patch. A move without a `message` removes
-                an existing one.
-            again: False never repeats a patch whose answer was lost.
+        `cr` is as read: its uid and resourceVersion are preconditions. A move without a `message` removes an existing
+        one. `again=False` never repeats a patch whose answer was lost.
 
         Raises:
             IllegalMoveError: the table has no such move, or Failed comes without a message,
@@ -198,13 +186,7 @@ class StatusWriter:
         return await self._write(kind, cr, whole, again=again)
 
     async def annotate(self, kind: Adapter[Any], cr: Transfer, change: Change) -> Transfer:
-        """Write `change` without moving `cr`, and return it as stored.
-
-        Raises:
-            IllegalMoveError: `change` holds a phase.
-            ConflictError: another writer was first.
-            NotFoundError: the transfer no longer exists.
-        """
+        """Write `change`, which has no phase, without moving `cr`; return it as stored. Errors are as for `move`."""
         if "phase" in change.status:
             message = f"{kind.spec.name} {cr.name}: only a move writes a phase"
             raise IllegalMoveError(message)
@@ -213,11 +195,7 @@ class StatusWriter:
     async def release(self, kind: Adapter[Any], cr: Transfer) -> Transfer:
         """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
-        Its attempts stay, for people, if there were several.
-
-        Raises:
-            ConflictError: another writer was first.
-            NotFoundError: the transfer no longer exists; it was deleted with its finalizer.
+        Its attempts stay, for people, if there were several. Errors are as for `move`.
         """
         kept = {ATTEMPTS_ANNOTATION} if cr.attempts.number > 1 else set()
         change = Change(
@@ -228,16 +206,10 @@ class StatusWriter:
         return await self._write(kind, cr, change, again=True)
 
     async def report(self, kind: Adapter[Any], cr: Transfer, *, message: str, reason: str | None = None) -> Transfer:
-        """Write why `cr` is pending, and return it as stored; an empty `message` removes the existing one.
-
-        Raises:
-            ConflictError: another writer was first.
-            NotFoundError: the transfer no longer exists.
-        """
+        """Write why `cr` is pending, and return it as stored; an empty `message` removes the existing one."""
         return await self._write(kind, cr, Change({"message": message or None}, reason=reason), again=True)
 
     def _timestamps(self, cr: Transfer, to: Phase) -> JsonDict:
-        """Return the timestamps that the phase `to` sets."""
         now = format_time(self._clock.now())
         stamps: JsonDict = {}
         if to is Phase.ACCEPTED:
@@ -249,7 +221,6 @@ class StatusWriter:
         return stamps
 
     async def _write(self, kind: Adapter[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
-        """Send one merge patch with uid and resourceVersion of `cr`."""
         metadata: JsonDict = {
             "uid": cr.uid,
             "resourceVersion": cr.metadata.resource_version,
@@ -287,7 +258,6 @@ class StatusWriter:
 
 
 def _ends(change: Change) -> bool:
-    """Return whether `change` has the outcome of a transfer, or its final phase."""
     phase = change.status.get("phase")
     return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
@@ -366,11 +336,7 @@ class CleanUp:
     async def step(self, kind: Adapter[Any], cr: Transfer) -> Requeue | None:
         """Take the next step for `cr`; None means that its expose objects and this agent's marks are removed.
 
-        A blocked cleanup is reported as an Event, once for each cause, and retried without limit:
-        the status of the transfer is final and does not change.
-
-        Raises:
-            KubeError: the API server rejected a request.
+        A blocked cleanup is reported as an Event, once for each cause, and retried without limit.
         """
         identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
         pending = await kind.clean_up(cr)
@@ -405,9 +371,6 @@ async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str | None:
 
     That is a PodVolumeBackup whose owning Backup is gone or final: Velero's server no longer waits for it, and does not
     use its result. The data of any other transfer is of use also then, or the server sets `spec.cancel`.
-
-    Raises:
-        KubeError: the Backup could not be read, for another reason than a missing permission.
     """
     if not isinstance(cr, PodVolumeBackup):
         return None
@@ -428,5 +391,4 @@ async def read_owner_refusal(client: KubeClient, cr: Transfer) -> str | None:
 
 
 def _phase(status: object) -> str:
-    """Return the phase in a Backup's `status`, as text whatever it is."""
     return str(status.get("phase") or "") if isinstance(status, dict) else ""

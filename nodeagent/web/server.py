@@ -61,7 +61,6 @@ class _Reused:
     """A content that takes time to build, and is reused for a while."""
 
     def __init__(self, build: Callable[[], str], clock: Clock) -> None:
-        """Measure on `clock` how old what `build` returned is."""
         self._build = build
         self._clock = clock
         self._body = b""
@@ -93,11 +92,7 @@ class _Listener:
         return int(sockets[0].getsockname()[1]) if sockets else self._address.port
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address is in use or not available.
-        """
+        """Listen; raise ConfigError if the address is in use or not available."""
         await self._runner.setup()
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -131,14 +126,7 @@ class WebServer:
     def __init__(
         self, address: ListenAddress, pages: WebPages, clock: Clock, *, status_address: ListenAddress | None = None
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            address: where all pages are served.
-            pages: their sources.
-            clock: measures how old the contents of `/status` and `/metrics` are.
-            status_address: where `/status` is served instead.
-        """
+        """Serve all pages at `address`, or `/status` at `status_address` instead; nothing is opened yet."""
         self._pages = pages
         self._metrics_text = _Reused(lambda: redact(pages.metrics.render().decode()), clock)
         self._status_text = _Reused(
@@ -163,11 +151,7 @@ class WebServer:
         return self._listeners[-1].port
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: an address is in use or not available.
-        """
+        """Listen; raise ConfigError if an address is in use or not available."""
         try:
             for listener in self._listeners:
                 await listener.start()
@@ -184,7 +168,6 @@ class WebServer:
         return web.Response(body=self._metrics_text.get(), headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """Respond: the event loop is running."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:

@@ -1,8 +1,6 @@
 """The adapter protocols of the four kinds of transfers, and what adapters share: defaults, the check of the location.
 
-Knows which data and which steps differ between kinds, and which of them the leader and the node
-need. Does not know any kind: the adapters are beside this module, and nothing outside this
-directory compares kinds. The bucket is not accessed here: the mover does that.
+Nothing outside this directory compares kinds. The bucket is not accessed here: the mover does that.
 """
 
 from collections.abc import Callable, Mapping
@@ -88,11 +86,7 @@ def find_unsupported(cr: DataDownload | PodVolumeRestore) -> Admission | None:
 
 
 def refuse_unsupported(cr: DataDownload | PodVolumeRestore) -> None:
-    """Check a restore that another agent may have accepted, before its mover starts.
-
-    Raises:
-        ExposeError: this agent cannot carry it out.
-    """
+    """Raise ExposeError for a restore that another agent accepted and this one cannot carry out."""
     if (refused := find_unsupported(cr)) is not None:
         raise ExposeError(refused.message)
 
@@ -158,11 +152,7 @@ class Adapter(Protocol[C]):
         ...
 
     def parse(self, raw: Mapping[str, Any]) -> C:
-        """Return the model of `raw`.
-
-        Raises:
-            ContractError: `raw` is not a valid resource of this kind.
-        """
+        """Return the model of `raw`; raise ContractError if it is not a valid resource of this kind."""
         ...
 
     def managed(self, cr: C) -> bool:
@@ -170,14 +160,10 @@ class Adapter(Protocol[C]):
         ...
 
     async def confirm_volume(self, cr: C) -> None:
-        """Check that the volume is still the one that `cr` names; reads only.
+        """Raise ExposeError unless the volume is still the one that `cr` names; reads only.
 
-        Called before the data path starts and before a mover's success is recorded: the content of
-        a volume that was unmounted in between must not pass for its data. Also before the leader lets an interrupted
-        transfer wait.
-
-        Raises:
-            ExposeError: the volume no longer exists.
+        Called before the data path starts, before a mover's success is recorded (the content of a volume that was
+        unmounted in between must not pass for its data), and before the leader lets an interrupted transfer wait.
         """
         ...
 
@@ -228,11 +214,7 @@ class NodeKind(Adapter[C], Protocol[C]):
         ...
 
     def parse_result(self, message: str) -> MoverResult:
-        """Return the result that a mover with exit code 0 left as termination message.
-
-        Raises:
-            ResultError: `message` is invalid.
-        """
+        """Return the result that a mover with exit code 0 left as termination message, or raise ResultError."""
         ...
 
     async def keep(self, cr: C, outcome: Outcome) -> Outcome:
@@ -240,11 +222,7 @@ class NodeKind(Adapter[C], Protocol[C]):
         ...
 
     async def complete(self, cr: C, outcome: Outcome) -> Pending | None:
-        """Make the moved data available to the user; None once it is.
-
-        Raises:
-            ExposeError: that is impossible.
-        """
+        """Make the moved data available to the user; None once it is. Raise ExposeError if that is impossible."""
         ...
 
     def final_status(self, cr: C, outcome: Outcome) -> JsonDict:
@@ -273,7 +251,6 @@ class AnyKind(Generic[C]):
     spec: ClassVar[KindSpec]
 
     def _request(self, cr: C) -> Any:  # noqa: ANN401 - of the exposer's type
-        """Return what the exposer is asked for."""
         raise NotImplementedError
 
     def parse(self, raw: Mapping[str, Any]) -> C:
@@ -323,8 +300,7 @@ _MISSING_TIMEOUT: Final = timedelta(minutes=2)
 async def check_location(reader: Reader, cr: Transfer) -> Admission:
     """Return whether the backup storage location of `cr` exists and has its Secrets.
 
-    One that is not Available delays nothing, as in Velero: its phase may be outdated, and the data
-    mover learns from the bucket itself. The phase is the warning of a ready transfer.
+    One that is not Available delays nothing, as in Velero: its phase, which may be outdated, is a warning.
     """
     namespace, name = cr.metadata.namespace, cr.spec.backup_storage_location
     raw = await reader.read(BACKUP_STORAGE_LOCATIONS, namespace, name)

@@ -1,8 +1,4 @@
-"""The adapters of DataUploads and DataDownloads: a CSI snapshot is backed up, and restored into a volume.
-
-Knows the parts of the life cycle that only these kinds have. Does not know the life cycle, nor how a
-volume is created from a snapshot (`exposer.csi_snapshot`), or created and rebound (`exposer.generic_restore`).
-"""
+"""The adapters of DataUploads and DataDownloads: a CSI snapshot is backed up, and restored into a volume."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -56,8 +52,6 @@ _CSI: Final = "CSI"
 
 
 class _DataMoverKind(AnyKind[T]):
-    """What both adapters share."""
-
     def managed(self, cr: T) -> bool:
         """Return whether `spec.datamover` selects this data mover."""
         return cr.spec.datamover in self.datamovers

@@ -1,8 +1,4 @@
-"""The adapters of PodVolumeBackups and PodVolumeRestores: a volume of a pod, as mounted on its node.
-
-Knows the parts of the life cycle that only these kinds have. Does not know the life cycle, nor how
-the volume is reached (`exposer.pod_volume`).
-"""
+"""The adapters of PodVolumeBackups and PodVolumeRestores: a volume of a pod, as mounted on its node."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeVar
@@ -58,7 +54,6 @@ class PodVolumeKind(AnyKind[P]):
         return cr.spec.pod.namespace
 
     async def _locate(self, cr: P, reader: Reader) -> Admission:
-        """Return the node where the volume is mounted, or why the transfer cannot be admitted now."""
         if cr.spec.uploader_type == _RESTIC:
             return Admission(AdmissionState.FAILED, FailureReason.UPLOADER_UNKNOWN, "restic is not supported")
         admission = await check_location(reader, cr)
@@ -95,7 +90,6 @@ class PodVolumeKind(AnyKind[P]):
         )
 
     def _cache(self, cr: P, settings: ExposeSettings) -> CacheVolume | None:  # noqa: ARG002 - restores override it
-        """Return the cache volume that the mover gets."""
         return None
 
 
@@ -165,7 +159,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         return await self.exposer.read_node(self._request(cr))
 
     async def confirm_volume(self, cr: PodVolumeRestore) -> None:
-        """Check that the workload pod still has the volume and, before another attempt, still waits for it.
+        """Check that the workload pod has the volume and, before another attempt, still waits for it.
 
         An earlier attempt may have written everything although its result was lost: its pod then runs with the data.
         """
