@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, Self, TypedDict, dataclass_transform
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -187,6 +187,15 @@ class ObjectMeta(WireModel):
     owner_references: list[OwnerReference] = msgspec.field(default_factory=list)
 
 
+class Identity(TypedDict):
+    """What names an object."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
 class CustomResource(WireModel):
     """An object of the group velero.io."""
 
@@ -220,6 +229,16 @@ class CustomResource(WireModel):
     def uid(self) -> str:
         """`metadata.uid`."""
         return self.metadata.uid
+
+    @property
+    def place(self) -> str:
+        """Namespace and name, as messages show them."""
+        return f"{self.metadata.namespace}/{self.name}"
+
+    @property
+    def identity(self) -> Identity:
+        """The fields that name it in a log."""
+        return {"kind": self.kind_name, "namespace": self.metadata.namespace, "name": self.name, "uid": self.uid}
 
     @property
     def deleting(self) -> bool:

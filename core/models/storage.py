@@ -198,7 +198,7 @@ class BackupRepository(CustomResource):
     def check_key(self, wanted: RepositoryKey) -> None:
         """Raise RepositoryError, with both keys, unless the repository has the key `wanted`."""
         if self.key != wanted:
-            shown = f"{self.kind_name} {self.metadata.namespace}/{self.name}"
+            shown = f"{self.kind_name} {self.place}"
             raise RepositoryError(f"{shown} is for {self.key}, not for {wanted}")
 
 

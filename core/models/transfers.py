@@ -84,6 +84,11 @@ class Transfer(CustomResource):
     status: TransferStatus = field(default_factory=TransferStatus)
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Kind, namespace, name."""
+        return (self.kind_name, self.metadata.namespace, self.name)
+
+    @property
     def phase(self) -> Phase:
         """`status.phase`; absent and empty read as New."""
         return self.status.phase or Phase.NEW

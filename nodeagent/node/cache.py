@@ -100,9 +100,10 @@ class TransferCache:
         reasons = {name: informer.explain_outage() for name, informer in self._named.items()}
         return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
-    def transfer_keys(self) -> list[TransferKey]:
-        """Return the keys of this node's transfers."""
-        return [_key(name, raw) for name, informer in self._transfers.items() for raw in informer.items()]
+    def transfers(self) -> list[Transfer]:
+        """Return this node's transfers but for invalid ones."""
+        keys = [_key(name, raw) for name, informer in self._transfers.items() for raw in informer.items()]
+        return [cr for key in keys if (cr := self.transfer(key)) is not None]
 
     def raw(self, key: TransferKey) -> UncheckedObject | None:
         """Return a cached transfer as JSON dict; None if there is none."""
@@ -119,9 +120,8 @@ class TransferCache:
 
     def observe_written(self, cr: Transfer) -> None:
         """Remember the version of a transfer that a write of this agent returned."""
-        key = (cr.kind_name, cr.metadata.namespace, cr.name)
-        if self.raw(key) is not None:
-            self._written[key] = (cr.uid, cr.metadata.resource_version)
+        if self.raw(cr.key) is not None:
+            self._written[cr.key] = (cr.uid, cr.metadata.resource_version)
 
     def current(self, key: TransferKey) -> UncheckedObject | None:
         """Return a cached transfer; None if there is none, or it is older than the last write of this agent.

@@ -37,10 +37,8 @@ class DataPathSteps(StepBase):
         """Report that all slots are in use, and record a replaced mover pod; Failed if the volume has disappeared."""
         if self._check_is_paused(case):
             return self._next_slot_check(case)
-        try:
-            await case.kind.confirm_volume(case.cr)
-        except ExposeError as e:
-            return await self._end(case, Phase.FAILED, str(e))
+        if why := await self._find_volume_fault(case):
+            return await self._end(case, Phase.FAILED, why)
         if loss := _unreplaced(case):
             change = Change(annotations={MOVER_LOST_ANNOTATION: loss.with_replacement().to_json()})
             await self._tools.status.annotate(case.kind, case.cr, change)
@@ -50,10 +48,8 @@ class DataPathSteps(StepBase):
     async def start(self, case: Case) -> Requeue | None:
         """Move to InProgress, which lets the mover start its data path."""
         tools, cr = self._tools, case.cr
-        try:
-            await case.kind.confirm_volume(cr)
-        except ExposeError as e:
-            return await self._end(case, Phase.FAILED, str(e))
+        if why := await self._find_volume_fault(case):
+            return await self._end(case, Phase.FAILED, why)
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
         change = Change(annotations=tools.starting(cr))
@@ -80,7 +76,7 @@ class DataPathSteps(StepBase):
 
     async def end_without_result(self, case: Case) -> Requeue | None:
         """Move to Canceled or Failed: the mover pod no longer exists, and its result is unknown."""
-        mover = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name}"
+        mover = f"data mover pod {case.cr.place}"
         if case.view.cancel is not CancelState.NONE:
             return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {mover} was lost")
         cause = case.departed and explain_loss(case.departed)
@@ -162,14 +158,10 @@ class DataPathSteps(StepBase):
         return decide_outcome(case.end, case.kind.parse_result, cancel_requested=requested)
 
     async def _confirm(self, case: Case, outcome: Outcome) -> Outcome:
-        if outcome.phase is Phase.CANCELED:
+        if outcome.phase is Phase.CANCELED or not (why := await self._find_volume_fault(case)):
             return outcome
-        try:
-            await case.kind.confirm_volume(case.cr)
-        except ExposeError as e:
-            reported = f"; the data mover reported: {outcome.message}" if outcome.message else ""
-            return Outcome(phase=Phase.FAILED, message=f"{e}{reported}")
-        return outcome
+        reported = f"; the data mover reported: {outcome.message}" if outcome.message else ""
+        return Outcome(phase=Phase.FAILED, message=f"{why}{reported}")
 
 
 def _not_retried(case: Case) -> str:
@@ -251,10 +243,8 @@ class AttemptSteps(StepBase):
     async def start(self, case: Case) -> Requeue | None:
         """Let the mover of the attempt start its data path."""
         tools, cr, kind = self._tools, case.cr, case.kind
-        try:
-            await kind.confirm_volume(cr)
-        except ExposeError as e:
-            return await self._end(case, Phase.FAILED, str(e))
+        if why := await self._find_volume_fault(case):
+            return await self._end(case, Phase.FAILED, why)
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
         status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
@@ -270,11 +260,8 @@ class AttemptSteps(StepBase):
 
     async def _find_obstacle(self, case: Case) -> str | None:
         """Return why another attempt would be of no use, whatever the limits are; None: it may be."""
-        if case.kind.spec.bound_to_node:
-            try:
-                await case.kind.confirm_volume(case.cr)
-            except ExposeError as e:
-                return str(e)
+        if case.kind.spec.bound_to_node and (why := await self._find_volume_fault(case)):
+            return why
         return await read_owner_refusal(self._tools.client, case.cr)
 
 

@@ -9,6 +9,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.types import Pod, UncheckedObject
+from core.models.base import JsonDict
 from core.models.names import (
     BLOCK_PREFERRED_ANNOTATION,
     FS_DATA_MOVER,
@@ -48,7 +49,7 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
     `current` returns the transfer as cached; None if it is not cached, or older than the last write of this agent.
     """
     kind, cr = case.kind, case.cr
-    place = f"{kind.spec.name} {cr.metadata.namespace}/{cr.name}"
+    place = f"{kind.spec.name} {cr.place}"
 
     def parse(raw: UncheckedObject | None) -> Transfer | None:
         """Return the transfer if it is this one, and not final."""
@@ -105,47 +106,44 @@ class ExposeSteps(StepBase):
             waited_seconds = self._pending.operation_seconds(case.cr.uid, f"replacement {loss.times}")
             pause = loss.pause.total_seconds() - waited_seconds
             if pause > 0:
-                return await self._await_replacement(case, pause)
+                if why := await self._find_volume_fault(case):
+                    return await self._end(case, Phase.FAILED, why)
+                return Requeue(min(pause, _LOSS_CHECK_SECONDS))
         if case.pod is not None:
             await self._tools.logs.copy(case.cr, case.pod)
             await delete_object(self._tools.client, PODS, case.pod)
         return Requeue(self._pending.count_check(case.cr.uid))
 
-    async def _await_replacement(self, case: Case, pause: float) -> Requeue | None:
-        try:
-            await case.kind.confirm_volume(case.cr)
-        except ExposeError as e:
-            return await self._end(case, Phase.FAILED, str(e))
-        return Requeue(min(pause, _LOSS_CHECK_SECONDS))
-
     async def prepare(self, case: Case) -> Requeue | None:
         """Become the owning agent, and move to Prepared; a stale message is removed, or reports a missing slot."""
-        change = Change(
-            status={"node": self._site.node, "nodeOS": LINUX},
-            labels={NODE_LABEL: self._site.label},
-        )
+        tools, cr = self._tools, case.cr
+        status: JsonDict = {"node": self._site.node, "nodeOS": LINUX}
+        labels = {NODE_LABEL: self._site.label}
         message = f"data mover pod runs on node {self._site.node}"
-        self._pending.forget(case.cr.uid)
+        self._pending.forget(cr.uid)
         if case.view.phase is not Phase.ACCEPTED:
             # The first pod was lost, and its replacement or another attempt's was scheduled to another node.
-            status = {**change.status, "message": None}
-            stored = await self._tools.status.annotate(case.kind, case.cr, Change(status, change.labels))
-            await self._tools.events.record(stored, "TakenOver", message)
+            stored = await tools.status.annotate(case.kind, cr, Change(status | {"message": None}, labels))
+            await tools.events.record(stored, "TakenOver", message)
             return None
-        if MOVER_LOST_ANNOTATION in case.cr.metadata.annotations:
-            change = Change(change.status, change.labels, {MOVER_LOST_ANNOTATION: None})
-        if not self._tools.slots.is_full_for(SlotRequest.of(case.cr, now=self._tools.clock.now())):
-            stored = await self._move_to_prepared(case, change)
-            await self._tools.events.record(stored, "Prepared", message)
-            return None
-        # Reported here, the missing slot costs no write of its own.
+        change = Change(status, labels)
+        if MOVER_LOST_ANNOTATION in cr.metadata.annotations:
+            change = replace(change, annotations={MOVER_LOST_ANNOTATION: None})
+        full = tools.slots.is_full_for(SlotRequest.of(cr, now=tools.clock.now()))
         pending = self._slot_pending()
-        change = replace(change, status={**change.status, "message": pending.message}, reason=pending.reason)
-        stored = await self._move_to_prepared(case, change)
-        await self._tools.events.record(stored, "Prepared", f"{message}; {pending.message}")
-        self._pending.decide_report(case.cr.uid, pending)
-        self._pending.mark_reported(case.cr.uid, pending)
-        self._pause_until_slot(case)
+        if full:
+            # Reported here, the missing slot costs no write of its own.
+            change = replace(change, status=status | {"message": pending.message}, reason=pending.reason)
+            message = f"{message}; {pending.message}"
+        stored = await tools.status.move(case.kind, cr, Phase.PREPARED, change)
+        if cr.accepted_at is not None:
+            seconds = (tools.clock.now() - cr.accepted_at).total_seconds()
+            tools.metrics.observe(EXPOSE_SECONDS, seconds, case.kind.spec.name)
+        await tools.events.record(stored, "Prepared", message)
+        if full:
+            self._pending.decide_report(cr.uid, pending)
+            self._pending.mark_reported(cr.uid, pending)
+            self._pause_until_slot(case)
         return None
 
     async def hand_over(self, case: Case) -> Requeue | None:
@@ -156,13 +154,6 @@ class ExposeSteps(StepBase):
         stored = await self._tools.status.annotate(case.kind, case.cr, change)
         await self._tools.events.record(stored, "TakenOver", f"the node agent on node {node} continues it")
         return None
-
-    async def _move_to_prepared(self, case: Case, change: Change) -> Transfer:
-        stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
-        if case.cr.accepted_at is not None:
-            seconds = (self._tools.clock.now() - case.cr.accepted_at).total_seconds()
-            self._tools.metrics.observe(EXPOSE_SECONDS, seconds, case.kind.spec.name)
-        return stored
 
     async def time_out(self, case: Case) -> Requeue | None:
         """Move to Failed: there was no mover pod in time."""
@@ -183,7 +174,7 @@ class ExposeSteps(StepBase):
 
     async def _ensure(self, case: Case) -> Exposed | Pending | Requeue | None:
         try:
-            current = partial(self._tools.cache.current, case.key)
+            current = partial(self._tools.cache.current, case.cr.key)
             guard = build_guard(self._tools.client, case, self._site, current=current)
             return await self._pending_if_rejected(case.kind.ensure_exposed(case.cr, guard))
         except NotOwnerError as e:
@@ -210,8 +201,7 @@ class ExposeSteps(StepBase):
         if node in {None, self._site.node}:
             await self._clear_pending(case)
             return
-        place = f"{case.cr.metadata.namespace}/{case.cr.name}"
-        message = f"data mover pod {place} is on node {node}, whose node agent has not taken it over yet"
+        message = f"data mover pod {case.cr.place} is on node {node}, whose node agent has not taken it over yet"
         await self._report_pending(case, Pending(PendingReason.NOT_TAKEN_OVER, message))
 
     def _overdue(self, case: Case, pending: Pending) -> str | None:
@@ -227,15 +217,14 @@ class ExposeSteps(StepBase):
         loss = count_loss(before, pod, self._tools.clock.now())
         if loss == before:
             return False
-        place = f"{case.cr.metadata.namespace}/{case.cr.name}"
         if loss.failure:
             tail = await self._tools.logs.copy(case.cr, case.pod)
-            message = add_log_end(f"data mover pod {place} {loss.failure}", tail)
+            message = add_log_end(f"data mover pod {case.cr.place} {loss.failure}", tail)
             await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.MOVER_LOST)
             return True
         cause = f": {pod.why}" if pod.why else ""
         what = "was rejected by its kubelet" if pod.rejected else "was lost before its data path started"
-        message = f"data mover pod {place} {what}, will be recreated{cause}"
+        message = f"data mover pod {case.cr.place} {what}, will be recreated{cause}"
         pending = Pending(pod.rejected or PendingReason.MOVER_LOST, message)
         marks = {MOVER_LOST_ANNOTATION: loss.to_json()}
         change = Change(status={"message": message}, annotations=marks, reason=pending.reason)

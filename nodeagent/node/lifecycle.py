@@ -313,11 +313,6 @@ class Case:
     delay_seconds: float = 0.0
 
     @property
-    def key(self) -> TransferKey:
-        """The key of the transfer in the work queue."""
-        return (self.kind.spec.name, self.cr.metadata.namespace, self.cr.name)
-
-    @property
     def end(self) -> PodEnd | None:
         """How its mover pod terminated; None while it has not."""
         return _end_of(self.pod)

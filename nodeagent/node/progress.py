@@ -100,15 +100,6 @@ class _Counted:
 
 
 @dataclass
-class _Writing:
-    """The writes of a transfer's progress: `failures` since the last Event; none follows once they have `ended`."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failures: int = 0
-    ended: bool = False
-
-
-@dataclass
 class _Reading:
     """A transfer, as the Events of its movers show it.
 
@@ -121,6 +112,8 @@ class _Reading:
         unwritten: directory of a mover that writes no files there.
         followed: how it is followed while it runs here.
         again: it has run here, and may do so again.
+        writing: held while its progress is written; `failures` of that since the last Event; no write follows once they
+            have `ended`.
     """
 
     uid: str
@@ -132,7 +125,9 @@ class _Reading:
     unwritten: Path | None = None
     followed: Followed | None = None
     again: bool = False
-    writing: _Writing = field(default_factory=_Writing)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failures: int = 0
+    ended: bool = False
 
     @property
     def unknown(self) -> bool:
@@ -187,7 +182,7 @@ class ProgressFollower:
         if pod is not None:
             self._choose_source(reading, pod)
         if reading.followed is None:
-            reading.followed, reading.writing.ended = followed, False
+            reading.followed, reading.ended = followed, False
             if reading.reported.attempt < cr.attempts.number:
                 reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
@@ -234,8 +229,8 @@ class ProgressFollower:
             if isinstance(reading.source, EventFiles):
                 # Written since the last look: it is counted, and the outcome has it.
                 self._take_written(uid, reading.source)
-            reading.writing.ended = True
-            async with reading.writing.lock:
+            reading.ended = True
+            async with reading.writing:
                 pass
 
     def finish(self, kind_name: str, uid: str, total_bytes: int) -> None:
@@ -322,7 +317,7 @@ class ProgressFollower:
     def _enqueue(self, uids: Iterable[str]) -> None:
         for uid in uids:
             if (reading := self._readings.get(uid)) is not None:
-                reading.writing.failures = 0
+                reading.failures = 0
                 self._queue.add(uid)
 
     def _forget_unknown(self, *, but: AbstractSet[str] = frozenset()) -> None:
@@ -381,12 +376,11 @@ class ProgressFollower:
         reading = self._readings.get(uid)
         if reading is None or reading.followed is None:
             return None
-        writing = reading.writing
-        async with writing.lock:
-            if writing.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
+        async with reading.writing:
+            if reading.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
                 return None
-        writing.failures += 1
-        return Requeue(_ATTEMPT_PAUSE_SECONDS) if writing.failures < _ATTEMPTS else None
+        reading.failures += 1
+        return Requeue(_ATTEMPT_PAUSE_SECONDS) if reading.failures < _ATTEMPTS else None
 
     def _count(self, kind_name: str, reading: _Reading) -> None:
         reported, message = reading.reported, reading.reported.message

@@ -214,7 +214,6 @@ class Reconciler:
     def report(self) -> JsonDict:
         """Return the node's slots and transfers for the status page."""
         slots = self._tools.slots
-        transfers = [cr for key in self._cache.transfer_keys() if (cr := self._cache.transfer(key)) is not None]
         return {
             "slots": {"used": slots.used, "total": slots.limit, "pending": slots.pending},
             "transfers": [
@@ -229,7 +228,7 @@ class Reconciler:
                     "pendingMessage": self._tools.pending.message(cr.uid),
                     "progress": cr.status.progress.to_wire(),
                 }
-                for cr in transfers
+                for cr in self._cache.transfers()
             ],
         }
 

@@ -63,7 +63,7 @@ class SlotRequest:
     @classmethod
     def of(cls, cr: Transfer, *, now: datetime) -> Self:
         """Return the request of `cr`; `now` stands for an unknown time of its accept."""
-        return cls(cr.accepted_at or now, (cr.kind_name, cr.metadata.namespace, cr.name), cr.uid)
+        return cls(cr.accepted_at or now, cr.key, cr.uid)
 
 
 class Slots:
@@ -319,6 +319,14 @@ class StepBase:
         await record_end(kind, stored, metrics=tools.metrics, events=tools.events)
         return None
 
+    async def _find_volume_fault(self, case: Case) -> str | None:
+        """Return why the volume of a workload is not usable any more; None: it is."""
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            return str(e)
+        return None
+
     def _operation_timeout(self, case: Case) -> timedelta:
         """Return the limit for one operation on the cluster, which the custom resource may set.
 
@@ -388,13 +396,4 @@ class StepBase:
             await self._tools.status.report(case.kind, case.cr, message="")
 
     def _logger(self, case: Case) -> BoundLogger:
-        cr = case.cr
-        return bind(
-            _log,
-            kind=case.kind.spec.name,
-            namespace=cr.metadata.namespace,
-            name=cr.name,
-            uid=cr.uid,
-            phase=str(cr.phase),
-            node=self._site.node,
-        )
+        return bind(_log, **case.cr.identity, phase=str(case.cr.phase), node=self._site.node)

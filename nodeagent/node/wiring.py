@@ -126,8 +126,7 @@ class NodeBandwidth:
         return {"bandwidth": found} if found else {}
 
     def _running(self) -> list[Transfer]:
-        found = (self.cache.transfer(key) for key in self.cache.transfer_keys())
-        return [cr for cr in found if cr is not None and cr.phase in RUNNING_PHASES]
+        return [cr for cr in self.cache.transfers() if cr.phase in RUNNING_PHASES]
 
 
 @dataclass(frozen=True)

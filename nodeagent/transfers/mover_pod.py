@@ -234,14 +234,7 @@ class MoverLogs:
         copied_from, tail = self._copied.get(cr.uid, ("", ""))
         if copied_from == meta["uid"]:
             return tail
-        log = bind(
-            _log,
-            kind=cr.kind_name,
-            namespace=cr.metadata.namespace,
-            name=cr.name,
-            uid=cr.uid,
-            pod=meta["name"],
-        )
+        log = bind(_log, **cr.identity, pod=meta["name"])
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS), self._reads:
                 text = await self._client.pod_log(

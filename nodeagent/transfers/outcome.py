@@ -126,8 +126,7 @@ def read_outcome(cr: Transfer) -> Outcome | None:
     try:
         return Outcome.from_json(text)
     except ContractError as e:
-        identity = fields(kind=cr.kind_name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
-        _log.warning("invalid annotation %s: %s", OUTCOME_ANNOTATION, e, extra=identity)
+        _log.warning("invalid annotation %s: %s", OUTCOME_ANNOTATION, e, extra=fields(**cr.identity))
         return None
 
 

@@ -55,13 +55,7 @@ class EventLog:
 
     async def record(self, cr: CustomResource, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event about `cr`."""
-        identity = fields(
-            kind=cr.kind_name,
-            namespace=cr.metadata.namespace,
-            name=cr.name,
-            uid=cr.uid,
-            reason=reason,
-        )
+        identity = fields(**cr.identity, reason=reason)
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=identity)
         await self._send(ObjectRef.of(cr), reason, message, warning=warning)
 
@@ -221,10 +215,7 @@ class StatusWriter:
         return stamps
 
     async def _write(self, kind: Adapter[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
-        metadata: JsonDict = {
-            "uid": cr.uid,
-            "resourceVersion": cr.metadata.resource_version,
-        }
+        metadata: JsonDict = {"uid": cr.uid, "resourceVersion": cr.metadata.resource_version}
         if change.labels:
             metadata["labels"] = dict(change.labels)
         annotations = dict(change.annotations) | _reason_annotation(cr, change)
@@ -338,7 +329,7 @@ class CleanUp:
 
         A blocked cleanup is reported as an Event, once for each cause, and retried without limit.
         """
-        identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name, uid=cr.uid)
+        identity = fields(**cr.identity)
         pending = await kind.clean_up(cr)
         if pending is None:
             await self.status.release(kind, cr)

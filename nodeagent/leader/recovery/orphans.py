@@ -239,17 +239,16 @@ class OrphanRecovery:
         loss = await self._nodes.confirm_loss(await node_of(kind, cr))
         if loss is not None:
             await self._absent.leave_node(kind, cr, loss)
-            self._postpone(kind, cr)
+            self._postpone(cr)
         return loss is not None
 
     async def _wait_for_agent(self, kind: Admits[Any], cr: Transfer) -> None:
-        self._postpone(kind, cr)
+        self._postpone(cr)
         unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
         await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
 
-    def _postpone(self, kind: Admits[Any], cr: Transfer) -> None:
-        key = (kind.spec.name, cr.metadata.namespace, cr.name)
-        self._not_before[key] = self._cluster.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
+    def _postpone(self, cr: Transfer) -> None:
+        self._not_before[cr.key] = self._cluster.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
 
     async def _clean_up(self, kind: Admits[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
@@ -274,7 +273,7 @@ class OrphanRecovery:
         live = label_value(node) in self._agents.nodes()
         holders = {label_value(each) for each in (node, (cr.phase is Phase.ACCEPTED and acceptor) or "")}
         if not live and holders & self._agents.velero_nodes():
-            self._postpone(kind, cr)
+            self._postpone(cr)
             return
         if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
             await self._reassign(kind, cr)
