@@ -130,7 +130,7 @@ def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
     """Return the tags of both kinds; a backup's as the annotations of `cr` name them, as far as they are valid."""
     tags = {SNAPSHOT_REQUESTER_TAG: requester, UPLOADER_TAG: uploader}
     annotations = cr.metadata.annotations
-    backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.of(annotations)
+    backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.from_annotations(annotations)
     if OBJECT_NAME.fullmatch(backup):
         tags[BACKUP_TAG] = backup
         if count := parse_count(annotations.get(BACKUP_VOLUMES_ANNOTATION, "")):

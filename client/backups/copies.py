@@ -29,7 +29,7 @@ from core.models.names import (
 from core.models.phases import Phase
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import format_duration, parse_duration
-from core.models.verification import read_verification
+from core.models.verification import Verification
 from nodeagent.config.windows import parse_time_zone
 
 UTC_ZONE: Final = "UTC"
@@ -224,7 +224,7 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
     name = meta.annotations.get(BACKUP_ANNOTATION, "")
     if not name or BACKUP_LABEL not in meta.labels:
         return None
-    verification = read_verification(meta.annotations)
+    verification = Verification.from_annotations(meta.annotations)
     claim = transfer.source_claim or (
         f"{transfer.spec.pod.name}:{transfer.spec.volume}" if isinstance(transfer, PodVolumeBackup) else ""
     )

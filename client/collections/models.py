@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import field
 
 from client.backups.manifests import Method
-from core.models.backups import SavedClaim, Shrinkage, read_shrinkage
+from core.models.backups import SavedClaim, Shrinkage
 from core.models.base import WireModel
 from core.models.names import (
     BACKUP_KEEP_ANNOTATION,
@@ -207,9 +207,9 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         incremental_bytes=status.incremental_bytes,
         snapshot_id=status.snapshot_id or "",
         started=status.start_timestamp,
-        saved=SavedClaim.of(annotations),
+        saved=SavedClaim.from_annotations(annotations),
         files=parse_count(annotations.get(FILES_ANNOTATION, "")),
-        shrunk=read_shrinkage(annotations),
+        shrunk=Shrinkage.from_annotations(annotations),
         by_block=transfer.by_block,
         **_facts_of(transfer),
     )

@@ -33,7 +33,7 @@ from core.models.names import (
     VELERO_SCHEDULE_LABEL,
 )
 from core.models.phases import RUNNING_PHASES, Interruption, Phase
-from core.models.transfer_settings import BandwidthLimits, LeftOut, read_left_out
+from core.models.transfer_settings import BandwidthLimits, LeftOut
 from core.models.transfers import Transfer
 from core.redact import redact
 from core.text import format_age
@@ -199,13 +199,13 @@ def _pod_line(pod: Pod) -> PodLine:
 
 def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
     attempts = cr.attempts
-    limits = BandwidthLimits.of(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
+    limits = BandwidthLimits.from_annotations(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
     return {
         "snapshot_id": cr.status.snapshot_id or "",
         "retries": attempts.retries,
         "bandwidth": limits or BandwidthLimits(),
         "interruptions": attempts.interruptions,
-        "left_out": read_left_out(cr.metadata.annotations),
+        "left_out": LeftOut.from_annotations(cr.metadata.annotations),
         "history": _history(cr, events),
     }
 

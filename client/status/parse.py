@@ -22,7 +22,7 @@ from client.status.records import (
 from core.errors import ConfigError, ContractError
 from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
-from core.models.backups import read_shrinkage
+from core.models.backups import Shrinkage
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.names import (
     BACKUP_ANNOTATION,
@@ -36,7 +36,7 @@ from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count
-from core.models.verification import read_verification
+from core.models.verification import Verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.parse import parse_config_map
@@ -134,7 +134,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         message=status.message,
         datamover=spec.datamover,
         backup=meta.annotations.backup or meta.labels.velero_backup,
-        shrunk=read_shrinkage({SHRUNK_ANNOTATION: meta.annotations.shrunk}),
+        shrunk=Shrinkage.from_annotations({SHRUNK_ANNOTATION: meta.annotations.shrunk}),
     )
 
 
@@ -179,9 +179,9 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         datamover=datamover,
         backup=meta.annotations.get(BACKUP_ANNOTATION) or meta.labels.get(VELERO_BACKUP_LABEL, ""),
         new_bytes=status.incremental_bytes,
-        verification=read_verification(meta.annotations),
+        verification=Verification.from_annotations(meta.annotations),
         files=parse_count(meta.annotations.get(FILES_ANNOTATION, "")),
-        shrunk=read_shrinkage(meta.annotations),
+        shrunk=Shrinkage.from_annotations(meta.annotations),
         claim=cr.source_claim or "",
     )
 

@@ -7,7 +7,7 @@ snapshots of the source in the repository, whichever agent made them.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from msgspec import field, structs
 
@@ -117,6 +117,8 @@ class SavedClaim(WireModel, omit_defaults=True):
     larger; None: not known. `storage_class` of None: the claim named none; "": one without a provisioner.
     """
 
+    annotation: ClassVar[str] = CLAIM_ANNOTATION
+
     namespace: str
     name: str
     size: str | None = None
@@ -155,11 +157,6 @@ class SavedClaim(WireModel, omit_defaults=True):
             "labels": meta.get("labels"),
         }
         return cls.from_wire(wire)
-
-    @classmethod
-    def of(cls, annotations: Mapping[str, str]) -> Self | None:
-        """Return the claim in the annotations of a transfer; None where it is absent or invalid."""
-        return cls.read_annotation(annotations, CLAIM_ANNOTATION)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -221,6 +218,8 @@ class Shrinkage(SparseModel, omit_defaults=True):
     `acknowledged` is when it was acknowledged; None: it was not.
     """
 
+    annotation: ClassVar[str] = SHRUNK_ANNOTATION
+
     bytes: Int64
     full_bytes: Int64
     full_snapshot: str | None = None
@@ -265,14 +264,9 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
     )
 
 
-def read_shrinkage(annotations: Mapping[str, str]) -> Shrinkage | None:
-    """Return how the backup with these annotations is Shrunk; None: it is not, or that is invalid."""
-    return Shrinkage.read_annotation(annotations, SHRUNK_ANNOTATION)
-
-
 def is_shrunk(annotations: Mapping[str, str]) -> bool:
     """Return whether the backup with these annotations is Shrunk, and was not acknowledged."""
-    found = read_shrinkage(annotations)
+    found = Shrinkage.from_annotations(annotations)
     return found is not None and found.acknowledged is None
 
 

@@ -61,7 +61,12 @@ class _WireMeta(msgspec.StructMeta):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"):
-    """A frozen part of an API object: camelCase on the wire; unknown fields are ignored."""
+    """A frozen part of an API object: camelCase on the wire; unknown fields are ignored.
+
+    `annotation` is the name of the annotation that has it as JSON, if one does.
+    """
+
+    annotation: ClassVar[str] = ""
 
     @classmethod
     def from_wire(cls, raw: object) -> Self:
@@ -84,10 +89,10 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
             raise ContractError(explain_invalid(e)) from e
 
     @classmethod
-    def read_annotation(cls, annotations: Mapping[str, str], key: str) -> Self | None:
-        """Return the model in the annotation `key`, as JSON; None where it is absent or invalid."""
+    def from_annotations(cls, annotations: Mapping[str, str]) -> Self | None:
+        """Return what the annotations have; None where it is absent or invalid."""
         try:
-            return cls.from_json(annotations.get(key, ""))
+            return cls.from_json(annotations.get(cls.annotation, ""))
         except ContractError:
             return None
 

@@ -4,17 +4,17 @@ Attempts are kept in an annotation of the custom resource, which stays InProgres
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Final, Protocol, Self, TypeVar
+from typing import Annotated, ClassVar, Final, Protocol, Self, TypeVar
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from core.errors import AgentError, ContractError
+from core.errors import AgentError
 from core.models.base import SparseModel, Time, WireModel
 from core.models.names import ATTEMPTS_ANNOTATION
 
@@ -160,19 +160,13 @@ class Attempts(WireModel, omit_defaults=True):
     last attempts, by the clock of their data movers: a checkpoint has no tags, and is known by its time.
     """
 
+    annotation: ClassVar[str] = ATTEMPTS_ANNOTATION
+
     number: _Number = 1
     stage: AttemptStage = AttemptStage.RUNNING
     uncounted: int = 0
     interruptions: tuple[Interruption, ...] = ()
     starts: tuple[Time, ...] = ()
-
-    @classmethod
-    def of(cls, annotations: Mapping[str, str]) -> Self:
-        """Return the attempts in the annotations of a transfer; the first one where theirs is absent or invalid."""
-        try:
-            return cls.from_json(annotations.get(ATTEMPTS_ANNOTATION) or "{}")
-        except ContractError:
-            return cls()
 
     @property
     def retries(self) -> int:

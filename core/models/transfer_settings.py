@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Meta, field
 from msgspec.structs import replace
@@ -127,6 +127,8 @@ class LeftOut(WireModel, omit_defaults=True):
     the names.
     """
 
+    annotation: ClassVar[str] = LEFT_OUT_ANNOTATION
+
     rules: str
     files: Int64 = 0
     bytes: Int64 = 0
@@ -155,11 +157,6 @@ class LeftOut(WireModel, omit_defaults=True):
         names = f": {', '.join(self.names)}" if self.names else ""
         found = f"{self.files} files with {self.bytes} bytes and {self.directories} directories"
         return f"left out {found} by exclusions (rules {self.rules}){names}"
-
-
-def read_left_out(annotations: Mapping[str, str]) -> LeftOut | None:
-    """Return what was left out of the backup with these annotations; None: there was no rule, or it is invalid."""
-    return LeftOut.read_annotation(annotations, LEFT_OUT_ANNOTATION)
 
 
 def read_patterns(lines: str) -> tuple[str, ...]:
@@ -305,13 +302,10 @@ class BandwidthLimits(WireModel, omit_defaults=True):
     limits for its whole life.
     """
 
+    annotation: ClassVar[str] = BANDWIDTH_ANNOTATION
+
     upload_bytes_per_second: _BytesPerSecond = 0
     download_bytes_per_second: _BytesPerSecond = 0
-
-    @classmethod
-    def of(cls, annotations: Mapping[str, str]) -> Self | None:
-        """Return the limits in the annotations of a transfer; None where theirs is absent or invalid."""
-        return cls.read_annotation(annotations, BANDWIDTH_ANNOTATION)
 
 
 FULL: Final = "full"

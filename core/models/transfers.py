@@ -96,7 +96,7 @@ class Transfer(CustomResource):
     @property
     def attempts(self) -> Attempts:
         """Its attempts; the first one where the annotation is absent or invalid."""
-        return Attempts.of(self.metadata.annotations)
+        return Attempts.from_annotations(self.metadata.annotations) or Attempts()
 
     @property
     def stage(self) -> AttemptStage | None:

@@ -1,8 +1,7 @@
 """What a verification of a backup found: a data mover writes a line for each snapshot; an annotation has the result."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, field
 
@@ -31,6 +30,8 @@ class VerificationOutcome(StrEnum):
 class Verification(WireModel):
     """One verification: when it ended, what it found, and the share of the files that it read."""
 
+    annotation: ClassVar[str] = VERIFICATION_ANNOTATION
+
     at: Time
     outcome: VerificationOutcome
     percent: Percent = WHOLE_PERCENT
@@ -39,11 +40,6 @@ class Verification(WireModel):
     def passed(self) -> bool:
         """Whether all that was read was right."""
         return self.outcome is VerificationOutcome.PASSED
-
-
-def read_verification(annotations: Mapping[str, str]) -> Verification | None:
-    """Return the last verification of the transfer with these annotations; None: there is none, or it is invalid."""
-    return Verification.read_annotation(annotations, VERIFICATION_ANNOTATION)
 
 
 class VerifiedSnapshot(WireModel, omit_defaults=True):

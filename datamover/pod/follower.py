@@ -183,7 +183,7 @@ class TransferFollower:
 
 def _attempts_of(raw: Object) -> Attempts:
     """Return the attempts of a transfer that may be invalid otherwise."""
-    return Attempts.of(raw["metadata"].get("annotations") or {})
+    return Attempts.from_annotations(raw["metadata"].get("annotations") or {}) or Attempts()
 
 
 _T = TypeVar("_T")

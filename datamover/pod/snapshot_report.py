@@ -79,7 +79,7 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
         async for kind, raw, found in _list_named(client, namespace):
             snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
             if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
-                number = Attempts.of(raw["metadata"].get("annotations") or {}).number
+                number = (Attempts.from_annotations(raw["metadata"].get("annotations") or {}) or Attempts()).number
                 completed[raw["metadata"]["uid"]] = CompletedTransfer(name, number)
         async for raw in _list(client, BACKUPS, namespace):
             uids.add(raw["metadata"]["uid"])

@@ -25,7 +25,7 @@ from core.errors import AgentError, CanceledError, ConfigError, FencedError, Rep
 from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.transport import Retry
-from core.models.backups import read_shrinkage
+from core.models.backups import Shrinkage
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
 from core.models.storage import BackupRepository
@@ -156,13 +156,15 @@ class PodTransfer:
 
     def _limited(self, cr: Transfer, follower: TransferFollower, move: _Move) -> _Move:
         """Return `move` behind a proxy that limits its bandwidth, if the custom resource has limits."""
-        limits, context = BandwidthLimits.of(cr.metadata.annotations), self._context
+        limits, context = BandwidthLimits.from_annotations(cr.metadata.annotations), self._context
         if limits is None:
             return move
         proxy = BandwidthProxy(context.environment, context.clock, limits)
         context.redactor.add(proxy.password)
         self._context = replace(context, environment=proxy.environment)
-        follower.listen(lambda seen: proxy.limit(BandwidthLimits.of(seen.metadata.annotations) or BandwidthLimits()))
+        follower.listen(
+            lambda seen: proxy.limit(BandwidthLimits.from_annotations(seen.metadata.annotations) or BandwidthLimits())
+        )
 
         async def limited() -> BackupResult | RestoreResult:
             with proxy:
@@ -192,7 +194,7 @@ class PodTransfer:
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
-        throttle = BandwidthLimits.of(cr.metadata.annotations)
+        throttle = BandwidthLimits.from_annotations(cr.metadata.annotations)
         access = RepositoryAccess(context.with_go_settings(workers), work_dir, waits, throttle)
         repository = await self._resolve_repository(cr, access, reporter, backup=isinstance(plan, BackupPlan))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
@@ -265,7 +267,7 @@ class PodTransfer:
             starts=cr.attempts.starts,
         )
         parallel = context.limits.backup_workers
-        if BandwidthLimits.of(cr.metadata.annotations) is not None:
+        if BandwidthLimits.from_annotations(cr.metadata.annotations) is not None:
             parallel = min(parallel, MOST_PARALLEL)
         return BackupParameters(
             volume=self._options.volume,
@@ -394,7 +396,7 @@ async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, s
     try:
         async for page in client.pages(Selection(kind.resource, cr.metadata.namespace)):
             for raw in page.items:
-                shrinkage = read_shrinkage(raw["metadata"].get("annotations") or {})
+                shrinkage = Shrinkage.from_annotations(raw["metadata"].get("annotations") or {})
                 if shrinkage is not None and shrinkage.acknowledged is not None:
                     other = kind.model.parse(raw)
                     plan = plan_of(other)

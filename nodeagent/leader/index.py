@@ -25,7 +25,7 @@ from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
-from core.models.verification import Verification, read_verification
+from core.models.verification import Verification
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits
 
@@ -66,7 +66,7 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
         created=created,
         bytes=status.progress.total_bytes,
         schedule=_intern(_schedule_of(cr)),
-        verification=read_verification(cr.metadata.annotations),
+        verification=Verification.from_annotations(cr.metadata.annotations),
         complete=cr.phase is Phase.COMPLETED,
         shrunk=is_shrunk(cr.metadata.annotations),
         completed=completed,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import field as wire_field
 from msgspec.structs import replace
@@ -45,6 +45,8 @@ class RepositoryVerification(WireModel, omit_defaults=True):
     clock, except `at` and `failed_at`.
     """
 
+    annotation: ClassVar[str] = VERIFICATION_ANNOTATION
+
     at: Time | None = None
     outcome: VerificationOutcome | None = None
     shares: dict[str, Time] = wire_field(default_factory=dict)
@@ -76,8 +78,7 @@ class RepositoryVerification(WireModel, omit_defaults=True):
 
 def verification_of(repository: BackupRepository) -> RepositoryVerification:
     """Return the record in the repository's annotation; an invalid one counts as none."""
-    annotations = repository.metadata.annotations
-    return RepositoryVerification.read_annotation(annotations, VERIFICATION_ANNOTATION) or RepositoryVerification()
+    return RepositoryVerification.from_annotations(repository.metadata.annotations) or RepositoryVerification()
 
 
 def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerification:

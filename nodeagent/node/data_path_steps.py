@@ -18,7 +18,7 @@ from nodeagent.metrics import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAI
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, pod_node, read_loss
+from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, pod_node
 from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
 from nodeagent.transfers.status import (
     Change,
@@ -170,7 +170,7 @@ def _not_retried(case: Case) -> str:
 
 def _unreplaced(case: Case) -> MoverLoss | None:
     """Return the losses of a transfer whose mover pod was replaced, if that is not recorded yet."""
-    loss = read_loss(case.cr)
+    loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
     return None if loss is None or loss.replaced else loss
 
 

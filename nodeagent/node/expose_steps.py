@@ -30,13 +30,13 @@ from nodeagent.node.steps import SlotRequest, StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.mover_pod import (
     LostPod,
+    MoverLoss,
     PodState,
     add_log_end,
     count_loss,
     explain_loss,
     pod_node,
     pod_state,
-    read_loss,
     rejection_reason,
     was_killed,
 )
@@ -101,7 +101,7 @@ class ExposeSteps(StepBase):
         """Record that the mover pod was lost, and delete it once another one may be created."""
         if await self._record_loss(case):
             return Requeue(0.0)
-        loss = read_loss(case.cr)
+        loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
         if loss is not None:
             waited_seconds = self._pending.operation_seconds(case.cr.uid, f"replacement {loss.times}")
             pause = loss.pause.total_seconds() - waited_seconds
@@ -159,7 +159,7 @@ class ExposeSteps(StepBase):
         """Move to Failed: there was no mover pod in time."""
         timeout = format_duration(self._limits.prepare)
         cause = self._pending.message(case.cr.uid) or case.cr.status.message
-        loss = read_loss(case.cr)
+        loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
         what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
         if case.view.phase is Phase.IN_PROGRESS:
             what = f"attempt {case.cr.attempts.number} not prepared"
@@ -213,7 +213,7 @@ class ExposeSteps(StepBase):
 
     async def _record_loss(self, case: Case) -> bool:
         """Record each lost pod once, and fail where no other is to be created; return whether this one is new."""
-        before, pod = read_loss(case.cr), _lost_pod(case.pod)
+        before, pod = MoverLoss.from_annotations(case.cr.metadata.annotations), _lost_pod(case.pod)
         loss = count_loss(before, pod, self._tools.clock.now())
         if loss == before:
             return False

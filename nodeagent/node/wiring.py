@@ -103,7 +103,7 @@ class NodeBandwidth:
         self.metrics.set(BANDWIDTH_LIMIT, of_node.download_bytes_per_second, "download")
         wanted = share_limits(keys, {one.uid: one.spec.backup_storage_location for one in running}, now)
         for cr in running:
-            limits = BandwidthLimits.of(cr.metadata.annotations)
+            limits = BandwidthLimits.from_annotations(cr.metadata.annotations)
             if limits is None or limits == wanted[cr.uid]:
                 continue
             change = Change(annotations={BANDWIDTH_ANNOTATION: wanted[cr.uid].to_json()})
@@ -121,7 +121,7 @@ class NodeBandwidth:
         found = {
             f"{cr.kind_name}/{cr.name}": limits.to_wire()
             for cr in self._running()
-            if (limits := BandwidthLimits.of(cr.metadata.annotations)) is not None
+            if (limits := BandwidthLimits.from_annotations(cr.metadata.annotations)) is not None
         }
         return {"bandwidth": found} if found else {}
 

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import Annotated, Final, Self, cast
+from typing import Annotated, ClassVar, Final, Self, cast
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -308,6 +308,8 @@ class MoverLoss(WireModel):
     the cause in its status. Both times are for people: timeouts are measured without them.
     """
 
+    annotation: ClassVar[str] = MOVER_LOST_ANNOTATION
+
     since: Time
     last: Time
     times: _Number = 1
@@ -333,11 +335,6 @@ class MoverLoss(WireModel):
     def with_replacement(self) -> Self:
         """Return the same losses with the last pod replaced."""
         return replace(self, replaced=True)
-
-
-def read_loss(cr: Transfer) -> MoverLoss | None:
-    """Return the losses that are recorded on `cr`; None if there are none, or they are invalid."""
-    return MoverLoss.read_annotation(cr.metadata.annotations, MOVER_LOST_ANNOTATION)
 
 
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:

@@ -17,7 +17,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BACKUPS
 from core.kube.types import Manifest, Object
 from core.logs import fields
-from core.models.backups import read_shrinkage
+from core.models.backups import Shrinkage
 from core.models.base import CustomResource, JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
@@ -89,7 +89,7 @@ async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, 
     kind.count(stored, metrics)
     message = stored.status.message or "transfer completed"
     await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
-    if (shrinkage := read_shrinkage(stored.metadata.annotations)) is not None:
+    if (shrinkage := Shrinkage.from_annotations(stored.metadata.annotations)) is not None:
         await events.record(stored, "Shrunk", shrinkage.text, warning=True)
 
 

@@ -34,7 +34,6 @@ from core.models.verification import (
     VerificationOutcome,
     VerifiedShare,
     VerifiedSnapshot,
-    read_verification,
 )
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
@@ -340,7 +339,7 @@ class VerificationSteps:
 
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
         """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""
-        cluster, last = self._cluster, read_verification(cr.metadata.annotations)
+        cluster, last = self._cluster, Verification.from_annotations(cr.metadata.annotations)
         if found is None or found.outcome is None:
             completed = cr.status.completion_timestamp or cr.metadata.creation_timestamp
             if completed is None or not verification.proves(after, completed, last):
@@ -412,5 +411,5 @@ def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
         f"{name} in location {cr.spec.backup_storage_location}",
         created or _NEVER,
         found,
-        read_verification(meta.annotations),
+        Verification.from_annotations(meta.annotations),
     )

@@ -8,7 +8,7 @@ import pytest
 
 from client.collections.models import BackupList
 from core.kube.resources import DATA_UPLOADS
-from core.models.backups import Shrinkage, read_shrinkage
+from core.models.backups import Shrinkage
 from nodeagent.__main__ import main
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden, assert_golden_text
@@ -102,7 +102,7 @@ def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell
         again = f"note: no volume of backup {name} is Shrunk: nothing to acknowledge\n"
         assert shell.run("acknowledge", name).err == again
     for raw in shell.scene.kube.objects(DATA_UPLOADS):
-        found = read_shrinkage(raw["metadata"]["annotations"])
+        found = Shrinkage.from_annotations(raw["metadata"]["annotations"])
         assert found is not None
         assert found.acknowledged is not None
         assert found == Shrinkage(bytes=1, full_bytes=100, acknowledged=found.acknowledged)

@@ -16,9 +16,9 @@ from core.kube.types import OwnerRef
 from core.models.verification import (
     VERIFIED_LINE,
     SnapshotVerification,
+    Verification,
     VerificationOutcome,
     VerifiedSnapshot,
-    read_verification,
 )
 from tests.client.support.job_pods import ended
 from tests.client.support.restore_scene import RestoreScene
@@ -77,7 +77,7 @@ class VerificationScene:
     def outcomes(self) -> dict[str, str]:
         """The recorded outcome of each transfer that has one."""
         transfers = [one["metadata"] for one in self.base.kube.objects(DATA_UPLOADS)]
-        found = {meta["name"]: read_verification(meta["annotations"]) for meta in transfers}
+        found = {meta["name"]: Verification.from_annotations(meta["annotations"]) for meta in transfers}
         return {name: str(one.outcome) for name, one in found.items() if one is not None}
 
     async def backup(self) -> Backup:

@@ -13,11 +13,11 @@ from core.models.backups import (
     RetentionReport,
     SavedClaim,
     SavedSize,
+    Shrinkage,
     deletes_by_old_rules,
     find_full,
     is_shrunk,
     read_report,
-    read_shrinkage,
 )
 from core.models.base import JsonDict
 from core.models.names import CLAIM_ANNOTATION, RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND, SHRUNK_ANNOTATION
@@ -47,7 +47,7 @@ _SAVED = SavedClaim(
 
 def test_a_claim_is_kept_with_its_spec_and_labels_and_read_back() -> None:
     assert SavedClaim.from_claim(_CLAIM) == _SAVED
-    assert SavedClaim.of({CLAIM_ANNOTATION: _SAVED.text}) == _SAVED
+    assert SavedClaim.from_annotations({CLAIM_ANNOTATION: _SAVED.text}) == _SAVED
     assert json.loads(_SAVED.text) == {
         "namespace": "app",
         "name": "data",
@@ -103,7 +103,7 @@ def test_the_capacity_of_the_volume_is_kept_beside_the_request() -> None:
     ],
 )
 def test_what_no_claim_could_be_reads_as_absent(text: str) -> None:
-    assert SavedClaim.of({CLAIM_ANNOTATION: text}) is None
+    assert SavedClaim.from_annotations({CLAIM_ANNOTATION: text}) is None
 
 
 def test_a_claim_that_is_invalid_is_an_error_that_names_the_field() -> None:
@@ -180,7 +180,7 @@ def test_its_annotation_is_read_back_until_somebody_acknowledges_it() -> None:
     found = find_full([history], new)
     assert found is not None
     annotations = {SHRUNK_ANNOTATION: found.to_json()}
-    assert read_shrinkage(annotations) == found
+    assert Shrinkage.from_annotations(annotations) == found
     assert found.text == f"shrunk: the volume has 1 files with {MIB} bytes, and had 1000 files with {2 * MIB} bytes"
     assert is_shrunk(annotations)
     wire = found.to_json().replace("}", ',"acknowledged":"2026-01-01T00:00:00Z"}')
@@ -189,7 +189,7 @@ def test_its_annotation_is_read_back_until_somebody_acknowledges_it() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"bytes": "many", "fullBytes": 1}'])
 def test_an_invalid_annotation_counts_as_none(text: str) -> None:
-    assert read_shrinkage({SHRUNK_ANNOTATION: text}) is None
+    assert Shrinkage.from_annotations({SHRUNK_ANNOTATION: text}) is None
 
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -16,7 +16,6 @@ from core.models.transfer_settings import (
     LeftOut,
     check_pattern,
     parse_compression,
-    read_left_out,
     read_patterns,
 )
 from core.models.transfers import DataDownload, PodVolumeRestore
@@ -39,14 +38,14 @@ _KEY = "nodeagent.io/bandwidth"
 def test_limits_are_written_and_read() -> None:
     limits = BandwidthLimits(upload_bytes_per_second=5)
     assert limits.to_json() == '{"uploadBytesPerSecond":5}'
-    assert BandwidthLimits.of({_KEY: limits.to_json()}) == limits
-    assert BandwidthLimits.of({_KEY: "{}"}) == BandwidthLimits()
+    assert BandwidthLimits.from_annotations({_KEY: limits.to_json()}) == limits
+    assert BandwidthLimits.from_annotations({_KEY: "{}"}) == BandwidthLimits()
 
 
 @pytest.mark.parametrize("text", ["", "x", '{"uploadBytesPerSecond":-1}', '{"uploadBytesPerSecond":"5"}'])
 def test_no_limits_are_those_of_an_absent_or_invalid_annotation(text: str) -> None:
-    assert BandwidthLimits.of({_KEY: text}) is None
-    assert BandwidthLimits.of({}) is None
+    assert BandwidthLimits.from_annotations({_KEY: text}) is None
+    assert BandwidthLimits.from_annotations({}) is None
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,11 @@ def test_what_was_left_out_is_read_back() -> None:
     found = LeftOut(rules="12ab")
     for number in range(7):
         found = found.add(f"cache/{number}", None if number == 0 else 10)
-    assert read_left_out({LEFT_OUT_ANNOTATION: found.to_json()}) == found
+    assert LeftOut.from_annotations({LEFT_OUT_ANNOTATION: found.to_json()}) == found
     names = ", ".join(f"cache/{number}" for number in range(5))
     assert found.text == f"left out 6 files with 60 bytes and 1 directories by exclusions (rules 12ab): {names}"
-    assert read_left_out({LEFT_OUT_ANNOTATION: "{"}) is None
-    assert read_left_out({}) is None
+    assert LeftOut.from_annotations({LEFT_OUT_ANNOTATION: "{"}) is None
+    assert LeftOut.from_annotations({}) is None
 
 
 @pytest.mark.parametrize(

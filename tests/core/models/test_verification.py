@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from core.models.names import VERIFICATION_ANNOTATION
-from core.models.verification import Verification, VerificationOutcome, read_verification
+from core.models.verification import Verification, VerificationOutcome
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -13,12 +13,12 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 @pytest.mark.parametrize("outcome", list(VerificationOutcome))
 def test_what_is_written_is_read(outcome: VerificationOutcome) -> None:
     written = Verification(at=AT, outcome=outcome, percent=10)
-    assert read_verification({VERIFICATION_ANNOTATION: written.to_json()}) == written
+    assert Verification.from_annotations({VERIFICATION_ANNOTATION: written.to_json()}) == written
     assert written.passed is (outcome is VerificationOutcome.PASSED)
 
 
 def test_a_verification_without_a_share_read_everything() -> None:
-    found = read_verification({VERIFICATION_ANNOTATION: '{"at":"2026-11-22T00:00:00Z","outcome":"passed"}'})
+    found = Verification.from_annotations({VERIFICATION_ANNOTATION: '{"at":"2026-11-22T00:00:00Z","outcome":"passed"}'})
     assert found == Verification(at=AT, outcome=VerificationOutcome.PASSED, percent=100)
 
 
@@ -34,5 +34,5 @@ def test_a_verification_without_a_share_read_everything() -> None:
     ],
 )
 def test_an_invalid_annotation_counts_as_none(text: str) -> None:
-    assert read_verification({VERIFICATION_ANNOTATION: text}) is None
-    assert read_verification({}) is None
+    assert Verification.from_annotations({VERIFICATION_ANNOTATION: text}) is None
+    assert Verification.from_annotations({}) is None

@@ -86,7 +86,7 @@ class _Node:
 
     def limits(self, name: str) -> BandwidthLimits | None:
         (raw,) = [one for one in self.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == name]
-        return BandwidthLimits.of(raw["metadata"].get("annotations") or {})
+        return BandwidthLimits.from_annotations(raw["metadata"].get("annotations") or {})
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

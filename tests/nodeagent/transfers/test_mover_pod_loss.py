@@ -5,14 +5,12 @@ from datetime import timedelta
 import pytest
 
 from core.models.names import MOVER_LOST_ANNOTATION
-from core.models.transfers import DataUpload
-from nodeagent.transfers.mover_pod import LostPod, MoverLoss, count_loss, read_loss
+from nodeagent.transfers.mover_pod import LostPod, MoverLoss, count_loss
 from tests.nodeagent.support.hand_clock import NOON
-from tests.nodeagent.support.transfers import data_upload
 
 
 def read(text: str) -> MoverLoss | None:
-    return read_loss(DataUpload.parse(data_upload(annotations={MOVER_LOST_ANNOTATION: text})))
+    return MoverLoss.from_annotations({MOVER_LOST_ANNOTATION: text})
 
 
 def test_recorded_loss_is_read_as_it_was_counted() -> None:
