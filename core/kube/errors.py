@@ -7,7 +7,9 @@ Source: Go, encoding/json.
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
+
+import msgspec
 
 from core.errors import AgentError
 from core.models.base import without_nulls
@@ -184,34 +186,39 @@ _MANAGER_CONFLICT = "FieldManagerConflict"
 _MANAGER = re.compile('conflict with "([^"]*)"')
 """Source: Kubernetes v1.34, apimachinery pkg/util/managedfields/internal/conflict.go."""
 
+_SHOWN_BYTES = 300
+"""What is shown of an answer that is not a `Status`."""
+
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
 
-@dataclass(frozen=True)
-class _Rejection:
-    message: str
-    reason: str
+class _Cause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] = []
+
+
+class Status(msgspec.Struct):
+    """What the API server says about a request that it rejected, or about a process that has ended.
+
+    `status` is any value: the answers of gateways have their own.
+    """
+
     kind: str = ""
-    fields: frozenset[str] = frozenset()
-    conflicts: tuple[FieldConflict, ...] = ()
+    status: Any = ""
+    reason: str = ""
+    message: str | None = None
+    details: _Details = msgspec.field(default_factory=_Details)
 
-
-def _parse_rejection(body: bytes) -> _Rejection:
-    """Parse a `Status` object; any other body becomes the message, truncated."""
-    try:
-        status: Any = parse_json(body)
-        causes = (status.get("details") or {}).get("causes") or []
-        fields = frozenset(str(cause.get("field", "")) for cause in causes)
-        conflicts = tuple(
-            FieldConflict(str(cause.get("field", "")), _manager_of(str(cause.get("message", ""))))
-            for cause in causes
-            if cause.get("reason") == _MANAGER_CONFLICT
-        )
-        reason, kind = str(status.get("reason", "")), str(status.get("kind", ""))
-        return _Rejection(str(status["message"]), reason, kind, fields, conflicts)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return _Rejection(body[:300].decode(errors="replace").strip(), "")
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Return the object in `body`; raise ValueError or RecursionError if it is none."""
+        return msgspec.convert(parse_json(body), cls)
 
 
 def _manager_of(described: str) -> str:
@@ -229,23 +236,31 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
         attempted: verb and object, such as `patch Pod velero/x`.
         retry_after: the `Retry-After` header, seconds.
     """
-    rejection = _parse_rejection(body)
+    try:
+        rejection = Status.parse(body)
+    except (ValueError, RecursionError):
+        rejection = Status()
+    if rejection.message is None:
+        rejection = Status(message=body[:_SHOWN_BYTES].decode(errors="replace").strip())
+    causes = rejection.details.causes
     cls = _BY_STATUS.get(status, ServerError if status >= _FIRST_SERVER_ERROR else KubeError)
     if cls is NotFoundError and (rejection.kind, rejection.reason) != ("Status", "NotFound"):
         # A transfer whose objects do not exist fails and is cleaned up: only the API server's own 404 proves that.
         cls = UnknownPathError
     if cls is ConflictError and rejection.reason == "AlreadyExists":
         cls = AlreadyExistsError
-    if cls is InvalidError and _UID_FIELD in rejection.fields:
+    if cls is InvalidError and any(cause.field == _UID_FIELD for cause in causes):
         # A patch with the UID of a deleted object: another object has its name by now.
         cls = ConflictError
     text = f"{attempted}: {status} {rejection.reason or ''}".rstrip() + f": {rejection.message}"
     seconds = parse_retry_after(retry_after)
-    if rejection.conflicts:
-        conflict = ApplyConflictError(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
-        conflict.conflicts = rejection.conflicts
-        return conflict
-    return cls(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
+    conflicts = [one for one in causes if one.reason == _MANAGER_CONFLICT]
+    if conflicts:
+        cls = ApplyConflictError
+    error = cls(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
+    if isinstance(error, ApplyConflictError):
+        error.conflicts = tuple(FieldConflict(one.field, _manager_of(one.message)) for one in conflicts)
+    return error
 
 
 def parse_retry_after(header: str | None) -> float | None:

@@ -13,12 +13,10 @@ from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import msgspec
-
 from core.clock import Clock, SystemClock
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError
+from core.kube.errors import ForbiddenError, Status
 from core.kube.transport import Request, Response, Retry, Transport
 from nodeagent.runtime.http import HttpTransport
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
@@ -47,22 +45,6 @@ class ExecProcess:
     pod: str
     container: str
     command: Sequence[str]
-
-
-class _Cause(msgspec.Struct):
-    reason: str = ""
-    message: str = ""
-
-
-class _Details(msgspec.Struct):
-    causes: list[_Cause] | None = None
-
-
-class _Status(msgspec.Struct):
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-    details: _Details | None = None
 
 
 class PodExec:
@@ -106,8 +88,8 @@ def forbidden_exec(attempted: str, namespace: str) -> ForbiddenError:
 def _check(content: bytes, shown: str) -> None:
     """Raise ExecError unless the process was executed, whatever its exit code."""
     try:
-        status = msgspec.json.decode(content, type=_Status)
-    except msgspec.DecodeError as e:
+        status = Status.parse(content)
+    except (ValueError, RecursionError) as e:
         raise ExecError(f"{shown}: what the API server says about its end is invalid") from e
     if status.status != "Success" and status.reason != "NonZeroExitCode":
         raise ExecError(f"{shown}: {status.message or status.reason or 'failed'}")
