@@ -223,10 +223,8 @@ class SnapshotDeletion(WireModel, omit_defaults=True):
 DELETED_LINE: Final = OutputLine("nodeagent.io/deleted-snapshot", DeletedSnapshot)
 CHECKED_LINE: Final = OutputLine("nodeagent.io/checked-copy", CheckedCopy)
 
-
 SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
 """What is executed in the pod to read what it sends: the stream on standard output, SentFiles on standard error."""
-
 
 _MODE: Final = re.compile(r"[0-7]{1,7}")
 

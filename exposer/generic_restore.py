@@ -26,14 +26,7 @@ from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.expose_run import (
-    ExposeRun,
-    check_copies,
-    delete_copies,
-    ensure_cache,
-    ensure_copies,
-    read_storage_access,
-)
+from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_cache, ensure_copies, read_storage_access
 from exposer.in_place import (
     check_existing,
     check_unused,
@@ -442,10 +435,7 @@ def _owned_by_restore(request: RestoreRequest, volume: PersistentVolume) -> bool
     reference = volume["spec"].get("claimRef") or {}
     if not reference:
         return request.owner.labels.items() <= (volume["metadata"].get("labels") or {}).items()
-    claims = (
-        (request.owner.namespace, request.owner.name),
-        (request.target_namespace, request.target_claim),
-    )
+    claims = ((request.owner.namespace, request.owner.name), (request.target_namespace, request.target_claim))
     return (reference.get("namespace"), reference.get("name")) in claims
 
 

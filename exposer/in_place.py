@@ -221,10 +221,7 @@ async def ensure_taken(
                 BOUND_BY_CONTROLLER: "yes",
             },
         },
-        "spec": {
-            "persistentVolumeReclaimPolicy": RETAIN,
-            "claimRef": point_at_claim(owner.namespace, owner.name),
-        },
+        "spec": {"persistentVolumeReclaimPolicy": RETAIN, "claimRef": point_at_claim(owner.namespace, owner.name)},
     }
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 

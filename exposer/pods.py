@@ -396,10 +396,7 @@ _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 _USER: Final = 65532
 """The user of the image."""
 
-_RESOURCES: Final = {
-    "requests": {"cpu": "10m", "memory": "96Mi"},
-    "limits": {"memory": "512Mi"},
-}
+_RESOURCES: Final = {"requests": {"cpu": "10m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
 
 
 @dataclass(frozen=True)

@@ -306,9 +306,7 @@ async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placemen
         # A linked clone cannot be attached where its source is.
         avoided = await _attached_nodes(client, claim)
     return Placement(
-        avoid_nodes=tuple(avoided),
-        alternatives=rules,
-        topology=await _read_topology(client, claim, storage_class),
+        avoid_nodes=tuple(avoided), alternatives=rules, topology=await _read_topology(client, claim, storage_class)
     )
 
 

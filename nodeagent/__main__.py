@@ -38,7 +38,6 @@ examples:
         install the agents into a cluster
 """
 
-
 _USER_COMMANDS: Final = {
     "backup": "back up volumes, show, verify and cancel backups",
     "describe": "show everything about one transfer, and what to do next",
@@ -68,7 +67,6 @@ _USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
 
 _COMPLETION: Final = "_NODEAGENT_COMPLETE"
 """Set by a shell that asks for completions. Source: click 8.5, docs/shell-completion."""
-
 
 _OBJECTS_PER_COLLECTION: Final = 200_000
 """As many as 10,000 transfers have; Python's default, 700, takes a tenth of a command's time."""

@@ -364,7 +364,6 @@ METRICS: Final = tuple(
 )
 """All of the above, in this order."""
 
-
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Source: Prometheus, text exposition format 0.0.4."""
 

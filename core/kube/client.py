@@ -49,10 +49,8 @@ _T = TypeVar("_T")
 _PAGE_SIZE = 500
 """Number of objects per page of a list, as in client-go."""
 
-
 _RAW_PAGE_SIZE: Final = 2000
 """Of objects that are not decoded here: a page of transfers has 5 MiB."""
-
 
 _PAGE_SECONDS: Final = 10.0
 """A pod behind a network policy does not answer at all, and a user is waiting."""
@@ -151,12 +149,7 @@ class KubeClient:
         async def once() -> _T:
             response = await self.transport.request(request)
             try:
-                raise_for_status(
-                    response.status,
-                    response.body,
-                    attempted=attempted,
-                    retry_after=response.retry_after,
-                )
+                raise_for_status(response.status, response.body, attempted=attempted, retry_after=response.retry_after)
             except UnknownPathError as e:
                 if await is_unserved(self.transport, resource):
                     message = f"{attempted}: {resource.full_name}/{resource.version} is not served"
@@ -281,10 +274,7 @@ class KubeClient:
         """Return if the API server would create the object now: it is validated and admitted, and not stored."""
         meta = manifest["metadata"]
         request = Request(
-            "POST",
-            resource.path(meta.get("namespace", "")),
-            {"dryRun": "All"},
-            json.dumps(manifest).encode(),
+            "POST", resource.path(meta.get("namespace", "")), {"dryRun": "All"}, json.dumps(manifest).encode()
         )
         attempted = _attempted("create (dry run)", resource, meta.get("namespace", ""), meta["name"])
         # What is not stored has no resourceVersion.

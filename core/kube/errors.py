@@ -70,12 +70,7 @@ class KubeError(AgentError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        reason: str = "",
-        retry_after_seconds: float | None = None,
+        self, message: str, *, status: int = 0, reason: str = "", retry_after_seconds: float | None = None
     ) -> None:
         super().__init__(message)
         self.status = status

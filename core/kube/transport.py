@@ -295,7 +295,6 @@ def keep_alive(connection: _Socket) -> None:
 _RETRY_AFTER_LIMIT_SECONDS = 30.0
 """Limit of the server's `Retry-After` for one request; the work queue retries later."""
 
-
 _PATIENT_SECONDS: Final = 300.0
 _PATIENT_ATTEMPTS: Final = 100
 """A single API server is unavailable for minutes while its machine restarts or its control plane is updated."""
@@ -367,9 +366,7 @@ class Retry:
     def _build(self, is_transient: Callable[[BaseException], bool], started_seconds: float) -> AsyncRetrying:
         """Return the retries after errors that `is_transient`, limited in time from `started_seconds`."""
         backoff = wait_exponential_jitter(
-            multiplier=self.first_wait_seconds,
-            max=self.wait_limit_seconds,
-            jitter=self.first_wait_seconds,
+            multiplier=self.first_wait_seconds, max=self.wait_limit_seconds, jitter=self.first_wait_seconds
         )
 
         def wait(state: RetryCallState) -> float:
@@ -386,9 +383,5 @@ class Retry:
             return state.attempt_number >= self.attempts or until > self.total_seconds
 
         return AsyncRetrying(
-            retry=retry_if_exception(is_transient),
-            wait=wait,
-            stop=stop,
-            sleep=self.clock.sleep,
-            reraise=True,
+            retry=retry_if_exception(is_transient), wait=wait, stop=stop, sleep=self.clock.sleep, reraise=True
         )

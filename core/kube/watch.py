@@ -26,25 +26,20 @@ from core.models.base import JsonDict
 
 _log = logging.getLogger(__name__)
 
-
 _WATCH_SECONDS: Final = (300.0, 420.0)
 """Range of the requested watch timeout, so that not all watches end at once."""
-
 
 _SILENCE_SECONDS: Final = 30.0
 """A connection that outlives the requested timeout by this is considered broken."""
 
-
 _LIVED_SECONDS: Final = 5.0
 """A watch that lasted this long does not count as a failure, however it ended."""
-
 
 _FAILURES_BEFORE_LIST: Final = 3
 """Number of consecutive failures after which the collection is listed again.
 
 A server whose storage was restored from a backup rejects a version that it has not reached yet.
 """
-
 
 _PAUSE: Final = Backoff(first_seconds=0.5, limit_seconds=30.0)
 

@@ -256,11 +256,7 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
     if full is None or shrunk is None:
         return None
     return Shrinkage(
-        bytes=new.bytes,
-        full_bytes=full.bytes,
-        full_snapshot=full.snapshot_id,
-        files=new.files,
-        full_files=full.files,
+        bytes=new.bytes, full_bytes=full.bytes, full_snapshot=full.snapshot_id, files=new.files, full_files=full.files
     )
 
 

@@ -96,7 +96,6 @@ LOCATION_UNAVAILABLE: Final = "LocationUnavailable"
 UNREADABLE: Final = "Unreadable"
 """The reason of the Event on a custom resource that does not have the form of its kind."""
 
-
 _UNANNOTATED: Final = (
     (re.compile("waits for a place in prepareQueueLength"), PendingReason.QUEUED),
     (re.compile("no node agent is ready on node"), PendingReason.AGENT_UNAVAILABLE),

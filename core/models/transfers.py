@@ -29,14 +29,12 @@ from core.models.units import parse_duration
 READ_ALL_FILES: Final = "ReadAllFiles"
 """An uploader setting of ours, which Velero ignores: `true` has a backup also read files of unchanged size and time."""
 
-
 RESTORE_TYPE: Final = "restoreType"
 PLAIN_RESTORE: Final = {RESTORE_TYPE: ""}
 """The field of a spec that the definitions of Velero 1.19 require in each restore; earlier ones do not keep it.
 
 Source: Velero main at 4a7db86f17d3, config/crd/v2alpha1/bases/velero.io_datadownloads.yaml.
 """
-
 
 _PREFERRED: Final = "true"
 

@@ -14,7 +14,6 @@ _LONGEST_TEXT: Final = 128
 _LARGEST_INTEGER: Final = 2**63 - 1
 """Go's int64: the longest duration in nanoseconds, and the largest number in JSON."""
 
-
 _UNIT_SECONDS: Final = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -25,7 +24,6 @@ _UNIT_SECONDS: Final = {
     "m": 60.0,
     "h": 3600.0,
 }
-
 
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 
@@ -93,7 +91,6 @@ _SUFFIX: Final = {
     "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }
-
 
 _FORM: Final = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([numkMGTPE]|[KMGTPE]i)?)")
 

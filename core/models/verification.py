@@ -15,7 +15,6 @@ WHOLE_PERCENT: Final = 100.0
 Percent = Annotated[float, Meta(gt=0, le=WHOLE_PERCENT)]
 """A share of files."""
 
-
 SHARES: Final = 16
 """The fixed shares of a repository: by the first hexadecimal digit of the hash that is the ID of each content."""
 

@@ -10,13 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.types import Pod, UncheckedObject
 from core.models.base import JsonDict
-from core.models.names import (
-    BLOCK_PREFERRED_ANNOTATION,
-    FS_DATA_MOVER,
-    MOVER_LOST_ANNOTATION,
-    NODE_LABEL,
-    label_value,
-)
+from core.models.names import BLOCK_PREFERRED_ANNOTATION, FS_DATA_MOVER, MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer

@@ -146,7 +146,6 @@ _POLL_SECONDS: Final = 5.0
 _ANNOUNCING_SECONDS: Final = 120.0
 """Longer than the write of an interruption takes, with all repetitions: its clock is read before."""
 
-
 _Step = Callable[[Case], Awaitable[Requeue | None]]
 
 

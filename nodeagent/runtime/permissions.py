@@ -270,7 +270,6 @@ MOVER_PERMISSIONS: Final = (
 )
 """The permissions of data movers, each with its reason."""
 
-
 _NO_COPIES: Final = "transfers that copy them for a volume fail, or are not cleaned up"
 _COPIES: Final = "find and delete the copies of transfers"
 _COPIED: Final = "copy what a driver needs in the namespace of a PVC"

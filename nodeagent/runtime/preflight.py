@@ -358,9 +358,7 @@ def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionRepor
     parts = [f"definition {name} lacks {', '.join(dropped[name][1])}" for name in sorted(lacking)]
     why = _explain_remedy(lacking.values()) if warning else "as Velero before 1.19 does, whose server uses none"
     return DefinitionReport(
-        message=f"{'; '.join(parts)}: {why}" if parts else "",
-        warning=warning,
-        next_velero=_is_next_velero(dropped),
+        message=f"{'; '.join(parts)}: {why}" if parts else "", warning=warning, next_velero=_is_next_velero(dropped)
     )
 
 

@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 _RESTART_SECONDS: Final = 10.0
 """Pause after an error, such as a list that the API server rejected."""
 
-
 _R = TypeVar("_R")
 
 
@@ -77,7 +76,6 @@ class Faults:
 
 
 _Item = TypeVar("_Item")
-
 
 _Result = TypeVar("_Result")
 

@@ -21,17 +21,7 @@ from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
-from exposer.model import (
-    WINDOWS,
-    Exposed,
-    Guard,
-    KeptVolume,
-    Owner,
-    Pending,
-    Reader,
-    RestoreRequest,
-    SnapshotRequest,
-)
+from exposer.model import WINDOWS, Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest, SnapshotRequest
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
