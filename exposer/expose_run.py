@@ -33,7 +33,8 @@ from core.logs import fields
 from core.models.names import BASE_SNAPSHOT_LABEL, COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from core.models.storage import BackupStorageLocation
-from exposer.manifests import build_cache_claim, claim_size_gib
+from core.models.units import parse_quantity
+from exposer.manifests import build_cache_claim
 from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, Reader
 from exposer.ownership import (
     DELETE,
@@ -332,7 +333,9 @@ async def ensure_cache(run: ExposeRun, cache: CacheVolume | None, *, node: str |
         _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
         return None
     claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
-    return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
+    if isinstance(claim, Pending):
+        return claim
+    return cache.within(int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30)
 
 
 async def _problem_of(client: KubeClient, cache: CacheVolume) -> str | None:

@@ -18,7 +18,7 @@ from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_
 from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
 from exposer.model import Owner, Pending, SnapshotRequest
-from exposer.settings import CacheVolume, copy_annotations, copy_labels
+from exposer.settings import CacheVolume, copy_marks
 
 _BINDING_ANNOTATIONS: Final = (
     "pv.kubernetes.io/bind-completed",
@@ -104,7 +104,7 @@ def build_restore_claim(
     provisioned empty. `node`: where the volume must be reachable; None: anywhere. `excluded`: how
     the keys of annotations and labels begin that it does not get either. `by_block`: it is for a device.
     """
-    annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
+    annotations = copy_marks(target, "annotations", (*excluded, *_BINDING_ANNOTATIONS))
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
     spec: Manifest = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
@@ -116,7 +116,7 @@ def build_restore_claim(
             "storageClassName": volume["spec"].get("storageClassName", ""),
         }
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
-    claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
+    claim["metadata"]["labels"] = copy_marks(target, "labels", excluded) | owner.labels
     return claim
 
 
@@ -144,11 +144,6 @@ def build_changed_volume(volume: PersistentVolume, *, fs_type: str | None) -> Ma
         spec["csi"] = csi | {"volumeAttributes": kept} | ({"fsType": fs_type} if fs_type else {})
     copied = {key: meta.get(key) or {} for key in ("labels", "annotations")}
     return PERSISTENT_VOLUMES.build({"name": changed_name(meta["name"])} | copied, spec=spec)
-
-
-def claim_size_gib(claim: PersistentVolumeClaim) -> int:
-    """Return the whole GiB that a PVC as JSON dict requests."""
-    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) >> 30
 
 
 def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str | None) -> Manifest:
@@ -417,7 +412,7 @@ def build_backup_snapshot(
     It has the annotations of the `source` VolumeSnapshot whose keys begin with none of `excluded`; None:
     the source no longer exists. Some drivers read them when they create a volume.
     """
-    annotations = copy_annotations(source, (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
+    annotations = copy_marks(source, "annotations", (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
     manifest = build_bound_snapshot(content, owner.namespace, owner.name)
     manifest["metadata"] |= {"labels": owner.labels, **({"annotations": annotations} if annotations else {})}
     return manifest

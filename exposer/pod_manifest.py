@@ -14,7 +14,6 @@ snapshot/restore/local_fs_output.go, placeholders of shallow restores.
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Final, cast
 
 from msgspec import structs
@@ -174,7 +173,7 @@ def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
     """Return the file systems of the mover pod, each of its own volumes named after the UID of its custom resource."""
     template = expose.template
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
-    repository = expose.repository_volume(plan.storage.directory)
+    repository = expose.repository_volume(plan.storage)
     uid, volume, scratch = plan.owner.uid, plan.volume, _scratch_path(template)
     block = volume is not None and volume.mode is VolumeMode.BLOCK
     # A device node cannot be created in a file system of the node.
@@ -249,15 +248,11 @@ def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: 
             # Movers of different tenants must not see each other's temporary files.
             if mount["name"] in private:
                 mounts.append(mount | {"mountPath": scratch})
-        elif _holds(path, storage.directory) and not storage.read_only:
+        elif storage.is_below(path) and not storage.read_only:
             mounts.append(mount)
         else:
             mounts.append(mount | {"readOnly": True})
     return mounts
-
-
-def _holds(path: str, directory: str | None) -> bool:
-    return directory is not None and PurePosixPath(posixpath.normpath(directory)).is_relative_to(path)
 
 
 def _scratch_path(template: AgentTemplate) -> str:

@@ -18,7 +18,7 @@ from decimal import Decimal
 from functools import reduce
 from operator import or_
 from pathlib import PurePosixPath
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from core.contract import MoverMethod
 from core.kube.types import NodeRequirement, Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
@@ -56,17 +56,9 @@ def read_exclusions(claim: Object | None) -> str | None:
     return annotations.get(EXCLUSIONS_ANNOTATION)
 
 
-def copy_annotations(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
-    """Return the annotations of a tenant's `obj` whose keys begin with none of `excluded`."""
-    return _copy(obj, "annotations", obj["metadata"].get("annotations") or {}, excluded=excluded)
-
-
-def copy_labels(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
-    """Return the labels of a tenant's `obj` whose keys begin with none of `excluded`."""
-    return _copy(obj, "labels", obj["metadata"].get("labels") or {}, excluded=excluded)
-
-
-def _copy(obj: Object, field: str, found: dict[str, str], *, excluded: Iterable[str]) -> dict[str, str]:
+def copy_marks(obj: Object, field: Literal["labels", "annotations"], excluded: Iterable[str]) -> dict[str, str]:
+    """Return the labels or annotations of a tenant's `obj` whose keys begin with none of `excluded`."""
+    found = obj["metadata"].get(field) or {}
     prefixes = tuple(excluded)
     copied = {key: value for key, value in found.items() if not key.startswith(prefixes)}
     if left_out := sorted(found.keys() - copied.keys()):
@@ -125,6 +117,10 @@ class StorageAccess:
             read_only=location.read_only,
         )
 
+    def is_below(self, path: str) -> bool:
+        """Return whether the repository is in the directory `path`."""
+        return self.directory is not None and PurePosixPath(posixpath.normpath(self.directory)).is_relative_to(path)
+
 
 _DIRECTORY_PROVIDER: Final = "fs"
 _DIRECTORY_KEY: Final = "fspath"
@@ -142,10 +138,6 @@ class RepositoryMount:
 
     mount_path: str
     source: VolumeSource
-
-    def holds(self, directory: str | None) -> bool:
-        """Return whether `directory`, an absolute path, is in the volume."""
-        return directory is not None and PurePosixPath(posixpath.normpath(directory)).is_relative_to(self.mount_path)
 
 
 @dataclass(frozen=True)
@@ -348,9 +340,9 @@ class ExposeSettings:
         """Return the cache volume for a restore of `snapshot_bytes`; None: the size is unknown."""
         return self.cache.volume_for(snapshot_bytes) if self.cache else None
 
-    def repository_volume(self, directory: str | None) -> RepositoryMount | None:
-        """Return the shared volume that holds `directory`; None: it is in no such volume."""
-        holding = [volume for volume in self.repository_volumes if volume.holds(directory)]
+    def repository_volume(self, storage: StorageAccess) -> RepositoryMount | None:
+        """Return the shared volume that holds the repository; None: it is in no such volume."""
+        holding = [volume for volume in self.repository_volumes if storage.is_below(volume.mount_path)]
         return max(holding, key=lambda volume: len(volume.mount_path), default=None)
 
 

@@ -331,7 +331,8 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     pod_directory, plugin, name = parts
     try:
         list_pods(host_pods)
-        volumes = _list_volumes(Path(host_pods, Path(pod_directory).name, "volumes"))
+        every = Path(host_pods, Path(pod_directory).name, "volumes")
+        volumes = {plugin: _list(every / plugin) for plugin in _list(every)}
     except OSError:
         return directory
     matching = [each for each, names in volumes.items() if name in names]
@@ -382,10 +383,6 @@ def _read_start(file: Path) -> str | None:
         return read_start(file, TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
     except OSError:
         return None
-
-
-def _list_volumes(directory: Path) -> dict[str, list[str]]:
-    return {plugin: _list(directory / plugin) for plugin in _list(directory)}
 
 
 def _list(directory: Path) -> list[str]:

@@ -305,7 +305,8 @@ class ProgressFollower:
                             if selection.label_selector:
                                 self._forget_unknown(but=named)
                         elif change.kind is not ChangeKind.MALFORMED:
-                            if (uid := _owner_uid(change)) is None:
+                            uid = (change.obj.get("involvedObject") or {}).get("uid")
+                            if not uid:
                                 continue
                             named |= set() if listed is None else {uid}
                             if self._take_change(uid, change):
@@ -438,7 +439,3 @@ def _start_marks(cr: Transfer, message: ProgressMessage) -> dict[str, str | None
     if message.snapshot_started is None or message.snapshot_started in cr.attempts.starts:
         return {}
     return {ATTEMPTS_ANNOTATION: cr.attempts.with_start(message.snapshot_started).to_json()}
-
-
-def _owner_uid(change: WatchChange[Event]) -> str | None:
-    return (change.obj.get("involvedObject") or {}).get("uid") or None

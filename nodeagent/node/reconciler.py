@@ -284,8 +284,8 @@ class Reconciler:
         read = await self._cache.read(key, reread=reread)
         if read is None:
             return None
-        if ended is not None and read.pod is not None:
-            read = replace(read, pod=_newer(read.pod, ended[1]))
+        if ended is not None and read.pod is not None and read.pod["metadata"]["uid"] == ended[1]["metadata"]["uid"]:
+            read = replace(read, pod=read.pod if has_ended(read.pod) else ended[1])
         cached = self._cache.raw(key)
         if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.
@@ -396,8 +396,3 @@ class Reconciler:
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid, again=False)
         self._faults.forget(key, uid)
-
-
-def _newer(pod: Pod, ended: Pod) -> Pod:
-    same = pod["metadata"]["uid"] == ended["metadata"]["uid"]
-    return ended if same and not has_ended(pod) else pod

@@ -89,18 +89,13 @@ async def find_own_pod(client: KubeClient, namespace: str, *, node: str, hostnam
     Pods are listed only if none has the hostname (host network): all agents of a large cluster may start at once.
     """
     named = await client.read(PODS, namespace, hostname)
-    if named is not None and _is_agent(named):
+    if named is not None and (named["metadata"].get("labels") or {}).items() >= AGENT_LABELS.items():
         return named
     selection = Selection(PODS, namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={node}")
     pods = await client.list(selection)
     # With host network a pod has the node's hostname: the only agent on the node is this one.
     alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return alive[0] if len(alive) == 1 else None
-
-
-def _is_agent(pod: Pod) -> bool:
-    labels: dict[str, str] = pod["metadata"].get("labels") or {}
-    return labels.items() >= AGENT_LABELS.items()
 
 
 _NODES_SHOWN: Final = 3

@@ -195,7 +195,6 @@ FENCE_SECONDS: Final = FENCE_TIMEOUT.total_seconds() + 60.0
 _DOUBLINGS: Final = 30
 """After this number of retries the longest backoff applies in any case."""
 
-_OUT_OF_MEMORY: Final = "OOMKilled"
 _DELETED: Final = "data mover pod was deleted"
 
 _OWN_CODES: Final = {
@@ -245,8 +244,11 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     if last is None:
         return Ending(InterruptionCause.DELETED, "data mover pod no longer exists", terminated=False)
     end = parse_pod_end(last)
+    if end is None and pod is None:
+        why = _disruption_cause(last) or InterruptionCause.DELETED
+        return Ending(why, explain_loss(last) or _DELETED, terminated=False)
     if end is None:
-        return None if pod is not None else _lost_while_running(last)
+        return None
     cause = _cause_of(last, end, deleted=deleted)
     return None if cause is None else Ending(cause, _explain(last, end, cause), _has_exited(last))
 
@@ -296,15 +298,10 @@ def fence_refusal(ending: Ending, pod: Pod | None) -> str | None:
     return "its data mover, of Velero or of an older version, may still write to the volume"
 
 
-def _lost_while_running(pod: Pod) -> Ending:
-    cause = _disruption_cause(pod) or InterruptionCause.DELETED
-    return Ending(cause, explain_loss(pod) or _DELETED, terminated=False)
-
-
 def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | None:
     if end.exit_code == 0:
         return None
-    if _container_reason(pod) == _OUT_OF_MEMORY:
+    if _container_reason(pod) == InterruptionCause.OUT_OF_MEMORY:
         return InterruptionCause.OUT_OF_MEMORY
     if end.exit_code in _OWN_CODES:
         return _OWN_CODES[end.exit_code]
