@@ -12,7 +12,7 @@ from core.models.transfers import Transfer
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.metrics import Metrics
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import EventLog, StatusWriter
 
 
@@ -46,7 +46,7 @@ class DispatchRules:
     """
 
     namespace: str
-    kinds: Sequence[Admits[Any]]
+    kinds: Sequence[Kind[Any]]
     concurrency: Callable[[], LoadConcurrency]
     prepare_timeout: timedelta = timedelta(minutes=30)
     resource_timeout: timedelta = timedelta(minutes=10)

@@ -27,7 +27,7 @@ from core.models.storage import RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
 from core.models.verification import Verification
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Kind
 
 _SCHEDULED: Final = re.compile(r"(?P<schedule>.+)-[0-9]{14}")
 """The name of a Backup that a Schedule created. Source: Velero v1.18, TimestampedName in pkg/apis/velero/v1."""
@@ -162,7 +162,7 @@ class Entry:
         return (self.kind, self.namespace, self.name)
 
 
-def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
+def build_entry(kind: Kind[Any], raw: UncheckedObject) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     meta = raw["metadata"]
     entry = Entry(
@@ -215,7 +215,7 @@ class TransferIndex:
         clock: Clock,
         *,
         namespace: str,
-        kinds: Sequence[Admits[Any]],
+        kinds: Sequence[Kind[Any]],
         on_change: Callable[[Entry], None],
     ) -> None:
         """Watch transfers of `kinds`; `on_change` is called with each entry that was added, changed or deleted."""

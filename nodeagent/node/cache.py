@@ -16,7 +16,7 @@ from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import is_current, may_take_over, trim_pod
 
 _NEEDS_POD: Final = RUNNING_PHASES | {Phase.PREPARED}
@@ -44,7 +44,7 @@ class TransferRead:
 class TransferCache:
     """The transfers with this node's label, and the pods on this node that belong to a transfer."""
 
-    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[NodeKind[Any]]) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, site: Site, *, kinds: Sequence[Kind[Any]]) -> None:
         self._client = client
         self._on_transfer: Callable[[TransferKey, str], None] = lambda *_: None
         self._on_pod: Callable[[TransferKey], None] = lambda _: None

@@ -16,7 +16,7 @@ from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, parse_pod_end
 from nodeagent.runtime.workqueue import Timers
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import MoverLoss, PodState, has_ended, is_current, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 from nodeagent.transfers.retries import (
@@ -302,7 +302,7 @@ class Case:
     `refused` is why none does; `delay_seconds` is how long the next one has to wait.
     """
 
-    kind: NodeKind[Any]
+    kind: Kind[Any]
     cr: Transfer
     pod: Pod | None
     outcome: Outcome | None
@@ -337,7 +337,7 @@ class Observation:
     age_seconds: float = 0.0
 
 
-def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeouts) -> Case:
+def build_case(kind: Kind[Any], seen: Observation, site: Site, limits: Timeouts) -> Case:
     """Return the case of an observed transfer; a pod that belongs to another one counts as absent."""
     pod, departed = _own(seen.pod, seen.cr), _own(seen.departed, seen.cr)
     if pod is None and departed is not None and seen.cr.phase in RUNNING_PHASES and has_ended(departed):
@@ -391,7 +391,7 @@ def _refuse(seen: Observation, ending: Ending | None) -> str | None:
     return explain_deadline(seen.rules, age_seconds=seen.age_seconds)
 
 
-def _delay_seconds(kind: NodeKind[Any], seen: Observation) -> float:
+def _delay_seconds(kind: Kind[Any], seen: Observation) -> float:
     """Return how long the next attempt has to wait, besides the end of the old mover pod; 0.0 if none is to come."""
     measured, attempts = seen.measured, seen.cr.attempts
     if measured.waiting_seconds is None or measured.silent_seconds is None:

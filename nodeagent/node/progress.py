@@ -38,7 +38,7 @@ from nodeagent.metrics import (
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, Reported, read_progress
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import is_own
 from nodeagent.transfers.status import Change, StatusWriter
 
@@ -75,7 +75,7 @@ _ATTEMPT_PAUSE_SECONDS: Final = 1.0
 class Followed:
     """A transfer that runs here: its kind, how it is read from the cache, and what is called when its mover is done."""
 
-    kind: NodeKind[Any]
+    kind: Kind[Any]
     read_transfer: Callable[[], Transfer | None]
     on_completed: Callable[[], None] = lambda: None
 
@@ -407,7 +407,7 @@ class ProgressFollower:
             reading.counted = replace(reading.counted, moved=moved)
             self._metrics.set(LAST_PROGRESS, self._clock.now().timestamp(), kind_name, reading.uid)
 
-    async def _write(self, kind: NodeKind[Any], reading: _Reading, cr: Transfer | None) -> bool:
+    async def _write(self, kind: Kind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""
         if cr is None or cr.phase not in RUNNING_PHASES:
             return not reading.pending.text

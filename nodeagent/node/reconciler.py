@@ -44,7 +44,7 @@ from nodeagent.node.lifecycle import (
 from nodeagent.node.progress import Followed
 from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
 from nodeagent.transfers.status import EventLog, StatusWriter
 
@@ -71,7 +71,7 @@ class TransferFaults:
         _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
         await self._events.record_warning(raw, UNREADABLE, message)
 
-    async def report_failed(self, kind: NodeKind[Any], key: TransferKey, error: AgentError) -> None:
+    async def report_failed(self, kind: Kind[Any], key: TransferKey, error: AgentError) -> None:
         """Report that a step failed with `error` and will be retried."""
         if not self._faults.report(key, "step failed, will retry", error, extra=_identity(key)):
             return
@@ -89,7 +89,7 @@ class TransferFaults:
         self._invalid.discard(uid)
         self._faults.forget(key)
 
-    async def _write_message(self, kind: NodeKind[Any], key: TransferKey, message: str) -> None:
+    async def _write_message(self, kind: Kind[Any], key: TransferKey, message: str) -> None:
         """Write into the status of a transfer why its step failed; the next step removes that."""
         try:
             cr = kind.parse(await self._client.get(kind.spec.resource, key[1], key[2]))
@@ -104,7 +104,7 @@ def _identity(key: TransferKey) -> dict[str, object]:
     return fields(kind=key[0], namespace=key[1], name=key[2])
 
 
-def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str | None) -> Pod | None:
+def add_result(pod: Pod, kind: Kind[Any], host_pods: str | None) -> Pod | None:
     """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
 
     `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
@@ -179,7 +179,7 @@ def _list_steps(tools: Tools) -> Mapping[Action, _Step]:
 class Reconciler:
     """Reconciles the transfers with this node's label, and takes over those whose mover pod runs here."""
 
-    def __init__(self, tools: Tools, kinds: Sequence[NodeKind[Any]]) -> None:
+    def __init__(self, tools: Tools, kinds: Sequence[Kind[Any]]) -> None:
         self._tools, self._site, self._limits, self._cache = tools, tools.site, tools.limits, tools.cache
         self._kinds = {kind.spec.name: kind for kind in kinds}
         self._queue: WorkQueue[TransferKey] = WorkQueue(tools.clock, name="transfers", workers=_WORKERS)

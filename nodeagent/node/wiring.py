@@ -27,7 +27,7 @@ from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.steps import OwnSlots, Slots, Tools
 from nodeagent.startup import AgentParts
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, StatusWriter
@@ -75,7 +75,7 @@ class NodeBandwidth:
     clock: Clock
     cache: TransferCache
     status: StatusWriter
-    kinds: Mapping[str, NodeKind[Any]]
+    kinds: Mapping[str, Kind[Any]]
     metrics: Metrics
     keys: Callable[[], BandwidthKeys | None]
 

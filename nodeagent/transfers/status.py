@@ -41,7 +41,7 @@ from core.redact import redact
 from exposer.model import Pending
 from nodeagent.metrics import TRANSFERS_FINISHED, VELERO_ENDS, Metrics
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.kinds.base import Adapter
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.retries import Ending, PendingRecords, backoff_seconds, fence_seconds
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def count_end(metrics: Metrics, kind_name: str, phase: Phase) -> None:
         metrics.inc(counter)
 
 
-async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
+async def record_end(kind: Kind[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
     """Count and record the final phase of a transfer; `stored` is what the final write returned."""
     phase = stored.phase
     count_end(metrics, kind.spec.name, phase)
@@ -146,7 +146,7 @@ class StatusWriter:
         self._on_stored = tuple(on_stored)
 
     async def move(
-        self, kind: Adapter[Any], cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
+        self, kind: Kind[Any], cr: Transfer, to: Phase, change: Change | None = None, *, again: bool = True
     ) -> Transfer:
         """Move `cr` to the phase `to`, with `change` in the same patch, and return it as stored.
 
@@ -179,14 +179,14 @@ class StatusWriter:
         whole = replace(change, status=status, labels=labels)
         return await self._write(kind, cr, whole, again=again)
 
-    async def annotate(self, kind: Adapter[Any], cr: Transfer, change: Change) -> Transfer:
+    async def annotate(self, kind: Kind[Any], cr: Transfer, change: Change) -> Transfer:
         """Write `change`, which has no phase, without moving `cr`; return it as stored. Errors are as for `move`."""
         if "phase" in change.status:
             message = f"{kind.spec.name} {cr.name}: only a move writes a phase"
             raise IllegalMoveError(message)
         return await self._write(kind, cr, change, again=True)
 
-    async def release(self, kind: Adapter[Any], cr: Transfer) -> Transfer:
+    async def release(self, kind: Kind[Any], cr: Transfer) -> Transfer:
         """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
         Its attempts stay, for people, if there were several. Errors are as for `move`.
@@ -199,7 +199,7 @@ class StatusWriter:
         )
         return await self._write(kind, cr, change, again=True)
 
-    async def report(self, kind: Adapter[Any], cr: Transfer, *, message: str, reason: str | None = None) -> Transfer:
+    async def report(self, kind: Kind[Any], cr: Transfer, *, message: str, reason: str | None = None) -> Transfer:
         """Write why `cr` is pending, and return it as stored; an empty `message` removes the existing one."""
         return await self._write(kind, cr, Change({"message": message or None}, reason=reason), again=True)
 
@@ -214,7 +214,7 @@ class StatusWriter:
             stamps["completionTimestamp"] = now
         return stamps
 
-    async def _write(self, kind: Adapter[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
+    async def _write(self, kind: Kind[Any], cr: Transfer, change: Change, *, again: bool) -> Transfer:
         metadata: JsonDict = {"uid": cr.uid, "resourceVersion": cr.metadata.resource_version}
         if change.labels:
             metadata["labels"] = dict(change.labels)
@@ -324,7 +324,7 @@ class CleanUp:
     records: PendingRecords
     timeout: timedelta
 
-    async def step(self, kind: Adapter[Any], cr: Transfer) -> Requeue | None:
+    async def step(self, kind: Kind[Any], cr: Transfer) -> Requeue | None:
         """Take the next step for `cr`; None means that its expose objects and this agent's marks are removed.
 
         A blocked cleanup is reported as an Event, once for each cause, and retried without limit.

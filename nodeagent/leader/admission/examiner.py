@@ -37,7 +37,7 @@ from nodeagent.leader.admission.quota import NodeShares, NodeSlots
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import LiveAgents
-from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
+from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.status import cancel_cause
 
 
@@ -177,7 +177,7 @@ class Checked:
     """
 
     entry: Entry
-    kind: Admits[Any]
+    kind: Kind[Any]
     cr: Transfer
     admission: Admission
     canceled: bool = False
@@ -247,7 +247,7 @@ class Examiner:
         cr: Transfer | None = None if raw is None else kind.parse(raw)
         return cr if cr is not None and cr.uid == entry.uid and kind.managed(cr) else None
 
-    async def _check_kind(self, kind: Admits[Any], cr: Transfer) -> Admission:
+    async def _check_kind(self, kind: Kind[Any], cr: Transfer) -> Admission:
         try:
             return await kind.check_admission(cr, self._reader)
         except ForbiddenError as e:

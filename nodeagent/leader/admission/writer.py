@@ -29,7 +29,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node
 from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
 from nodeagent.runtime.workqueue import attempt
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.status import Change, count_end, without_marks
 
 _ACCEPT_SECONDS: Final = 10.0
@@ -231,7 +231,7 @@ def _marks(checked: Checked) -> dict[str, str | None]:
     return found
 
 
-def _finalizers(kind: Admits[Any], cr: Transfer) -> list[str] | None:
+def _finalizers(kind: Kind[Any], cr: Transfer) -> list[str] | None:
     """Return the transfer's finalizers with ours; None where it is too late to add one."""
     if cr.deleting:
         return None

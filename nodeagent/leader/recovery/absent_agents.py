@@ -22,7 +22,7 @@ from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.metrics import RETRIES
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Timers
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
 from nodeagent.transfers.retries import Ending, explain_deadline, fence_refusal, find_interruption, refusal
@@ -147,7 +147,7 @@ _FORCED_RUNNING: Final = timedelta(hours=1)
 cancel transfers that no agent handles (preparing: 5 minutes, in progress: an hour)."""
 
 
-async def node_of(kind: Admits[Any], cr: Transfer) -> str:
+async def node_of(kind: Kind[Any], cr: Transfer) -> str:
     """Return the name of the node in the node label; the label's value if the name is unknown."""
     label = cr.metadata.labels.get(NODE_LABEL, "")
     for name in (cr.status.node, cr.status.accepted_by_node):
@@ -175,7 +175,7 @@ class AbsentAgents:
     canceling: Timers
     choose: Callable[[Transfer], tuple[str, str] | None]
 
-    async def leave_node(self, kind: Admits[Any], cr: Transfer, loss: NodeLoss) -> None:
+    async def leave_node(self, kind: Kind[Any], cr: Transfer, loss: NodeLoss) -> None:
         """Continue a transfer of a lost node if that is possible, else set it to a final phase.
 
         A result is taken over by another agent, unless the transfer is to be canceled. A transfer that is bound to the
@@ -199,12 +199,12 @@ class AbsentAgents:
             message = f"{message}; {refused}"
         await self._end_unfinished(kind, cr, why, message)
 
-    async def end_nowhere(self, kind: Admits[Any], cr: Transfer) -> None:
+    async def end_nowhere(self, kind: Kind[Any], cr: Transfer) -> None:
         """End a transfer without an owning agent: it was created with its phase, or its pods were deleted."""
         why = f"cannot determine the owning agent in phase {cr.phase}: no node label and no data mover pod"
         await self._end_unfinished(kind, cr, why)
 
-    async def wait_for_agent(self, kind: Admits[Any], cr: Transfer, *, unavailable_for: timedelta) -> None:
+    async def wait_for_agent(self, kind: Kind[Any], cr: Transfer, *, unavailable_for: timedelta) -> None:
         """Report that only the agent, `unavailable_for` so long, can continue; end the transfer after its deadline."""
         node = await node_of(kind, cr)
         cause = f"no node agent is ready on node {node}"
@@ -232,7 +232,7 @@ class AbsentAgents:
         runs = "the data mover continues; its result is read when the agent is back"
         await self._report(kind, cr, f"{cause}: {runs if _may_run(cr) else 'continues when the agent is back'}")
 
-    async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
+    async def _leave_mover(self, kind: Kind[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
         """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
         refused: str | None = None
         ending = find_interruption(mover, None)
@@ -243,7 +243,7 @@ class AbsentAgents:
         await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
     async def _continue(
-        self, kind: Admits[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
+        self, kind: Kind[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
     ) -> str | None:
         """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
 
@@ -265,7 +265,7 @@ class AbsentAgents:
         await self._report(kind, cr, f"{why}: continues when {condition}")
         return None
 
-    async def _refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
+    async def _refuse(self, kind: Kind[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
         """Return why the transfer cannot continue; without a `cause` its attempt has not begun: only its age counts."""
         rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.cluster.now())
         if cause is None:
@@ -280,7 +280,7 @@ class AbsentAgents:
             return str(e)
         return await read_owner_refusal(self.cluster.client, cr)
 
-    async def _announce(self, kind: Admits[Any], cr: Transfer, ending: Ending) -> bool:
+    async def _announce(self, kind: Kind[Any], cr: Transfer, ending: Ending) -> bool:
         """Write that the attempt is interrupted; return False if there is no agent for the next one.
 
         That is one patch, which also gives the transfer to another agent where that is possible. What follows is the
@@ -300,13 +300,13 @@ class AbsentAgents:
         await self.cluster.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
         return True
 
-    async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
+    async def clear_report(self, kind: Kind[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
         if cr.pending_reason == PendingReason.AGENT_UNAVAILABLE:
             self.cluster.check_leading()
             await self.cluster.status.report(kind, cr, message="")
 
-    async def _report(self, kind: Admits[Any], cr: Transfer, message: str) -> None:
+    async def _report(self, kind: Kind[Any], cr: Transfer, message: str) -> None:
         if cr.status.message == message:
             return
         change = Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)
@@ -318,7 +318,7 @@ class AbsentAgents:
         """Return the mover pod of a transfer whose data path may run."""
         return await read_mover(self.cluster.client, cr) if _may_run(cr) else None
 
-    async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> bool:
+    async def _reassign(self, kind: Kind[Any], cr: Transfer, mover: Pod | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
         if cr.phase not in RUNNING_PHASES or not _has_result(kind, cr, mover):
             return False
@@ -342,14 +342,14 @@ class AbsentAgents:
         step = "not prepared within" if cr.phase is Phase.ACCEPTED else "not started within"
         return f"{step} {format_duration(timeout)}"
 
-    async def _end_unfinished(self, kind: Admits[Any], cr: Transfer, why: str, failed: str | None = None) -> None:
+    async def _end_unfinished(self, kind: Kind[Any], cr: Transfer, why: str, failed: str | None = None) -> None:
         """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""
         if cr.cancel_requested:
             await self._end(kind, cr, Phase.CANCELED, f"{cancel_cause(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, failed or why)
 
-    async def _end(self, kind: Admits[Any], cr: Transfer, phase: Phase, message: str) -> None:
+    async def _end(self, kind: Kind[Any], cr: Transfer, phase: Phase, message: str) -> None:
         self.cluster.check_leading()
         stored = await self.cluster.status.move(kind, cr, phase, Change(status={"message": message}))
         await record_end(kind, stored, metrics=self.cluster.metrics, events=self.cluster.events)
@@ -360,7 +360,7 @@ def _may_run(cr: Transfer) -> bool:
     return cr.phase in RUNNING_PHASES and not cr.interrupted
 
 
-def _has_result(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> bool:
+def _has_result(kind: Kind[Any], cr: Transfer, mover: Pod | None) -> bool:
     """Return whether an outcome is recorded, or the mover's container has terminated.
 
     A mover that was interrupted counts only where another agent may let the next attempt begin.
@@ -371,7 +371,7 @@ def _has_result(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> bool:
     return read_outcome(cr) is not None or (ended and not stays)
 
 
-def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> str | None:
+def _explain_lost_mover(kind: Kind[Any], cr: Transfer, mover: Pod | None) -> str | None:
     """Return why the mover of a running transfer is lost; None while it runs or if it left a result."""
     if not _may_run(cr) or _has_result(kind, cr, mover):
         return None

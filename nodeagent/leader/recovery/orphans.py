@@ -22,7 +22,7 @@ from nodeagent.leader.index import Entry, TransferIndex, build_entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
 from nodeagent.leader.recovery.absent_agents import AbsentAgents, NodeHealth, node_of
 from nodeagent.runtime.workqueue import Faults, Requeue, Timers, WorkQueue
-from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import MoverLogs, pod_node, read_mover
 from nodeagent.transfers.retries import PendingRecords
 from nodeagent.transfers.status import Change, CleanUp
@@ -110,7 +110,7 @@ class OrphanRecovery:
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
         self._cluster = cluster
-        self._kinds: Mapping[str, Admits[Any]] = {kind.spec.name: kind for kind in rules.kinds}
+        self._kinds: Mapping[str, Kind[Any]] = {kind.spec.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
         self._nodes = NodeHealth(cluster.client, cluster.clock, gone_after=rules.node_gone_after)
@@ -209,7 +209,7 @@ class OrphanRecovery:
             return requeue
         return None
 
-    async def _perform(self, action: RecoveryAction, kind: Admits[Any], cr: Transfer) -> Requeue | None:
+    async def _perform(self, action: RecoveryAction, kind: Kind[Any], cr: Transfer) -> Requeue | None:
         match action:
             case RecoveryAction.ADOPT:
                 await self._adopt(kind, cr)
@@ -233,7 +233,7 @@ class OrphanRecovery:
         label = cr.metadata.labels.get(NODE_LABEL)
         return cr.stage is AttemptStage.EXPOSING and label_value(await self._pod_node(cr) or "") == label
 
-    async def _leave_node(self, kind: Admits[Any], cr: Transfer) -> bool:
+    async def _leave_node(self, kind: Kind[Any], cr: Transfer) -> bool:
         """Continue a transfer of a lost node or end it; return whether the node is lost."""
         # The cache may be stale, and what follows cannot be undone.
         loss = await self._nodes.confirm_loss(await node_of(kind, cr))
@@ -242,7 +242,7 @@ class OrphanRecovery:
             self._postpone(cr)
         return loss is not None
 
-    async def _wait_for_agent(self, kind: Admits[Any], cr: Transfer) -> None:
+    async def _wait_for_agent(self, kind: Kind[Any], cr: Transfer) -> None:
         self._postpone(cr)
         unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
         await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
@@ -250,7 +250,7 @@ class OrphanRecovery:
     def _postpone(self, cr: Transfer) -> None:
         self._not_before[cr.key] = self._cluster.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
 
-    async def _clean_up(self, kind: Admits[Any], cr: Transfer) -> Requeue | None:
+    async def _clean_up(self, kind: Kind[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
         if NODE_LABEL in cr.metadata.labels:
             pod = await read_mover(self._cluster.client, cr)
@@ -263,7 +263,7 @@ class OrphanRecovery:
             self._logs.forget(cr.uid)
         return requeue
 
-    async def _adopt(self, kind: Admits[Any], cr: Transfer) -> None:
+    async def _adopt(self, kind: Kind[Any], cr: Transfer) -> None:
         """Set the node label; an Accepted transfer without a live agent is reassigned.
 
         One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
@@ -284,7 +284,7 @@ class OrphanRecovery:
         stored = await self._cluster.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
         await self._cluster.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
-    async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
+    async def _reassign(self, kind: Kind[Any], cr: Transfer) -> None:
         """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted."""
         # One that is bound can only be carried out by the agent on its volume's node.
         chosen = None if kind.spec.bound_to_node else self._choose(cr)

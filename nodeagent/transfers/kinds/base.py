@@ -1,13 +1,14 @@
-"""The adapter protocols of the four kinds of transfers, and what adapters share: defaults, the check of the location.
+"""What the adapters of the four kinds of transfers have in common: their steps, and the check of the location.
 
 Nothing outside this directory compares kinds. The bucket is not accessed here: the mover does that.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from core.errors import ConfigError, ContractError, ExposeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS, Resource
@@ -139,66 +140,58 @@ C = TypeVar("C", bound=Transfer)
 """The model of one kind's custom resource."""
 
 
-class Adapter(Protocol[C]):
-    """The part of a kind that leader and node share.
+@dataclass(frozen=True)
+class Kind(ABC, Generic[C]):
+    """The adapter of one kind: its data, and the steps that differ from other kinds'.
 
-    Every step is idempotent: it reads the cluster, does what is missing, and may be repeated
-    after any interruption.
+    Every step is idempotent: it reads the cluster, does what is missing, and may be repeated after any interruption.
+
+    Attributes:
+        exposer: exposes the volume; each adapter has its own one.
+        expose_settings: returns the active settings; called for each request.
+        datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field; empty is
+            a valid value.
     """
 
+    exposer: Any
+    expose_settings: Callable[[], ExposeSettings]
+    datamovers: frozenset[str]
+
     @property
+    @abstractmethod
     def spec(self) -> KindSpec:
         """The data of the kind."""
-        ...
 
     def parse(self, raw: Mapping[str, Any]) -> C:
         """Return the model of `raw`; raise ContractError if it is not a valid resource of this kind."""
-        ...
+        return cast("C", self.spec.model.parse(raw))
 
+    @abstractmethod
     def managed(self, cr: C) -> bool:
         """Return whether `cr` selects this data mover."""
-        ...
-
-    async def confirm_volume(self, cr: C) -> None:
-        """Raise ExposeError unless the volume is still the one that `cr` names; reads only.
-
-        Called before the data path starts, before a mover's success is recorded (the content of a volume that was
-        unmounted in between must not pass for its data), and before the leader lets an interrupted transfer wait.
-        """
-        ...
-
-    async def clean_up(self, cr: C) -> Pending | None:
-        """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""
-        ...
 
     def count(self, cr: C, metrics: Metrics) -> None:
         """Update the metrics that Velero has for this kind alone; `cr` has just become InProgress or final."""
-        ...
 
+    # What the leader needs.
 
-class Admits(Adapter[C], Protocol[C]):
-    """The part of a kind that the leader needs."""
-
-    @property
-    def datamovers(self) -> frozenset[str]:
-        """The values of `spec.datamover` that select this data mover; empty is a valid value."""
-        ...
-
+    @abstractmethod
     def queue_namespace(self, cr: C) -> str:
         """Return the namespace of the volume, for fair share in the admission queue."""
-        ...
 
+    @abstractmethod
     async def check_admission(self, cr: C, reader: Reader) -> Admission:
         """Return whether `cr` may be admitted now; every object is read through `reader`."""
-        ...
 
-    async def read_node(self, cr: C) -> str | None:
+    async def read_node(self, cr: C) -> str | None:  # noqa: ARG002 - some kinds read it
         """Return the node that `cr` is bound to; None where any node can run it, or none is known."""
-        ...
+        return None
 
+    # How the volume gets a mover pod.
 
-class NodeKind(Adapter[C], Protocol[C]):
-    """The part of a kind that the node needs: how its volume gets a mover pod, and what follows from a result."""
+    @abstractmethod
+    def _request(self, cr: C) -> Any:  # noqa: ANN401 - of the exposer's type
+        """Return what is asked of the exposer."""
 
     async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
         """Take the next steps toward a mover pod, calling `guard` before each create.
@@ -207,90 +200,45 @@ class NodeKind(Adapter[C], Protocol[C]):
             ExposeError: the volume can never be exposed.
             NotOwnerError: from `guard`; the objects that this call created are deleted.
         """
-        ...
-
-    async def withdraw(self, cr: C) -> Pending | None:
-        """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
-        ...
-
-    def parse_result(self, message: str) -> MoverResult:
-        """Return the result that a mover with exit code 0 left as termination message, or raise ResultError."""
-        ...
-
-    async def keep(self, cr: C, outcome: Outcome) -> Outcome:
-        """Return `outcome` with everything that `complete` needs once the mover pod is deleted."""
-        ...
-
-    async def complete(self, cr: C, outcome: Outcome) -> Pending | None:
-        """Make the moved data available to the user; None once it is. Raise ExposeError if that is impossible."""
-        ...
-
-    def final_status(self, cr: C, outcome: Outcome) -> JsonDict:
-        """Return the status fields of `cr` that a successful `outcome` sets, beside phase and timestamps."""
-        ...
-
-
-class Kind(Admits[C], NodeKind[C], Protocol[C]):
-    """One kind of transfer: its data, and the steps that differ from other kinds'."""
-
-
-@dataclass(frozen=True)
-class AnyKind(Generic[C]):
-    """What all adapters share; by default any node can run a transfer, which is complete once its mover succeeded.
-
-    Attributes:
-        exposer: exposes the volume; each adapter has its own one.
-        expose_settings: returns the active settings; called for each request.
-        datamovers: the values of `spec.datamover` that select this data mover, in kinds that have the field.
-    """
-
-    exposer: Any
-    expose_settings: Callable[[], ExposeSettings]
-    datamovers: frozenset[str]
-
-    spec: ClassVar[KindSpec]
-
-    def _request(self, cr: C) -> Any:  # noqa: ANN401 - of the exposer's type
-        raise NotImplementedError
-
-    def parse(self, raw: Mapping[str, Any]) -> C:
-        """Return the model of `raw`."""
-        return cast("C", self.spec.model.parse(raw))
-
-    async def ensure_exposed(self, cr: C, guard: Guard) -> Exposed | Pending:
-        """Take the next steps from the volume to a mover pod."""
         exposed: Exposed | Pending = await self.exposer.ensure(self._request(cr), guard)
         return exposed
 
     async def confirm_volume(self, cr: C) -> None:
-        """Check that the exposer finds the volume unchanged."""
+        """Raise ExposeError unless the volume is still the one that `cr` names; reads only.
+
+        Called before the data path starts, before a mover's success is recorded (the content of a volume that was
+        unmounted in between must not pass for its data), and before the leader lets an interrupted transfer wait.
+        """
         await self.exposer.confirm(self._request(cr))
 
     async def withdraw(self, cr: C) -> Pending | None:
-        """Delete what keeps another attempt of `cr` from being exposed."""
+        """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
         last = cr.attempts.last
         pending: Pending | None = None if last is None else await self.exposer.withdraw(self._request(cr), last)
         return pending
 
     async def clean_up(self, cr: C) -> Pending | None:
-        """Delete the expose objects."""
+        """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""
         pending: Pending | None = await self.exposer.clean_up(self._request(cr))
         return pending
 
-    async def read_node(self, cr: C) -> str | None:  # noqa: ARG002 - the protocol's signature
-        """Return None: any node can run it."""
-        return None
+    # What follows from a result.
 
-    async def keep(self, cr: C, outcome: Outcome) -> Outcome:  # noqa: ARG002 - the protocol's signature
-        """Return `outcome` unchanged."""
+    @abstractmethod
+    def parse_result(self, message: str) -> MoverResult:
+        """Return the result that a mover with exit code 0 left as termination message, or raise ResultError."""
+
+    async def keep(self, cr: C, outcome: Outcome) -> Outcome:  # noqa: ARG002 - some kinds add to it
+        """Return `outcome` with everything that `complete` needs once the mover pod is deleted."""
         return outcome
 
-    async def complete(self, cr: C, outcome: Outcome) -> Pending | None:  # noqa: ARG002 - the protocol's signature
-        """Return None: nothing is left to do."""
+    async def complete(self, cr: C, outcome: Outcome) -> Pending | None:  # noqa: ARG002 - as above
+        """Make the moved data available to the user; None once it is. Raise ExposeError if that is impossible."""
         return None
 
-    def count(self, cr: C, metrics: Metrics) -> None:
-        """Update nothing: Velero has no metrics of this kind alone."""
+    @abstractmethod
+    def final_status(self, cr: C, outcome: Outcome) -> JsonDict:
+        """Return the status fields of `cr` that a successful `outcome` sets, beside phase and timestamps."""
 
 
 _MISSING_TIMEOUT: Final = timedelta(minutes=2)

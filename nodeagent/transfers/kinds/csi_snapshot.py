@@ -26,7 +26,7 @@ from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
-    AnyKind,
+    Kind,
     KindSpec,
     admit_exposable,
     check_location,
@@ -41,7 +41,7 @@ _CSI: Final = "CSI"
 """The only supported snapshot type. Source: Velero v1.18, SnapshotType."""
 
 
-class _DataMoverKind(AnyKind[T]):
+class _DataMoverKind(Kind[T]):
     def managed(self, cr: T) -> bool:
         """Return whether `spec.datamover` selects this data mover."""
         return cr.spec.datamover in self.datamovers

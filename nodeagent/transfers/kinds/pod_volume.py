@@ -24,7 +24,7 @@ from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
-    AnyKind,
+    Kind,
     KindSpec,
     check_location,
     find_unsupported,
@@ -38,7 +38,7 @@ _RESTIC: Final = "restic"
 
 
 @dataclass(frozen=True)
-class PodVolumeKind(AnyKind[P]):
+class PodVolumeKind(Kind[P]):
     """The common part of both adapters."""
 
     exposer: PodVolumeExposer

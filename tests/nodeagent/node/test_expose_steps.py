@@ -11,7 +11,7 @@ from core.kube.transport import Retry
 from exposer.model import Guard, NotOwnerError
 from nodeagent.node.expose_steps import build_guard
 from nodeagent.node.lifecycle import Observation, Site, Timeouts, build_case
-from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.kinds.base import Kind
 from tests.nodeagent.support.harness import World, accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.looptime
 _SITE = Site(NODE, NAMESPACE)
 
 
-def upload_kind(world: World) -> NodeKind[Any]:
+def upload_kind(world: World) -> Kind[Any]:
     return build_agent(world.kube)._kinds["DataUpload"]
 
 

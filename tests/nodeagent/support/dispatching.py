@@ -35,12 +35,14 @@ from core.models.names import (
 )
 from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
-from exposer.model import Exposed, Guard, Pending, Reader
+from exposer.model import Pending, Reader
+from exposer.settings import ExposeSettings
+from exposer.template import AgentTemplate
 from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.metrics import Metrics
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
+from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, Kind, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.transfers import (
@@ -68,23 +70,25 @@ _BUILDERS = {
 }
 
 
-@dataclass(frozen=True)
-class ScriptedKind:
+class ScriptedKind(Kind[Any]):
     """One kind whose admission a test decides, by name; READY by default.
 
     `checked` and `cleaned` are the names that were checked and cleaned up, in order. `nodes` are the
     nodes that transfers are bound to, `held` what their cleanup is pending for, `gone` those without their volume.
     """
 
-    model: type[Transfer] = DataUpload
-    answers: dict[str, Admission] = field(default_factory=dict)
-    checked: list[str] = field(default_factory=list)
-    cleaned: list[str] = field(default_factory=list)
-    held: dict[str, Pending] = field(default_factory=dict)
-    nodes: dict[str, str] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    bound_to_node: bool = False
-    datamovers: frozenset[str] = frozenset({"", "velero"})
+    def __init__(
+        self, model: type[Transfer] = DataUpload, *, bound_to_node: bool = False, nodes: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(None, lambda: ExposeSettings(AgentTemplate("image")), frozenset({"", "velero"}))
+        self.model = model
+        self.bound_to_node = bound_to_node
+        self.nodes = nodes or {}
+        self.answers: dict[str, Admission] = {}
+        self.checked: list[str] = []
+        self.cleaned: list[str] = []
+        self.held: dict[str, Pending] = {}
+        self.gone: set[str] = set()
 
     @property
     def spec(self) -> KindSpec:
@@ -96,9 +100,6 @@ class ScriptedKind:
             restores=self.model in {DataDownload, PodVolumeRestore},
             bound_to_node=self.bound_to_node,
         )
-
-    def parse(self, raw: JsonDict) -> Transfer:
-        return self.model.parse(raw)
 
     def managed(self, cr: Transfer) -> bool:
         return getattr(cr.spec, "datamover", "") in self.datamovers
@@ -126,20 +127,11 @@ class ScriptedKind:
         if cr.name in self.gone:
             raise ExposeError("workload pod app/db no longer exists")
 
-    async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
-        raise NotImplementedError
-
-    async def keep(self, cr: Transfer, outcome: Outcome) -> Outcome:
-        raise NotImplementedError
-
-    async def complete(self, cr: Transfer, outcome: Outcome) -> Pending | None:
+    def _request(self, cr: Transfer) -> Any:
         raise NotImplementedError
 
     def parse_result(self, message: str) -> MoverResult:
         raise NotImplementedError
-
-    def count(self, cr: Transfer, metrics: Metrics) -> None:
-        pass
 
     def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
         raise NotImplementedError

@@ -1,7 +1,6 @@
 """Unusual New transfers: deleted while pending, copied, raising an unexpected exception, with other clocks."""
 
 import asyncio
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -100,7 +99,6 @@ async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_
     assert (meta["annotations"], meta["labels"][NODE_LABEL]) == ({"theirs": "stays"}, "node-a")
 
 
-@dataclass(frozen=True)
 class Faulty(ScriptedKind):
     """A kind whose check of the transfer `odd` raises an unexpected exception."""
 
