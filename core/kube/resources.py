@@ -199,7 +199,11 @@ def check_identity(resource: Resource, obj: JsonDict) -> None:
 
 
 def _check(resource: Resource, obj: JsonDict, form: Any) -> None:  # noqa: ANN401 - what msgspec takes
-    fault = _find_fault(obj, form)
+    fault = ""
+    try:
+        msgspec.convert(obj, form)
+    except (ValueError, RecursionError) as e:
+        fault = explain_invalid(e)
     if not fault and resource.namespaced and not obj["metadata"].get("namespace"):
         fault = "metadata: Object missing required field `namespace`"
     if fault:
@@ -207,11 +211,3 @@ def _check(resource: Resource, obj: JsonDict, form: Any) -> None:  # noqa: ANN40
         known = meta if isinstance(meta, dict) else {}
         place = "/".join(str(known[key])[:_LONGEST_NAME] for key in ("namespace", "name") if key in known)
         raise MalformedObjectError(f"malformed {resource.kind} {place or 'without a name'}: {fault}")
-
-
-def _find_fault(obj: JsonDict, form: Any) -> str:  # noqa: ANN401 - what msgspec takes
-    try:
-        msgspec.convert(obj, form)
-    except (ValueError, RecursionError) as e:
-        return explain_invalid(e)
-    return ""
