@@ -1,10 +1,11 @@
 """Requests and streams to an API server over aiohttp."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 
@@ -21,30 +22,19 @@ _MESSAGE_BYTES: Final = 4 << 20
 _FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-class Endpoint(Protocol):
-    """The address of an API server, and the credentials for it."""
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of an API server, and the credentials for it.
 
-    @property
-    def url(self) -> str:
-        """The base URL, without a trailing slash."""
-        ...
+    `url` is the base URL, without a trailing slash. `open_session` returns a new session, which the transport closes.
+    `headers` returns what identifies the client; it is called for each request, and raises UnauthorizedError where the
+    credentials cannot be read. `options` are more arguments for aiohttp: `ssl`, `proxy`, `server_hostname`.
+    """
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """More arguments for aiohttp: `ssl`, `proxy`, `server_hostname`."""
-        ...
-
-    def open_session(self) -> aiohttp.ClientSession:
-        """Return a new session, which the transport closes."""
-        ...
-
-    async def headers(self) -> Mapping[str, str]:
-        """Return the headers that identify the client; called for each request.
-
-        Raises:
-            ConfigError: the credentials cannot be read.
-        """
-        ...
+    url: str
+    open_session: Callable[[], aiohttp.ClientSession]
+    headers: Callable[[], Awaitable[Mapping[str, str]]]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HttpTransport:

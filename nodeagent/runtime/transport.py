@@ -10,10 +10,11 @@ import socket
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -24,7 +25,7 @@ from core.kube.errors import UnauthorizedError
 from core.kube.transport import keep_alive
 from core.models.base import JsonDict
 from core.version import VERSION
-from nodeagent.runtime.http import HttpTransport
+from nodeagent.runtime.http import Endpoint, HttpTransport
 
 
 def _patch_out_generated_code() -> None:
@@ -114,30 +115,29 @@ def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector)
 
 
-class _LibraryEndpoint:
-    """The endpoint of a library configuration: its session with TLS, its credentials."""
+def _endpoint_of(configuration: Configuration) -> Endpoint:
+    """Return the endpoint of a library configuration: its session with TLS, its credentials."""
+    url = (configuration.host or "").rstrip("/")
+    proxy = configuration.proxy or _proxy_of_environment(url)
+    named = {"proxy": proxy, "server_hostname": configuration.tls_server_name}
+    return Endpoint(
+        url,
+        partial(_patch_session, configuration),
+        partial(_read_headers, configuration, url),
+        {key: value for key, value in named.items() if value},
+    )
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._configuration = configuration
-        self.url = (configuration.host or "").rstrip("/")
-        proxy = configuration.proxy or _proxy_of_environment(self.url)
-        named = {"proxy": proxy, "server_hostname": configuration.tls_server_name}
-        self.options: Mapping[str, Any] = {key: value for key, value in named.items() if value}
 
-    def open_session(self) -> aiohttp.ClientSession:
-        """Return a session with the library's TLS context."""
-        return _patch_session(self._configuration)
-
-    async def headers(self) -> Mapping[str, str]:
-        """Return the headers with the credentials; the library renews a token that expires."""
-        try:
-            settings = await self._configuration.auth_settings()
-        except (ConfigException, OSError) as e:
-            # An exec plugin, or a token that is being replaced, may succeed on the next attempt.
-            raise UnauthorizedError(f"cannot get credentials for {self.url}: {e}") from e
-        token = settings.get("BearerToken", {}).get("value")
-        agent = {"User-Agent": f"node-agent/{VERSION}"}
-        return agent | {"Authorization": token.strip()} if token else agent
+async def _read_headers(configuration: Configuration, url: str) -> Mapping[str, str]:
+    """Return the headers with the credentials; the library renews a token that expires."""
+    try:
+        settings = await configuration.auth_settings()
+    except (ConfigException, OSError) as e:
+        # An exec plugin, or a token that is being replaced, may succeed on the next attempt.
+        raise UnauthorizedError(f"cannot get credentials for {url}: {e}") from e
+    token = settings.get("BearerToken", {}).get("value")
+    agent = {"User-Agent": f"node-agent/{VERSION}"}
+    return agent | {"Authorization": token.strip()} if token else agent
 
 
 def _proxy_of_environment(url: str) -> str | None:
@@ -169,7 +169,7 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the library has no types
         except (ConfigException, OSError) as e:
             raise ConfigError(f"cannot use the pod's ServiceAccount: {e}") from e
-        return HttpTransport(_LibraryEndpoint(configuration)), None
+        return HttpTransport(_endpoint_of(configuration)), None
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
@@ -182,7 +182,7 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
         raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
     used: JsonDict = loader.current_context or {}
     namespace: str | None = used.get("context", {}).get("namespace") or None
-    return HttpTransport(_LibraryEndpoint(configuration)), namespace
+    return HttpTransport(_endpoint_of(configuration)), namespace
 
 
 def _is_there(where: str) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
 
 import aiohttp
 import pytest
@@ -12,7 +11,7 @@ from aiohttp import web
 
 from core.kube.errors import ForbiddenError, KubeError, UnreachableError
 from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, PodExec
-from nodeagent.runtime.http import HttpTransport
+from nodeagent.runtime.http import Endpoint, HttpTransport
 from tests.support.sockets import free_port
 
 _PROCESS = ExecProcess("velero", "pod-x", "main", ("python", "-m", "a b"))
@@ -22,18 +21,13 @@ _MEBIBYTE = b"\x01" + bytes(1 << 20)
 Handler = Callable[[web.WebSocketResponse], Awaitable[None]]
 
 
-class _Endpoint:
-    """An API server without TLS."""
+def _endpoint(port: int) -> Endpoint:
+    """Return an API server without TLS."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.options: Mapping[str, Any] = {}
-
-    def open_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession()
-
-    async def headers(self) -> Mapping[str, str]:
+    async def headers() -> Mapping[str, str]:
         return {"Authorization": "Bearer t"}
+
+    return Endpoint(f"http://127.0.0.1:{port}", aiohttp.ClientSession, headers)
 
 
 class _Server:
@@ -62,7 +56,7 @@ async def _serving(handler: Handler | None, status: int = 0) -> AsyncIterator[tu
     await runner.setup()
     listening = socket.create_server(("127.0.0.1", 0))
     await web.SockSite(runner, listening).start()
-    transport = HttpTransport(_Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}"))
+    transport = HttpTransport(_endpoint(listening.getsockname()[1]))
     try:
         yield server, PodExec(transport)
     finally:
@@ -125,7 +119,7 @@ async def test_another_rejection_is_an_error() -> None:
 
 
 async def test_a_server_that_does_not_answer_is_unreachable() -> None:
-    transport = HttpTransport(_Endpoint(f"http://127.0.0.1:{free_port()}"))
+    transport = HttpTransport(_endpoint(free_port()))
     with pytest.raises(UnreachableError):
         await anext(PodExec(transport).run(_PROCESS))
     await transport.close()
