@@ -1,6 +1,8 @@
 """Client of the API server for objects and lists; watches are in `core.kube.watch`.
 
-Each request raises a KubeError if it is rejected. Objects are the dictionaries of `core.kube.types`.
+Each request raises a KubeError if it is rejected: NotFoundError if the object does not exist, ConflictError if a
+precondition did not hold, MalformedObjectError if what was read does not have the form of its kind, and GoneError if
+the continue token of a list has expired: list again. Objects are the dictionaries of `core.kube.types`.
 """
 
 import json
@@ -159,19 +161,18 @@ class KubeClient:
 
         return await self._retry.run(once, after_lost_response=again)
 
-    async def get(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
-        """Return the object by a quorum read.
+    async def _ask(self, verb: str, request: Request, resource: Resource, namespace: str, name: str) -> JsonDict:
+        """Return the answer to a request, which has no path yet, about one object."""
+        attempted = _attempted(verb, resource, namespace, name)
+        request = replace(request, path=object_path(resource, namespace, name, attempted=attempted))
+        return await self._send(resource, request, attempted, parse_object, again=True)
 
-        Raises:
-            NotFoundError: it does not exist.
-            MalformedObjectError: it does not have the form of its kind.
-        """
+    async def get(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
+        """Return the object by a quorum read."""
         return self._checked(resource, await self._get(resource, namespace, name))
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
-        attempted = _attempted("get", resource, namespace, name)
-        request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
-        return await self._send(resource, request, attempted, parse_object, again=True)
+        return await self._ask("get", Request("GET"), resource, namespace, name)
 
     async def read_stamped(
         self, resource: Resource[ObjectT], namespace: str, name: str
@@ -197,11 +198,7 @@ class KubeClient:
             return None
 
     async def pages(self, selection: Selection[ObjectT]) -> AsyncGenerator[ListPage[ObjectT], None]:
-        """Yield the selected objects page by page, by a quorum read; malformed ones are logged and set apart.
-
-        Raises:
-            GoneError: the continue token has expired; list again.
-        """
+        """Yield the selected objects page by page, by a quorum read; malformed ones are logged and set apart."""
         async with aclosing(self._bodies(selection, _PAGE_SIZE, parse_list)) as bodies:
             async for body in bodies:
                 yield self._sort(selection.resource, body)
@@ -210,9 +207,6 @@ class KubeClient:
         """Yield the selected objects page by page as JSON texts, for readers of few fields of many objects.
 
         Their form is not checked: the reader decodes each with a model of its own.
-
-        Raises:
-            GoneError: the continue token has expired; list again.
         """
         async with aclosing(self._bodies(selection, _RAW_PAGE_SIZE, parse_raw_list)) as bodies:
             async for body in bodies:
@@ -294,10 +288,6 @@ class KubeClient:
 
         `metadata.uid` and `metadata.resourceVersion` in `patch` are preconditions. `again=False` never repeats a patch
         whose response was lost.
-
-        Raises:
-            ConflictError: a precondition did not hold.
-            NotFoundError: the object does not exist.
         """
         attempted = _attempted("patch", resource, namespace, name)
         path = object_path(resource, namespace, name, attempted=attempted, subresource=subresource)
@@ -309,9 +299,7 @@ class KubeClient:
     ) -> ObjectT:
         """Apply a JSON merge patch to the object `seen`, or with these metadata; return it as stored.
 
-        Raises:
-            ConflictError: it was changed or replaced since.
-            NotFoundError: it was deleted.
+        A ConflictError means that it was changed or replaced since.
         """
         if isinstance(seen, ObjectMeta):
             namespace, name, uid, version = seen.namespace, seen.name, seen.uid, seen.resource_version
@@ -342,18 +330,11 @@ class KubeClient:
 
         Source: Kubernetes v1.34, "Server-Side Apply".
         """
-        meta = manifest["metadata"]
-        namespace, name = meta.get("namespace", ""), meta["name"]
-        attempted = _attempted("apply (dry run)" if dry_run else "apply", resource, namespace, name)
+        meta, verb = manifest["metadata"], "apply (dry run)" if dry_run else "apply"
         query = {"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"}
-        request = Request(
-            "PATCH",
-            object_path(resource, namespace, name, attempted=attempted),
-            query | ({"dryRun": "All"} if dry_run else {}),
-            json.dumps(manifest).encode(),
-            APPLY_PATCH,
-        )
-        applied = await self._send(resource, request, attempted, parse_object, again=True)
+        query |= {"dryRun": "All"} if dry_run else {}
+        request = Request("PATCH", query=query, body=json.dumps(manifest).encode(), content_type=APPLY_PATCH)
+        applied = await self._ask(verb, request, resource, meta.get("namespace", ""), meta["name"])
         # What was not created has no resourceVersion.
         return cast("ObjectT", applied) if dry_run else self._checked(resource, applied)
 
@@ -373,12 +354,9 @@ class KubeClient:
         return await self._delete(resource, namespace, name, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
 
     async def _delete(self, resource: Resource, namespace: str, name: str, options: JsonDict) -> Deletion:
-        attempted = _attempted("delete", resource, namespace, name)
+        request = Request("DELETE", body=json.dumps({"propagationPolicy": "Background", **options}).encode())
         try:
-            path = object_path(resource, namespace, name, attempted=attempted)
-            body = json.dumps({"propagationPolicy": "Background", **options}).encode()
-            request = Request("DELETE", path, body=body)
-            response = await self._send(resource, request, attempted, parse_object, again=True)
+            response = await self._ask("delete", request, resource, namespace, name)
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:

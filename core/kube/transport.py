@@ -53,7 +53,7 @@ class Request:
     """
 
     method: str
-    path: str
+    path: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     content_type: str = "application/json"
