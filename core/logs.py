@@ -96,8 +96,7 @@ def set_up_logging(
     if log_format not in LOG_FORMATS:
         raise ConfigError(f'log format: must be one of {", ".join(LOG_FORMATS)}: "{log_format}"')
     handler = logging.StreamHandler(stream or sys.stderr)
-    formatter = _JsonFormatter if log_format == "json" else _TextFormatter
-    handler.setFormatter(formatter(redactor or Redactor()))
+    handler.setFormatter(_Formatter(redactor or Redactor(), as_json=log_format == "json"))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -107,32 +106,24 @@ def set_up_logging(
         logging.getLogger(library).setLevel(max(logging.WARNING, LEVELS[level.lower()]))
 
 
-class _RedactingFormatter(logging.Formatter):
-    """The base of the formats: what they print of a record, without secrets."""
+class _Formatter(logging.Formatter):
+    """The formats, without secrets: one JSON object a line, or `key=value` pairs, in Velero's order.
 
-    def __init__(self, redactor: Redactor) -> None:
+    That is time, level, message, fields; a traceback is one of them.
+    """
+
+    def __init__(self, redactor: Redactor, *, as_json: bool) -> None:
         super().__init__()
         self._redactor = redactor
-
-    def _pairs(self, record: logging.LogRecord) -> dict[str, Any]:
-        redact = self._redactor.redact
-        return {key: redact(value) if isinstance(value, str) else value for key, value in _pairs(record).items()}
-
-
-class _TextFormatter(_RedactingFormatter):
-    """One line of `key=value` pairs, in Velero's order: time, level, message, fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, with a quoted traceback."""
-        return " ".join(f"{key}={_quoted(value)}" for key, value in self._pairs(record).items())
-
-
-class _JsonFormatter(_RedactingFormatter):
-    """One JSON object a line, with the keys of the text format."""
+        self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line."""
-        return json.dumps(self._pairs(record), ensure_ascii=False, default=str)
+        redact = self._redactor.redact
+        pairs = {key: redact(value) if isinstance(value, str) else value for key, value in _pairs(record).items()}
+        if self._as_json:
+            return json.dumps(pairs, ensure_ascii=False, default=str)
+        return " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items())
 
 
 def _pairs(record: logging.LogRecord) -> dict[str, Any]:

@@ -87,9 +87,7 @@ class CSISnapshotExposer:
     async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
 
-        Raises:
-            ExposeError: the expose can never succeed.
-            NotOwnerError: the DataUpload is no longer this agent's.
+        ExposeError: it can never succeed. NotOwnerError: the DataUpload is no longer this agent's.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             if request.fell_back and (pending := await self._drop_device(request.owner)):

@@ -100,9 +100,7 @@ class GenericRestoreExposer:
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.
 
-        Raises:
-            ExposeError: the expose can never succeed.
-            NotOwnerError: the DataDownload is no longer this agent's.
+        ExposeError: it can never succeed. NotOwnerError: the DataDownload is no longer this agent's.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The pod is created last: where it exists, all other objects were created before it.

@@ -137,9 +137,7 @@ class PodVolumeExposer:
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Create the mover pod and return it, or why it is pending.
 
-        Raises:
-            ExposeError: it can never be created, or never run.
-            NotOwnerError: the custom resource is no longer this agent's.
+        ExposeError: it can never be created, or never run. NotOwnerError: the resource is no longer this agent's.
         """
         async with ExposeRun(self._client, request.owner, guard) as run:
             # The workload may be deleted while the mover pod is pending: then the mover can never succeed.
