@@ -3,7 +3,6 @@
 Decisions depend on the reason, never on the text of the message.
 """
 
-import re
 from enum import StrEnum
 from typing import Final
 
@@ -95,24 +94,3 @@ LOCATION_UNAVAILABLE: Final = "LocationUnavailable"
 
 UNREADABLE: Final = "Unreadable"
 """The reason of the Event on a custom resource that does not have the form of its kind."""
-
-_UNANNOTATED: Final = (
-    (re.compile("waits for a place in prepareQueueLength"), PendingReason.QUEUED),
-    (re.compile("no node agent is ready on node"), PendingReason.AGENT_UNAVAILABLE),
-)
-"""How messages began that were written without the annotation, by agents before 0.1.0.
-
-Read through 0.1.x, so that an upgrade in mid-transfer changes no decision; to be removed in 0.2.0.
-"""
-
-
-def parse_reason(annotation: str | None, message: str | None) -> str | None:
-    """Return the pending reason of a transfer, None where none was reported.
-
-    Args:
-        annotation: the value of `nodeagent.io/pending-reason`; None where it is absent.
-        message: `status.message`, read only where the annotation is absent.
-    """
-    if annotation:
-        return annotation
-    return next((reason for text, reason in _UNANNOTATED if text.match(message or "")), None)

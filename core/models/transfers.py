@@ -22,7 +22,6 @@ from core.models.names import (
     RESTORE_IN_PLACE,
 )
 from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
-from core.models.reasons import parse_reason
 from core.models.transfer_settings import FULL, InPlace
 from core.models.units import parse_duration
 
@@ -134,7 +133,7 @@ class Transfer(CustomResource):
     @property
     def pending_reason(self) -> str | None:
         """The pending reason, which `status.message` describes; None where none was reported."""
-        return parse_reason(self.metadata.annotations.get(PENDING_REASON_ANNOTATION), self.status.message)
+        return self.metadata.annotations.get(PENDING_REASON_ANNOTATION) or None
 
     @property
     def copies(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from hypothesis.strategies import SearchStrategy
 
 from core.kube import resources
 from core.models.names import (
-    CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
     COPIES_ANNOTATION,
     COPY_LABEL,
@@ -37,7 +36,6 @@ _PLURALS: Final = sorted(resource.plural for resource in RESOURCES.values())
 _MARKS: Final = (
     ("annotations", OUTCOME_ANNOTATION),
     ("annotations", MOVER_LOST_ANNOTATION),
-    ("annotations", CANCEL_REQUESTED_ANNOTATION),
     ("annotations", PENDING_REASON_ANNOTATION),
     ("annotations", CONFIG_ANNOTATION),
     ("annotations", COPIES_ANNOTATION),

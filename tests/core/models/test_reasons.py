@@ -1,12 +1,10 @@
-"""Pending reasons, read from the annotation and, for one release, from messages without it."""
+"""Pending reasons; no text of a message decides anything."""
 
 import re
 from pathlib import Path
 
-import pytest
-
 from core.models.names import PENDING_REASON_ANNOTATION
-from core.models.reasons import PendingReason, parse_reason
+from core.models.reasons import PendingReason
 from core.models.transfers import DataUpload
 from tests.nodeagent.support.transfers import data_upload
 
@@ -18,31 +16,6 @@ ABOUT_TEXT = re.compile(
 
 def test_every_reason_is_one_camel_case_word() -> None:
     assert all(re.fullmatch(r"([A-Z][a-z]+)+", reason) for reason in PendingReason)
-
-
-@pytest.mark.parametrize(
-    ("annotation", "message", "reason"),
-    [
-        pytest.param("Queued", "any text", PendingReason.QUEUED, id="annotated"),
-        pytest.param("FailedMount", "any text", "FailedMount", id="of the kubelet"),
-        pytest.param(
-            "Binding", "no node agent is ready on node a", PendingReason.BINDING, id="annotation over message"
-        ),
-        pytest.param(
-            "",
-            "waits for a place in prepareQueueLength (2, all taken): number 1 in line",
-            "Queued",
-            id="queued before 0.1.0",
-        ),
-        pytest.param("", "no node agent is ready on node a: x", "AgentUnavailable", id="agent away before 0.1.0"),
-        pytest.param("", "waiting for a free slot on node a", None, id="not reported"),
-        pytest.param(None, None, None, id="nothing"),
-    ],
-)
-def test_the_annotation_names_the_reason_and_messages_only_of_agents_before(
-    annotation: str | None, message: str | None, reason: str | None
-) -> None:
-    assert parse_reason(annotation, message) == reason
 
 
 def test_a_transfer_has_the_reason_of_its_annotation() -> None:

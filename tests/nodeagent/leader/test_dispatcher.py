@@ -172,23 +172,10 @@ async def test_a_transfer_that_cannot_start_within_the_prepare_timeout_fails_wit
     assert "2026-11-21T12:30:00Z" <= scene.transfer("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
 
 
-@pytest.mark.parametrize(
-    ("message", "annotations"),
-    [
-        pytest.param("queued", {PENDING_REASON_ANNOTATION: "Queued"}, id="annotated"),
-        pytest.param(
-            "waits for a place in prepareQueueLength (1, all taken): number 1 in line",
-            {},
-            id="of an agent before 0.1.0",
-        ),
-    ],
-)
-async def test_a_transfer_that_a_former_leader_reported_as_queued_is_not_written_to(
-    message: str, annotations: dict[str, str]
-) -> None:
+async def test_a_transfer_that_a_former_leader_reported_as_queued_is_not_written_to() -> None:
     scene = open_scene("node-a", limit=1)
     scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
-    stored = scene.add("du-2", status={"message": message}, annotations=annotations)
+    stored = scene.add("du-2", status={"message": "queued"}, annotations={PENDING_REASON_ANNOTATION: "Queued"})
     async with scene.dispatching():
         await scene.until(lambda: scene.phase("du-1") == "Accepted")
         await asyncio.sleep(30)

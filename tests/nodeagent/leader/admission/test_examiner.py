@@ -11,7 +11,6 @@ from core.kube.resources import DATA_UPLOADS
 from core.models.names import (
     BLOCK_DATA_MOVER,
     BLOCK_PREFERRED_ANNOTATION,
-    CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
     COPIES_ANNOTATION,
     DATA_MOVER_FINALIZER,
@@ -88,7 +87,6 @@ async def test_an_accepted_transfer_has_no_annotations_of_the_one_it_was_copied_
     scene = open_scene("node-a")
     marks = {
         OUTCOME_ANNOTATION: '{"phase":"Completed","result":{"snapshotID":"of-another"}}',
-        CANCEL_REQUESTED_ANNOTATION: LONG_AGO,
         COPIES_ANNOTATION: "Secret/token",
         MOVER_LOST_ANNOTATION: f'{{"since":"{LONG_AGO}","last":"{LONG_AGO}","times":19}}',
     }

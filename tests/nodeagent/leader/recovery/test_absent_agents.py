@@ -112,24 +112,11 @@ async def test_an_unavailable_agent_is_reported_until_it_is_back(phase: str) -> 
     assert scene.phase("du") == phase
 
 
-@pytest.mark.parametrize(
-    ("message", "annotations"),
-    [
-        pytest.param("reworded", {PENDING_REASON_ANNOTATION: "AgentUnavailable"}, id="annotated"),
-        pytest.param(
-            "no node agent is ready on node node-a: it goes on when the agent is back",
-            {},
-            id="of an agent before 0.1.0",
-        ),
-    ],
-)
-async def test_a_report_of_an_unavailable_agent_is_removed_once_the_agent_is_ready(
-    message: str, annotations: dict[str, str]
-) -> None:
+async def test_a_report_of_an_unavailable_agent_is_removed_once_the_agent_is_ready() -> None:
     scene = bound_scene("node-a")
     transfer = add(scene, "Prepared")
-    transfer["metadata"]["annotations"] = annotations
-    scene.kube.put(transfer | {"status": transfer["status"] | {"message": message}})
+    transfer["metadata"]["annotations"] = {PENDING_REASON_ANNOTATION: "AgentUnavailable"}
+    scene.kube.put(transfer | {"status": transfer["status"] | {"message": "reworded"}})
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du") == "", seconds=10)
     assert PENDING_REASON_ANNOTATION not in scene.transfer("du")["metadata"].get("annotations", {})
