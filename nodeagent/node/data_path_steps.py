@@ -76,7 +76,7 @@ class DataPathSteps(StepBase):
 
     async def end_without_result(self, case: Case) -> Requeue | None:
         """Move to Canceled or Failed: the mover pod no longer exists, and its result is unknown."""
-        mover = f"data mover pod {case.cr.place}"
+        mover = f"data mover pod {case.cr.metadata.namespace}/{case.cr.name}"
         if case.view.cancel is not CancelState.NONE:
             return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {mover} was lost")
         cause = case.departed and explain_loss(case.departed)

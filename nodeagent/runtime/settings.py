@@ -255,20 +255,18 @@ def _add(
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
-    for flag, field, text in (
-        ("--node-agent-configmap", "config_map_name", "the configuration: one key, a JSON document"),
-        (
-            "--backup-repository-configmap",
-            "backup_repository_config_map",
-            "the configuration of new backup repositories: one key per type (kopia), a JSON document",
-        ),
-        (
-            "--repo-maintenance-job-configmap",
-            "maintenance_config_map",
-            "the configuration of maintenance Jobs: the key global, and one for each repository, JSON documents",
-        ),
-    ):
-        _add(group, flag, field, "NAME", _text, f"ConfigMap with {text}. It must exist (default: none)")
+    text = "ConfigMap with the configuration: one key, a JSON document. It must exist (default: none)"
+    _add(group, "--node-agent-configmap", "config_map_name", "NAME", _text, text)
+    text = (
+        "ConfigMap with the configuration of new backup repositories: one key per type (kopia), a JSON document. It "
+        "must exist (default: none)"
+    )
+    _add(group, "--backup-repository-configmap", "backup_repository_config_map", "NAME", _text, text)
+    text = (
+        "ConfigMap with the configuration of maintenance Jobs: the key global, and one for each repository, JSON "
+        "documents. It must exist (default: none)"
+    )
+    _add(group, "--repo-maintenance-job-configmap", "maintenance_config_map", "NAME", _text, text)
 
 
 def _add_behavior(parser: argparse.ArgumentParser) -> None:

@@ -375,7 +375,7 @@ def _explain_lost_mover(kind: Kind[Any], cr: Transfer, mover: Pod | None) -> str
     """Return why the mover of a running transfer is lost; None while it runs or if it left a result."""
     if not _may_run(cr) or _has_result(kind, cr, mover):
         return None
-    lost = f"data mover pod {cr.place} was lost without a result"
+    lost = f"data mover pod {cr.metadata.namespace}/{cr.name} was lost without a result"
     if mover is None:
         return lost
     if parse_pod_end(mover) is None:

@@ -105,7 +105,7 @@ class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
     def _request(self, cr: DataUpload) -> SnapshotRequest:
         spec = cr.spec
         if spec.csi_snapshot is None:
-            raise ExposeError(f"DataUpload {cr.place} names no CSI snapshot")
+            raise ExposeError(f"DataUpload {cr.metadata.namespace}/{cr.name} names no CSI snapshot")
         return SnapshotRequest(
             owner=Owner.of(cr),
             source_namespace=spec.source_namespace,
