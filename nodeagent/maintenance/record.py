@@ -6,12 +6,13 @@ runs and how much memory it gets; the history is in the BackupRepository's statu
 
 from datetime import datetime
 from enum import Enum, auto
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.models.base import Int64, SparseModel, Time
+from core.models.names import MAINTENANCE_ANNOTATION
 from core.snapshot_contract import SnapshotTotal
 
 FULLS_AFTER_CHANGE: Final = 4
@@ -57,6 +58,8 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
     maintenance did not finish. Snapshots were last reported at `reported_at`; nothing refers to `orphans`; None: not
     known. `running` is the Job whose end is not stored yet.
     """
+
+    annotation: ClassVar[str] = MAINTENANCE_ANNOTATION
 
     at: Time | None = None
     mode: MaintenanceMode = MaintenanceMode.NONE

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from core.contract import FOREIGN_INTERVALS, MaintenanceMode
 from core.kube.types import ResourceRequirements
-from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_CREATED_ANNOTATION, REPOSITORY_ID_ANNOTATION
+from core.models.names import REPOSITORY_CREATED_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     FULL_INTERVAL_KEY,
     FULL_INTERVAL_SECONDS,
@@ -370,8 +370,7 @@ _DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 
 def record_of(repository: BackupRepository) -> MaintenanceRecord:
     """Return the record in the repository's annotation; an invalid one counts as none."""
-    annotations = repository.metadata.annotations
-    return MaintenanceRecord.read_annotation(annotations, MAINTENANCE_ANNOTATION) or MaintenanceRecord()
+    return MaintenanceRecord.from_annotations(repository.metadata.annotations) or MaintenanceRecord()
 
 
 def was_ready(repository: BackupRepository) -> bool:
