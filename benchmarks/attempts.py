@@ -21,7 +21,6 @@ from tests.datamover.support.pods import TRANSFER
 
 _POLL_SECONDS: Final = 0.05
 _LIMIT_SECONDS: Final = 1200.0
-"""Far more than any attempt takes."""
 
 _COMMANDS: Final = {
     "DataUpload": (MoverVerb.BACKUP, "data-upload"),

@@ -37,7 +37,7 @@ _FIGURES = {
         for way in ("plain", "one_open")
         for figure in ("ratio", "excess_mib")
     },
-    "latency": {"far_upload_ratio", "far_restore_ratio"},
+    "latency": {"far_upload_ratio", "far_restore_ratio", "far_device_restore_ratio"},
     "many": {"many_files", "many_files_512mib_ok", "many_files_most_mib"},
     "files": {f"{what}_{figure}" for what in ("ls", "cp_files", "cp_device") for figure in ("s", "most_mib")},
     "resume": {"upload_resent_share", "restore_rewritten_share", "total_time_ratio"},
