@@ -296,12 +296,10 @@ _BytesPerSecond = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class BandwidthLimits(WireModel, omit_defaults=True):
-    """Bytes per second in each direction, as seen from the node; 0: no limit.
+    """Bytes per second in each direction, as seen from the node; 0: no limit."""
 
-    The owning agent writes them when the data path may start, and on each change. A mover that finds none then has no
-    limits for its whole life.
-    """
-
+    # The owning agent writes them when the data path may start, and on each change. A mover that finds none then has no
+    # limits for its whole life.
     annotation: ClassVar[str] = BANDWIDTH_ANNOTATION
 
     upload_bytes_per_second: _BytesPerSecond = 0
