@@ -129,7 +129,7 @@ class CSISnapshotExposer:
         pending = pending or await delete_source(self._client, request)
         replaces = request.by_block and request.completed
         if pending is None and replaces and content is not None:
-            await self._keep_base(request, content)
+            pending = await self._keep_base(request, content)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
         if pending is None and replaces:
@@ -140,11 +140,12 @@ class CSISnapshotExposer:
             return await self._keep_refused(request, content) or pending
         return pending
 
-    async def _keep_base(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> None:
-        """Keep the snapshot for the next backup, if the driver can tell what has changed since."""
+    async def _keep_base(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> Pending | None:
+        """Keep the snapshot for the next backup, if the driver can tell what has changed since; None: not, or kept."""
         source = recorded_source(content)
         if source and belongs(content, request.owner) and await self._read_metadata_service(content):
-            await keep_base_snapshot(self._client, request, content, source)
+            return await keep_base_snapshot(self._client, request, content, source)
+        return None
 
     async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
         content = await self._ensure_content(request, run)

@@ -41,6 +41,7 @@ from core.models.names import (
     OWNER_UID_LABEL,
     label_value,
 )
+from core.models.reasons import PendingReason
 from exposer.in_place import delete_shown, existing_name, give_back, read_claim_of
 from exposer.manifests import GROUP_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from exposer.model import Pending, SnapshotRequest
@@ -59,17 +60,24 @@ from exposer.sources import settle_source
 
 async def keep_base_snapshot(
     client: KubeClient, request: SnapshotRequest, content: VolumeSnapshotContent, source: SnapshotSource
-) -> None:
-    """Keep the snapshot of a complete backup, whose `content` is still the transfer's, unless the policy forbids it."""
+) -> Pending | None:
+    """Keep the snapshot of a complete backup, whose `content` is still the transfer's, unless the policy forbids it.
+
+    Pending: the VolumeSnapshot must not be deleted at once. A snapshot controller that has not yet seen the new policy
+    would delete the content then, and the snapshot would stay on the storage without a name.
+    Source: external-snapshotter v8.6.0, pkg/common-controller, processSnapshotWithDeletionTimestamp.
+    """
     # A driver may refuse to delete a member of a group, and the next backup would wait for it.
     in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
     if in_group or not source.volume_handle:
-        return
+        return None
     if source.deletion_policy != RETAIN and await has_velero_server(client, request.owner.namespace):
-        return
+        return None
     labels = {OWNER_UID_LABEL: None, BASE_SNAPSHOT_LABEL: request.owner.uid, BASE_CLAIM_LABEL: _claim_value(request)}
     kept: Manifest = {"metadata": {"labels": labels}, "spec": {"deletionPolicy": RETAIN}}
     await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+    name = content["metadata"]["name"]
+    return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {name} is kept for the next backup by block")
 
 
 async def replace_base_snapshots(client: KubeClient, request: SnapshotRequest) -> Pending | None:
