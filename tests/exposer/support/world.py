@@ -54,6 +54,7 @@ class World:
         self.groups: dict[str, str] = {}
         self.lists = True
         self._requested: dict[str, JsonDict] = {}
+        self._policies: dict[str, str] = {}
         for name, policy in (("hostpath", reclaim), ("fast", "Delete"), ("kept", "Retain")):
             self.put(
                 STORAGE_CLASSES,
@@ -89,7 +90,17 @@ class World:
         }
 
     async def settle(self) -> None:
-        """Run all controllers until nothing changes."""
+        """Run all controllers until nothing changes; the snapshot controller's cache of contents is from before.
+
+        Source: external-snapshotter v8.6.0, pkg/common-controller, processSnapshotWithDeletionTimestamp.
+        """
+        try:
+            await self._run_controllers()
+        finally:
+            contents = self.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+            self._policies = {one["metadata"]["uid"]: one["spec"].get("deletionPolicy", "") for one in contents}
+
+    async def _run_controllers(self) -> None:
         for _ in range(50):
             before = self._versions()
             for resource, step in (
@@ -147,7 +158,7 @@ class World:
             if content is not None and content["spec"]["volumeSnapshotRef"].get("uid") == meta["uid"]:
                 patch = {"metadata": {"annotations": {_BEING_DELETED: "yes"}}}
                 await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
-                if content["spec"]["deletionPolicy"] == "Delete":
+                if self._policies.get(content["metadata"]["uid"], content["spec"]["deletionPolicy"]) == "Delete":
                     await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
             await self._let_go(VOLUME_SNAPSHOTS, snapshot)
             return
