@@ -47,7 +47,7 @@ class Reader(Protocol):
         ...
 
     async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
-        """Return the selected objects; from a cache, they may have only what tells who uses a volume."""
+        """Return the selected objects; from a cache, they may have only the fields that show who uses a volume."""
         ...
 
 

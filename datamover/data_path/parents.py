@@ -43,7 +43,7 @@ class BlockChanges:
 class BlockChoice:
     """What kopia asks the storage, None: nothing, so that all is read. `cause` is why nothing is taken from the parent.
 
-    With `expected`, the storage could have told.
+    `expected`: the storage usually knows them.
     """
 
     query: JsonDict | None = None

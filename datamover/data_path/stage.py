@@ -289,7 +289,7 @@ def decide_file(
 
 
 def decide_link(entry: JsonDict, status: os.stat_result | None, rule: InPlace) -> Step:
-    """Return what is done with a link, of which the volume has `status`; another name of it would change too."""
+    """Return what is done with a link; `status` is what the volume has. Another name of it would change too."""
     if status is None or not rule.incremental or not stat.S_ISLNK(status.st_mode) or status.st_nlink != 1:
         return Step.WRITE
     return Step.READ if has_target(entry) else Step.WRITE

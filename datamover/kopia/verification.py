@@ -1,6 +1,6 @@
 """Verification of a kopia snapshot: kopia reads its directories and a share of its files back from the storage.
 
-Of a repository, shares are verified: of the contents that the snapshots consist of, each of which is stored once. An
+A repository is verified in shares of its contents: each content is stored once, however many snapshots have it. An
 error may be a fault of the data, or say that nothing was found out: no answer of the storage, no access.
 Source: kopia 0.23.1, cli/command_snapshot_verify.go, snapshot/snapshotfs/snapshot_verifier.go and
 snapshot_tree_walker.go; for shares cli/command_content_verify.go and repo/content/verify.go.

@@ -215,7 +215,7 @@ def merge_history(
 
     A backup is added once. Marks stay for today and yesterday, so that a backup is counted also if its transfer is
     deleted, and another leader does not count it again. What is `stored` may be of another block, or unreadable: then
-    the content begins anew. `backups` are complete ones of its days, by the time of their end, and `today` is the day
+    the content begins again. `backups` are complete ones of its days, by the time of their end, and `today` is the day
     in UTC, as `date.toordinal` counts.
     """
     days = _Block(block)

@@ -158,7 +158,7 @@ def decide_restore_test(view: VerificationView) -> Decision:
 
 
 def _decide(view: VerificationView, failures: int, failed_at: datetime | None, is_due: Callable[[], bool]) -> Decision:
-    """Return whether a Job of one kind begins, of which so many have failed in a row, the last one at `failed_at`."""
+    """Return whether a Job of one kind begins; its last `failures` in a row failed, the last one at `failed_at`."""
     if view.job_unfinished:
         return Decision(Hold.JOB_UNFINISHED)
     if not view.has_backups:

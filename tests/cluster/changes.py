@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, EVENTS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from tests.cluster.bed import Bed
@@ -34,7 +34,7 @@ class Content(NamedTuple):
     digest: str
 
     @classmethod
-    def read(cls, path: Path) -> "Content":
+    def read(cls, path: Path) -> Self:
         """Read a device or an image of one."""
         with path.open("rb") as file:
             return cls(digest=hashlib.file_digest(file, "sha256").hexdigest(), size=file.tell())

@@ -53,9 +53,9 @@ def settle(uids: AbstractSet[str], phases: Mapping[str, Phase]) -> frozenset[str
 
     Each Accepted or Prepared transfer does, however it got there. One in a later phase, or deleted,
     does not: phases never go back and UIDs never return. A New one keeps its reservation, since an
-    accept may be under way. An attempt after the first begins again with New: what was sent for an earlier one
-    conflicts with the write that ended that one. `uids` are the reservations so far, `phases` those of all transfers as
-    admission counts them, by uid.
+    accept may be under way. An attempt after the first begins again with New: what was sent for an earlier
+    attempt conflicts with the write that ended it. `uids` are the reservations so far, `phases` the phases of all
+    transfers as admission counts them, by uid.
     """
     holding = {uid for uid, phase in phases.items() if phase in HOLDING_PHASES}
     reserved = {uid for uid in uids if phases.get(uid) is Phase.NEW}
