@@ -213,7 +213,11 @@ class Status(msgspec.Struct):
     @classmethod
     def parse(cls, body: bytes) -> Self:
         """Return the object in `body`; raise ValueError or RecursionError if it is none."""
-        return msgspec.convert(parse_json(body), cls)
+        parsed = parse_json(body)
+        if isinstance(parsed, dict) and not parsed.get("details"):
+            # Gateways for gRPC answer with an empty list.
+            parsed.pop("details", None)
+        return msgspec.convert(parsed, cls)
 
 
 def _manager_of(described: str) -> str:

@@ -79,6 +79,12 @@ def test_any_body_becomes_an_error(body: bytes) -> None:
     assert str(build_error(502, body, attempted="get Pod a/b")).startswith("get Pod a/b: 502")
 
 
+@pytest.mark.parametrize("details", [None, [], "", {}])
+def test_a_message_without_details_is_shown_alone(details: object) -> None:
+    body = json.dumps({"code": 5, "message": "no route", "details": details}).encode()
+    assert str(build_error(404, body, attempted="get Pod a/b")) == "get Pod a/b: 404: no route"
+
+
 def test_long_body_is_truncated() -> None:
     assert len(str(build_error(500, b"x" * 10_000, attempted="get"))) < 400
 
