@@ -19,7 +19,8 @@ async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -
     """Return what `step` returns, run as a separate task: for callers that continue after its errors.
 
     Before Python 3.13 a TaskGroup in the step may raise its errors instead of a cancellation that arrived while its
-    tasks failed. This function raises the cancellation.
+    tasks failed. It counts its own cancellations as the task's, so the task cannot determine whether it was canceled
+    from outside. This function raises the cancellation.
     Source: https://docs.python.org/3/whatsnew/3.13.html#asyncio
     """
     caller = asyncio.current_task()

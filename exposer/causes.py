@@ -79,7 +79,7 @@ def _is_warning(event: Event) -> bool:
 
 
 def _latest(events: Sequence[Event]) -> Event | None:
-    """Return the Event that was seen last; within one second, the one that was first recorded last."""
+    """Return the Event that was seen last; within one second, the one that was first recorded last, by its name."""
     order = sorted(range(len(events)), key=lambda index: (_time(events[index]), index))
     return events[order[-1]] if order else None
 

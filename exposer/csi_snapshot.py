@@ -141,7 +141,7 @@ class CSISnapshotExposer:
         return pending
 
     async def _keep_base(self, request: SnapshotRequest, content: VolumeSnapshotContent) -> Pending | None:
-        """Keep the snapshot for the next backup, if the driver can tell what has changed since; None: not, or kept."""
+        """Keep the snapshot for the next backup, if the driver can tell what has changed since; None: not kept."""
         source = recorded_source(content)
         if source and belongs(content, request.owner) and await self._read_metadata_service(content):
             return await keep_base_snapshot(self._client, request, content, source)

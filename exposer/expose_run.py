@@ -71,7 +71,11 @@ class ExposeRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Delete the objects of this run, and raise NotOwnerError, where the owner is no longer this agent's."""
+        """Delete the objects of this run where no agent continues with the owner.
+
+        Raises:
+            NotOwnerError: the owner was no longer this agent's when the last object was created.
+        """
         if isinstance(error, NotOwnerError):
             await self._undo(error)
         elif error is None and self._created:

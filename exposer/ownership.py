@@ -63,7 +63,10 @@ def diagnose_rejection(error: KubeError) -> Pending | None:
 
 
 async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
-    """Create the pod and return it as stored; without its priority class if that does not exist."""
+    """Create the pod and return it as stored; without its priority class if that does not exist.
+
+    A class can be deleted at any time, and no transfer fails because of it.
+    """
     meta, spec = manifest["metadata"], manifest["spec"]
     priority_class = spec.get("priorityClassName", "")
     extra = fields(kind=PODS.kind, namespace=meta["namespace"], name=meta["name"])
@@ -189,7 +192,7 @@ async def delete_object(
 
 
 async def read_owned(client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str) -> ObjectT | None:
-    """Return the owner's object of that name, also one of Velero; None: there is none, or it is another owner's."""
+    """Return the owner's object of that name, also a snapshot or content of Velero; None: there is none."""
     obj = await client.read(resource, owner.namespace if resource.namespaced else "", name)
     return obj if obj is not None and (belongs(obj, owner) or created_by_velero(obj, owner)) else None
 

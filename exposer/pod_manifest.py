@@ -214,7 +214,10 @@ def build_pod_files(plan: MoverPod, expose: ExposeSettings) -> PodFiles:
 
 
 def _build_token(audience: str) -> Volume:
-    """Return the volume with a token that is valid as long as the pod exists; so no account may create tokens."""
+    """Return the volume with a token that is valid as long as the pod exists, and at most some minutes.
+
+    So neither the agent nor the mover needs the permission to create tokens.
+    """
     token = {
         "audience": audience,
         "expirationSeconds": _TOKEN_SECONDS,

@@ -174,7 +174,10 @@ def explain_exit(end: PodEnd) -> str:
 
 
 def _mover_of(pod: Pod, containers: list[_T]) -> _T | None:
-    """Return the container named after the UID of the pod's owner, as with Velero, or of maintenance; else the only."""
+    """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one.
+
+    A maintenance Job's has a name of its own.
+    """
     meta = pod.get("metadata") or {}
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     names = owners | {(meta.get("labels") or {}).get(OWNER_UID_LABEL), MAINTENANCE_CONTAINER}

@@ -89,7 +89,8 @@ async def take_over_source(
 ) -> Pending | None:
     """Delete the source's snapshot, and its content after it, keeping the snapshot on the storage.
 
-    `confirm` is called before the first write, if there is one; it raises where nothing may be written.
+    Only after the snapshot's deletion the content's controller knows that it is unused. `confirm` is called before the
+    first write, if there is one; it raises where nothing may be written.
     """
     content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
     if content is not None and content["metadata"]["uid"] != source.content_uid:

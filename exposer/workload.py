@@ -306,7 +306,11 @@ _SHOWN: Final = 10
 
 
 def list_pods(host_pods: str) -> frozenset[str]:
-    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods."""
+    """Return the names in `host_pods`, a path in the agent's container: UIDs, or hashes of static pods.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     return frozenset(path.name for path in Path(host_pods).iterdir())
 
 

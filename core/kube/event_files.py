@@ -35,7 +35,11 @@ MESSAGE_LIMIT_BYTES: Final = 1024
 
 
 def write_event(directory: Path, event: Manifest) -> None:
-    """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole."""
+    """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     reason = str(event["reason"])
     new = directory / f".{reason}"
     try:

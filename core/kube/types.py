@@ -1,7 +1,7 @@
 """Types of the API objects that are read, with the fields that are read: the dictionaries as they come from JSON.
 
 The API client checks each object against the type of its resource (`core.kube.resources`). A field that is read beyond
-them is added here. Of custom resources of velero.io, which have models (`core.models`), only the metadata is checked.
+them is added here. Custom resources of velero.io have models (`core.models`): only their metadata is checked.
 Source: Kubernetes v1.34, API reference; external-snapshotter v8, client/config/crd.
 """
 

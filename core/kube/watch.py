@@ -257,7 +257,8 @@ async def watch_one(
 ) -> AsyncGenerator[ObjectT | None, None]:
     """Yield the object in its current state, then after every change; None: it does not exist.
 
-    The same state may be yielded twice. Errors are as for `watch_objects`, and so is the end.
+    After a watch was restarted, the same state may be yielded twice. Errors are as for `watch_objects`; close the
+    generator as there.
     """
     selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
     listing = False
