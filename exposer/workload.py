@@ -336,7 +336,7 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     try:
         list_pods(host_pods)
         every = Path(host_pods, Path(pod_directory).name, "volumes")
-        volumes = {plugin: _list(every / plugin) for plugin in _list(every)}
+        volumes = {each: _list(every / each) for each in _list(every)}
     except OSError:
         return directory
     matching = [each for each, names in volumes.items() if name in names]
