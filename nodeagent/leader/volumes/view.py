@@ -136,7 +136,7 @@ def _build_series(
     plans: Sequence[VolumePlan], alerting: Collection[str], entries: Iterable[Entry], now: datetime
 ) -> tuple[_Series, _Series]:
     """Return the values of both metrics by labels: how many PVCs are in each state, and those that are named."""
-    copies = [
+    copies = (
         CompletedBackup(
             (entry.queue, copy.claim or ""),
             copy.created,
@@ -147,7 +147,7 @@ def _build_series(
         )
         for entry in entries
         if (copy := entry.copy) is not None
-    ]
+    )
     coverage = build_coverage(plans, copies, now)
     urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in alerting]
     named: _Series = {(one.namespace, one.volume, str(one.state)): 1 for one in urgent[:MAX_NAMED_VOLUMES]}

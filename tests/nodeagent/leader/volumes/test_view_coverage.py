@@ -3,6 +3,7 @@
 import importlib
 import logging
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
@@ -66,6 +67,16 @@ async def test_backups_that_ended_decide_the_state() -> None:
     kube.put(a_claim("data"))
     assert await show(kube, [backup(20)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
     assert await show(kube, [backup(1)]) == {'volumes{state="stale",volume_namespace="app"} 1.0'}
+
+
+async def test_backups_are_counted_without_holding_all_of_them() -> None:
+    plans, entries, metrics = await planned(FakeKube()), [backup(1)] * 20_000, Metrics("a")
+    tracemalloc.start()
+    try:
+        await show_coverage(metrics, plans, entries, NOON)
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_volumes_of_chosen_namespaces_are_named() -> None:
