@@ -72,7 +72,11 @@ class AgentParts:
 
 
 def build_clock(environment: Mapping[str, str]) -> SystemClock:
-    """Return the machine's clock, with its wall clock moved if a test asks for that; ConfigError: by no duration."""
+    """Return the machine's clock, with its wall clock moved if a test asks for that in `environment`.
+
+    Raises:
+        ConfigError: the offset is no duration.
+    """
     text = environment.get(_CLOCK_OFFSET, "")
     if not text:
         return SystemClock()

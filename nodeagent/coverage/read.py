@@ -53,7 +53,10 @@ _Model = TypeVar("_Model", bound=WireModel)
 
 @dataclass(frozen=True)
 class PlannedVolumes:
-    """The volumes and the backups expected of them, None: PVCs may not be listed; `notes`: what could not be read."""
+    """The volumes and the backups that are expected of them; None: the PVCs may not be listed.
+
+    `notes` are what could not be read.
+    """
 
     plans: tuple[VolumePlan, ...] | None
     notes: tuple[str, ...] = ()

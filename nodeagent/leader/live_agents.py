@@ -263,13 +263,19 @@ def describe_difference(active: Mapping[str, str]) -> str | None:
 
 
 def count_idle(entries: Iterable[Entry], chosen: Mapping[str, str] | None = None) -> Counter[str]:
-    """Return how many transfers are assigned and move no data, by node label; `chosen` may be newer than `entries`."""
+    """Return how many transfers are assigned and move no data, by node label.
+
+    `chosen` are node labels, by uid, that `entries` may not show yet.
+    """
     return Counter(({entry.uid: entry.node_label for entry in entries if entry.idle} | dict(chosen or {})).values())
 
 
 def choose_node(
     agents: Mapping[str, str], idle: Mapping[str, int], passed_over: AbstractSet[str] = frozenset()
 ) -> str | None:
-    """Return the node label of the agent with the fewest `idle` transfers; one `passed_over` only if all are."""
+    """Return the node label of the agent with the fewest idle transfers, or None without agents.
+
+    `agents` are node names by node label. A label in `passed_over` is chosen only if there are no others.
+    """
     preferred = agents.keys() - passed_over or agents.keys()
     return min(preferred, key=lambda label: (idle.get(label, 0), label), default=None)

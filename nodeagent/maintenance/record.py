@@ -88,7 +88,10 @@ class MaintenanceRecord(SparseModel, omit_defaults=True):
 def after_success(
     record: MaintenanceRecord, result: MaintenanceResult, *, fingerprint: str | None, at: datetime
 ) -> MaintenanceRecord:
-    """Return the record after a maintenance `at` that time of the leader; `fingerprint` is of the backups before it."""
+    """Return the record after a maintenance that ended `at` a time by the leader's clock.
+
+    `fingerprint` is of the finished backups before it began.
+    """
     facts = replace(
         record,
         at=at,

@@ -34,7 +34,10 @@ class DataPathSteps(StepBase):
     """The steps from Prepared to the final status."""
 
     async def report_slot_pending(self, case: Case) -> Requeue | None:
-        """Report that all slots are in use, and record a replaced mover pod; Failed if the volume has disappeared."""
+        """Report that all slots are in use; move to Failed if the volume has disappeared.
+
+        Also record that a lost mover pod was replaced: the next loss has a timeout of its own.
+        """
         if self._check_is_paused(case):
             return self._next_slot_check(case)
         if why := await self._find_volume_fault(case):

@@ -79,7 +79,8 @@ class Durations:
 def _preparation(cr: Transfer) -> str | None:
     """Return what the prepare timeout applies to: the first mover pod, or a replacement; None for nothing.
 
-    A transfer may be pending for a slot or for a copy without limit.
+    A transfer may be pending for a slot or for a copy without limit; a lost mover pod must be replaced
+    in the same time as the first one had.
     """
     if cr.phase is Phase.ACCEPTED:
         # The transfer that has the copy may take hours; the leader mostly keeps others New until then.

@@ -97,7 +97,10 @@ def has_ended(pod: Pod) -> bool:
 
 
 def is_current(pod: Pod, cr: Transfer) -> bool:
-    """Return whether `pod` was created for `cr`, and for its attempt; between two attempts any pod must be gone."""
+    """Return whether `pod` was created for `cr`, and for the attempt that gets a mover or has one.
+
+    Between two attempts any pod of `cr` is: it must be gone before the next one.
+    """
     return belongs(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
 
 

@@ -254,7 +254,10 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
 
 
 def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str | None:
-    """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one."""
+    """Return why there is no attempt after `attempts`, the last one ended for `cause`; None if there may be one.
+
+    `attempts` are without this interruption. The age is by the clock of the API server.
+    """
     if not rules.enabled:
         return "retries are switched off"
     counted = cause is not InterruptionCause.FENCED
@@ -349,7 +352,10 @@ def _has_exited(pod: Pod) -> bool:
 
 
 def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
-    """Return what ended the attempt: the mover's words where it chose its end; otherwise they may be its log's end."""
+    """Return what ended the attempt: the mover's words where it chose its end, else the cluster's.
+
+    A mover that did not choose its end leaves the end of its log in the place of the message.
+    """
     if cause is InterruptionCause.DELETED:
         return _DELETED
     chosen = end.exit_code in _OWN_CODES or _was_stopped(end)

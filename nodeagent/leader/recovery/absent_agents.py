@@ -89,7 +89,7 @@ class NodeHealth:
     def is_lost(self, label: str) -> bool:
         """Return whether the node with that label value is lost.
 
-        None is before the first list, or while the list is empty: this process itself runs on a node.
+        No node is lost before the first list, or while the list is empty: this process itself runs on a node.
         """
         if not self._informer.synced.is_set() or not len(self._informer):
             return False
