@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from msgspec import UNSET
 
@@ -37,6 +38,9 @@ from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
 
 _logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES: Final = 1 << 20
+"""Source: Velero main at d2241adba, pkg/uploader/block/uploader.go."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,14 @@ class RestoreParameters:
             return VolumeAccess()
         return VolumeAccess(self.target, writable=True, in_use=self.in_use)
 
-    def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
-        """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
+    def adapted_workers(self, each_bytes: int, request_seconds: float) -> int:
+        """Return how many files or blocks of that size to restore in parallel, by the time of a request."""
         if self.limits is None:
             return self.workers
-        file_bytes = snapshot.size_bytes // max(1, snapshot.entries)
-        workers = self.limits.adapted_restore_workers(request_seconds, file_bytes)
-        _logger.info("a request to the storage takes %.3f s: writing %d files in parallel", request_seconds, workers)
+        workers = self.limits.adapted_restore_workers(request_seconds, each_bytes)
+        _logger.info(
+            "a request to the storage takes %.3f s: writing %d files or blocks in parallel", request_seconds, workers
+        )
         return workers
 
 
@@ -223,7 +228,8 @@ class _Restoring:
                 f"target {self.target} has a file system: snapshot {snapshot.snapshot_id} has the blocks of a device, "
                 "which go into a volume of volumeMode Block"
             )
-        size_bytes = await self._device(compare=parameters.again or in_place).write_blocks(parameters.workers)
+        workers = parameters.adapted_workers(_BLOCK_BYTES, self.repository.request_seconds)
+        size_bytes = await self._device(compare=parameters.again or in_place).write_blocks(workers)
         return _Written(size_bytes if in_place else None)
 
     def _device(self, *, compare: bool) -> DeviceRestore:
@@ -298,10 +304,11 @@ class _Restoring:
         return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
 
     def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:
+        file_bytes = self.snapshot.size_bytes // max(1, self.snapshot.entries)
         flags = [
             # Without it, kopia writes an archive if the target is named like one.
             "--mode=local",
-            f"--parallel={self.parameters.adapted_workers(self.snapshot, self.repository.request_seconds)}",
+            f"--parallel={self.parameters.adapted_workers(file_bytes, self.repository.request_seconds)}",
             *(["--write-sparse-files"] if self.parameters.sparse else []),
             *more,
         ]

@@ -22,9 +22,11 @@ from datamover.data_path.compare import compare_volume
 from datamover.data_path.parents import BlockChanges
 from datamover.data_path.snapshot_runs import BackupParameters
 from datamover.kinds import AUTO_PARENT
+from datamover.kopia.backup_process import read_blocks
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
 from datamover.kopia.verification import verify_snapshot
+from datamover.runtime.resources import ResourceLimits
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.confining import use_means
 from tests.datamover.support.data_paths import back_up_volume, backup_data_path, restore_data_path, restore_volume
@@ -70,6 +72,21 @@ async def _back_up(movers: Repository, device: Path, parent: str = AUTO_PARENT) 
 
 async def _restore(movers: Repository, snapshot_id: str, target: Path, **more: Any) -> RestoreResult:
     return await restore_volume(movers, snapshot_id, target, mode=VolumeMode.BLOCK, **more)
+
+
+async def test_more_blocks_are_restored_in_parallel_from_a_storage_that_is_far_away(
+    mover_repository: Repository, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup, target, limits = await _back_up(mover_repository, device), tmp_path / "target", ResourceLimits(2)
+    read = AsyncMock(side_effect=read_blocks)
+    monkeypatch.setattr("datamover.data_path.block.read_blocks", read)
+    for seconds in (0.0, 0.042):
+        monkeypatch.setattr(Repository, "request_seconds", seconds)
+        target.write_bytes(bytes(device.stat().st_size))
+        await _restore(mover_repository, backup.snapshot_id, target, limits=limits)
+        assert target.read_bytes() == device.read_bytes()
+    workers = [word for call in read.await_args_list for word in call.args if "--parallel" in str(word)]
+    assert workers == ["--parallel=4", "--parallel=17"]
 
 
 async def test_a_chain_of_backups_is_restored_byte_for_byte(
