@@ -166,7 +166,7 @@ def validate(keys: SortedKeys, section: type[_Section], errors: InvalidValues) -
             place = _place_of(error)
             errors.add(error, place, keys.show(place))
             invalid.add(_unit_of(place))
-        for unit in sorted(invalid, key=_index_of, reverse=True):
+        for unit in sorted(invalid, key=_depth_and_index, reverse=True):
             _remove(keys.document, unit)
     return section()
 
@@ -209,10 +209,10 @@ def _unit_of(place: Location) -> Location:
     return place
 
 
-def _index_of(unit: Location) -> int:
-    """Return the index in a list; later entries are removed first, because a removal shifts those behind it."""
+def _depth_and_index(unit: Location) -> tuple[int, int]:
+    """Return what sorts units: inner ones and later entries of a list are removed before what a removal shifts."""
     last = unit[-1]
-    return last if isinstance(last, int) else -1
+    return len(unit), last if isinstance(last, int) else -1
 
 
 def _remove(document: JsonDict, unit: Location) -> None:

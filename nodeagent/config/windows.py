@@ -135,7 +135,7 @@ def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
     first, _, rest = schedule.strip().partition(" ")
     for key in _ZONE_KEYS:
         if first.startswith(key):
-            schedule, zone = rest, first.removeprefix(key)
+            schedule, zone = rest.strip(), first.removeprefix(key)
     if schedule.startswith(_EVERY):
         return parse_positive_duration(schedule.removeprefix(_EVERY))
     return longest_pause(parse_schedule(schedule.strip()), parse_time_zone(zone or "UTC"), now)

@@ -209,6 +209,26 @@ def test_an_invalid_value_leaves_the_other_keys_active(document: dict[str, Any],
 
 
 @pytest.mark.parametrize(
+    ("keys", "paths"),
+    [
+        (
+            {"exclude": {"rules": [{}, "x", {"patterns": ["!a", "b"]}]}},
+            ["exclude.rules[1]", "exclude.rules[2].patterns[0]"],
+        ),
+        (
+            {"retry": {"perKind": {f"X{n}": {"maxRetries": -1} for n in range(9)}}},
+            [f"retry.perKind.X{n}{key}" for n in range(9) for key in ("", ".maxRetries")],
+        ),
+    ],
+    ids=["in later entries", "below invalid keys"],
+)
+def test_invalid_values_in_other_invalid_ones_are_all_found(keys: dict[str, Any], paths: list[str]) -> None:
+    parsed = parse_config(json.dumps({"nodeagent.io": keys, "priorityClassName": "low"}))
+    assert [error.path for error in parsed.errors] == [f'["nodeagent.io"].{path}' for path in paths]
+    assert parsed.config.priority_class_name == "low"
+
+
+@pytest.mark.parametrize(
     ("selector", "labels", "selected"),
     [
         ({}, {}, True),

@@ -200,6 +200,7 @@ _DAY = timedelta(days=1)
         ("@every 6h", "", 6 * HOURS),
         ("CRON_TZ=Europe/Berlin 0 2 * * *", "", _DAY),
         ("TZ=America/New_York 30 1 * * *", "", _DAY),
+        ("CRON_TZ=UTC  @every 6h", "", 6 * HOURS),
     ],
 )
 def test_the_interval_of_a_schedule_is_its_longest_pause(schedule: str, zone: str, expected: timedelta) -> None:
