@@ -59,15 +59,15 @@ class TransferFaults:
         self._status = status
         self._events = events
         self._cache = cache
-        self._invalid: set[str] = set()
+        self._invalid: dict[str, str] = {}
         self._faults = Faults(_log)
 
     async def report_invalid(self, key: TransferKey, message: str) -> None:
         """Report that a custom resource does not have the form of its kind, and `message` where it differs."""
         raw = self._cache.raw(key)
-        if raw is None or raw["metadata"]["uid"] in self._invalid:
+        if raw is None or self._invalid.get(raw["metadata"]["uid"]) == message:
             return
-        self._invalid.add(raw["metadata"]["uid"])
+        self._invalid[raw["metadata"]["uid"]] = message
         _log.error("invalid custom resource, ignored until it changes: %s", message, extra=_identity(key))
         await self._events.record_warning(raw, UNREADABLE, message)
 
@@ -86,7 +86,7 @@ class TransferFaults:
 
     def forget(self, key: TransferKey, uid: str) -> None:
         """Drop what is remembered about a transfer."""
-        self._invalid.discard(uid)
+        self._invalid.pop(uid, None)
         self._faults.forget(key)
 
     async def _write_message(self, kind: Kind[Any], key: TransferKey, message: str) -> None:

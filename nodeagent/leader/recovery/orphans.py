@@ -122,7 +122,7 @@ class OrphanRecovery:
         self._last_error = ""
         self._chosen: dict[str, str] = {}
         self._not_before: dict[tuple[str, str, str], float] = {}
-        self._explained: set[str] = set()
+        self._explained: dict[str, str] = {}
         self._faults = Faults(_log)
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(cluster.clock, name="orphans", workers=_WORKERS)
 
@@ -159,12 +159,12 @@ class OrphanRecovery:
         uids = {entry.uid for entry in entries}
         self._canceling.retain(uids)
         self._pending.retain(uids)
-        self._explained &= uids
+        self._explained = {uid: fault for uid, fault in self._explained.items() if uid in uids}
         self._agents.retain({entry.node_label for entry in entries})
         for entry in entries:
             action = self._action_for(entry)
             later = action in _MAY_WAIT and entry.key in self._not_before
-            reported = action is RecoveryAction.REPORT_INVALID and entry.uid in self._explained
+            reported = action is RecoveryAction.REPORT_INVALID and self._explained.get(entry.uid) == entry.fault
             if action is not RecoveryAction.NOTHING and not later and not reported:
                 self._queue.add(entry.key)
 
@@ -182,32 +182,34 @@ class OrphanRecovery:
         kind = self._kinds[key[0]]
         log_fields = fields(kind=key[0], namespace=key[1], name=key[2])
         try:
-            raw = await self._cluster.client.read(kind.spec.resource, key[1], key[2])
-            if raw is None:
-                return None
-            entry = build_entry(kind, raw)
-            action = self._action_for(entry)
-            if action is RecoveryAction.NOTHING:
-                return None
-            self._cluster.check_leading()
-            if action is RecoveryAction.REPORT_INVALID:
-                self._explained.add(entry.uid)
-                await self._cluster.events.record_warning(raw, UNREADABLE, entry.fault or "")
-                return None
-            requeue = await self._perform(action, kind, kind.parse(raw))
+            requeue = await self._recover(kind, key)
         except (ConflictError, NotFoundError) as e:
             # The next scan reads the current state.
             _log.debug("conflict, will retry: %s", e, extra=log_fields)
+            return None
         except AgentError as e:
             self._last_error = f"{kind.spec.name} {key[1]}/{key[2]}: {e}"
             if e.retry:
                 raise
             self._faults.report(key, "recovery of an orphaned transfer failed", e, extra=log_fields)
             return Requeue(_REJECTED_PAUSE_SECONDS)
-        else:
-            self._faults.forget(key)
-            return requeue
-        return None
+        self._faults.forget(key)
+        return requeue
+
+    async def _recover(self, kind: Kind[Any], key: tuple[str, str, str]) -> Requeue | None:
+        raw = await self._cluster.client.read(kind.spec.resource, key[1], key[2])
+        if raw is None:
+            return None
+        entry = build_entry(kind, raw)
+        action = self._action_for(entry)
+        if action is RecoveryAction.NOTHING:
+            return None
+        self._cluster.check_leading()
+        if action is RecoveryAction.REPORT_INVALID:
+            self._explained[entry.uid] = fault = entry.fault or ""
+            await self._cluster.events.record_warning(raw, UNREADABLE, fault)
+            return None
+        return await self._perform(action, kind, kind.parse(raw))
 
     async def _perform(self, action: RecoveryAction, kind: Kind[Any], cr: Transfer) -> Requeue | None:
         match action:

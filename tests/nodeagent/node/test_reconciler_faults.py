@@ -77,7 +77,7 @@ async def test_a_failed_step_is_reported_as_event_where_the_status_cannot_be_wri
     assert (reasons(kube), message(kube)) == (["StepFailed"], "")
 
 
-async def test_an_invalid_transfer_is_reported_once_for_each_uid() -> None:
+async def test_an_invalid_transfer_is_reported_once_for_each_uid_and_cause() -> None:
     kube = FakeKube()
     kube.put(accepted(data_upload()))
     faults = faults_of(kube)
@@ -85,5 +85,7 @@ async def test_an_invalid_transfer_is_reported_once_for_each_uid() -> None:
     await faults.report_invalid(KEY, "spec: missing")
     assert reasons(kube) == ["Unreadable"]
     faults.forget(KEY, "uid-of-du-1")
-    await faults.report_invalid(KEY, "spec: still missing")
+    await faults.report_invalid(KEY, "spec: missing")
     assert len(reasons(kube)) == 2
+    await faults.report_invalid(KEY, "spec: of another type")
+    assert len(reasons(kube)) == 3

@@ -162,6 +162,34 @@ async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() 
     assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
 
 
+async def test_other_invalid_fields_of_an_unreadable_transfer_are_reported_too() -> None:
+    scene = open_scene("node-a")
+    transfer = scene.add("du")
+    del transfer["spec"]["sourceNamespace"]
+    scene.kube.put(transfer)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
+        scene.kube.put(transfer | {"spec": {"csiSnapshot": 1}})
+        await scene.until(lambda: scene.reasons("du") == ["Unreadable", "Unreadable"], seconds=10)
+        await asyncio.sleep(60)
+    assert len(scene.kube.objects(EVENTS)) == 2
+
+
+async def test_a_fault_of_a_later_transfer_of_the_same_name_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    scene = open_scene("node-a")
+    scene.kube.fail_next("PATCH", "/datauploads/du", 403, times=1000)
+    async with scene.dispatching():
+        for number in (1, 2):
+            scene.add("du", status={"phase": "Completed"}, finalizers=[DATA_MOVER_FINALIZER])
+            await scene.until(lambda: len(faults(caplog)) == number, seconds=10)  # noqa: B023 - called at once
+            scene.add("du", status={"phase": "Completed"})
+            await asyncio.sleep(120)
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
 def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
     client = KubeClient(kube, Retry(LoopClock()))
     causes = CauseFinder(client, LoopClock())
