@@ -88,9 +88,7 @@ def _inspect_pod(
         if age < _PENDING_LIMIT:
             # Most likely of an object with the same name that was just deleted.
             return PodReport(InitState.TERMINATING)
-        message = (
-            f"Pod {name} belongs to another object and blocks this repository's init pod; delete it if it is unused"
-        )
+        message = f"Pod {name} belongs to another object and blocks one of this name; delete it if it is unused"
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
@@ -117,11 +115,11 @@ def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodR
             # Not by deletionTimestamp: its kubelet may keep it for a time after it was judged, and deleted.
             stopped = end.exit_code in {None, CanceledError.exit_code}
             return PodReport(InitState.FAILED, end.message, by_mover=end.plain and not stopped)
-        return PodReport(InitState.FAILED, f"init pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
+        return PodReport(InitState.FAILED, f"Pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
         parse(end.message)
     except ResultError as e:
-        return PodReport(InitState.FAILED, f"init pod {name}: {e}")
+        return PodReport(InitState.FAILED, f"Pod {name}: {e}")
     return PodReport(InitState.SUCCEEDED, end.message, by_mover=True)
 
 

@@ -61,7 +61,7 @@ async def test_the_password_secret_is_created_if_absent_and_never_overwritten() 
     ("exit_code", "pod_message", "message"),
     [
         (12, "the bucket does not exist", "the bucket does not exist"),
-        (137, "", "init pod velero/app-default-kopia-init failed: exit code 137"),
+        (137, "", "Pod velero/app-default-kopia-init failed: exit code 137"),
         (0, "nonsense", "its result is invalid: nonsense"),
         (12, "GET https://a.test/b?sig=0123456789abc: 403", "GET https://a.test/b?sig=***: 403"),
     ],

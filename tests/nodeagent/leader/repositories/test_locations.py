@@ -187,6 +187,17 @@ async def test_a_pod_that_cannot_start_makes_the_location_unavailable_after_nine
         assert scene.pod is None
 
 
+async def test_a_foreign_pod_of_that_name_makes_the_location_unavailable_and_is_left_alone() -> None:
+    scene = LocationScene(verdict=None)
+    meta = {"name": f"{NAME}-validation", "namespace": "velero"}
+    scene.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
+    async with scene.running():
+        await asyncio.sleep(100)
+    blocked = "Pod velero/default-validation belongs to another object and blocks one of this name"
+    assert scene.status["message"] == f"{_PREFIX}{blocked}; delete it if it is unused"
+    assert scene.pod is not None
+
+
 async def test_a_pod_that_does_not_end_makes_the_location_unavailable() -> None:
     scene = LocationScene(verdict=None)
     async with scene.running():
