@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from core.aio import wait_for_event
@@ -97,24 +98,23 @@ class CurrentConfig:
         return changed
 
 
+@dataclass(eq=False)
 class ConfigWatch:
-    """Keeps `current` equal to the last valid content of the ConfigMap."""
+    """Keeps `current` equal to the last valid content of the ConfigMap.
 
-    def __init__(
-        self,
-        client: KubeClient,
-        clock: Clock,
-        *,
-        place: tuple[str, str | None],
-        current: CurrentConfig,
-        report: AgentReport,
-    ) -> None:
-        """Watch the ConfigMap at `place`, its namespace and name; a name of None: there is none."""
-        self._client = client
-        self._clock = clock
-        self._namespace, self._name = place
-        self._current = current
-        self._report = report
+    That is at `place`, its namespace and name; a name of None: there is none.
+    """
+
+    client: KubeClient
+    clock: Clock
+    _: KW_ONLY
+    place: tuple[str, str | None]
+    current: CurrentConfig
+    report: AgentReport
+
+    def __post_init__(self) -> None:
+        """Show the state at the start."""
+        self._namespace, self._name = self.place
         self._update_metrics()
 
     async def run(self) -> None:
@@ -125,10 +125,10 @@ class ConfigWatch:
         """
         if self._name is None:
             return
-        if not self._current.valid:
-            message = f"started with an invalid configuration: {'; '.join(self._current.warnings)}"
-            await self._report.pod.report("ConfigInvalid", message, warning=True)
-        states = watch_one(self._client, CONFIG_MAPS, self._namespace, name=self._name, clock=self._clock)
+        if not self.current.valid:
+            message = f"started with an invalid configuration: {'; '.join(self.current.warnings)}"
+            await self.report.pod.report("ConfigInvalid", message, warning=True)
+        states = watch_one(self.client, CONFIG_MAPS, self._namespace, name=self._name, clock=self.clock)
         async with aclosing(states):
             async for config_map in states:
                 await self._update(self._name, config_map)
@@ -138,19 +138,19 @@ class ConfigWatch:
         try:
             if config_map is None:
                 raise absent(self._namespace, name, FLAG)
-            changed = self._current.update(parse_config_map(config_map))
+            changed = self.current.update(parse_config_map(config_map))
         except ConfigError as e:
-            changed = self._current.reject((str(e),))
+            changed = self.current.reject((str(e),))
         self._update_metrics()
         if changed:
             await self._report_update()
 
     def _update_metrics(self) -> None:
-        self._report.metrics.set(CONFIG_VALID, self._current.valid)
-        self._report.metrics.show(CONFIG_INFO, {(self._current.digest or "",): 1})
+        self.report.metrics.set(CONFIG_VALID, self.current.valid)
+        self.report.metrics.show(CONFIG_INFO, {(self.current.digest or "",): 1})
 
     async def _report_update(self) -> None:
-        current, digest, pod = self._current, self._current.digest, self._report.pod
+        current, digest, pod = self.current, self.current.digest, self.report.pod
         if current.rejected:
             message = f"ConfigMap rejected, configuration {digest} stays active: {'; '.join(current.rejected)}"
             await pod.report("ConfigRejected", message, warning=True)
@@ -181,32 +181,28 @@ _RETRY_SECONDS: Final = 30.0
 """Delay before a rejected watch is retried."""
 
 
+@dataclass(eq=False)
 class PriorityClass:
     """The configured priority class, as the cluster has it.
 
     The API server rejects a pod whose class does not exist, and a backup must not fail because of
-    that. Until the class is known to exist, mover pods have the default priority.
+    that. Until the class is known to exist, mover pods have the default priority. `on_change`, which must not block, is
+    called when the class appears or is missing.
     """
 
-    def __init__(
-        self,
-        client: KubeClient,
-        clock: Clock,
-        *,
-        current: CurrentConfig,
-        report: AgentReport,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Watch the class of `current`; call `on_change`, which must not block, when it appears or is missing."""
-        self._client = client
-        self._clock = clock
-        self._current = current
-        self._report = report
-        self._on_change = on_change
-        self._followed: str | None = None
-        self._found: bool | None = None
-        self._renamed = asyncio.Event()
-        current.subscribe(self._on_config)
+    client: KubeClient
+    clock: Clock
+    _: KW_ONLY
+    current: CurrentConfig
+    report: AgentReport
+    on_change: Callable[[], None] = lambda: None
+    _followed: str | None = field(default=None, init=False)
+    _found: bool | None = field(default=None, init=False)
+    _renamed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        """Follow the active configuration."""
+        self.current.subscribe(self._on_config)
 
     @property
     def name(self) -> str | None:
@@ -215,7 +211,7 @@ class PriorityClass:
 
     @property
     def _wanted(self) -> str | None:
-        return self._current.config.priority_class_name or None
+        return self.current.config.priority_class_name or None
 
     async def refresh(self) -> None:
         """Read the class once, so that the first mover pods can have it."""
@@ -224,7 +220,7 @@ class PriorityClass:
             return
         try:
             selection = Selection(PRIORITY_CLASSES, field_selector=f"metadata.name={self._followed}")
-            await self._observe(next(iter(await self._client.list(selection)), None))
+            await self._observe(next(iter(await self.client.list(selection)), None))
         except KubeError as e:
             self._warn_unchecked(e)
 
@@ -252,36 +248,36 @@ class PriorityClass:
         if not self._followed:
             return
         while True:
-            states = watch_one(self._client, PRIORITY_CLASSES, "", name=self._followed, clock=self._clock)
+            states = watch_one(self.client, PRIORITY_CLASSES, "", name=self._followed, clock=self.clock)
             try:
                 async with aclosing(states):
                     async for state in states:
                         await self._observe(state)
             except KubeError as e:
                 self._warn_unchecked(e)
-                await self._clock.sleep(_RETRY_SECONDS)
+                await self.clock.sleep(_RETRY_SECONDS)
 
     async def _observe(self, priority_class: PriorityClassObject | None) -> None:
         found = priority_class is not None
         if found is self._found:
             return
         first, self._found = self._found is None, found
-        self._on_change()
+        self.on_change()
         self._update_metric()
         if priority_class is None:
             message = (
                 f"PriorityClass {self._followed} does not exist: data movers get the default priority until it does"
             )
-            await self._report.pod.report("PriorityClassMissing", message, warning=True)
+            await self.report.pod.report("PriorityClassMissing", message, warning=True)
             return
         message = f"PriorityClass {self._followed} exists: data movers get it (value {priority_class.get('value', 0)})"
         if first:
             _log.info("%s", message)
         else:
-            await self._report.pod.report("PriorityClassFound", message)
+            await self.report.pod.report("PriorityClassFound", message)
 
     def _update_metric(self) -> None:
-        self._report.metrics.set(PRIORITY_CLASS_USABLE, not self._wanted or self._found is True)
+        self.report.metrics.set(PRIORITY_CLASS_USABLE, not self._wanted or self._found is True)
 
     def _warn_unchecked(self, error: KubeError) -> None:
         used = "it, since it existed when last read" if self._found else "the default priority"

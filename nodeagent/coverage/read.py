@@ -6,7 +6,7 @@ Everything is read page by page. What may not be read is named in a note, and ju
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -94,33 +94,25 @@ class TooManyObjectsError(AgentError):
     """The cluster has more objects of a kind than may be held in memory."""
 
 
+@dataclass(eq=False)
 class VolumeReader:
-    """Reads all volumes, or those in one namespace, and the schedules that are to back them up."""
+    """Reads all volumes, or those in one namespace, and the schedules that are to back them up.
 
-    def __init__(
-        self,
-        client: KubeClient,
-        namespace: str,
-        now: Callable[[], datetime],
-        volume_namespace: str = "",
-        *,
-        most: int | None = None,
-        cron_jobs: Awaitable[Sequence[UncheckedObject]] | None = None,
-    ) -> None:
-        """Read schedules in `namespace`, where the agents run; an empty `volume_namespace`: volumes of all namespaces.
+    Schedules are in `namespace`, where the agents run; an empty `volume_namespace`: volumes of all namespaces. `most`
+    is how many objects of a kind may be held; None: as many as there are. `cron_jobs` returns the schedules of
+    `nodeagent schedule`, to be read once; None: they are listed.
+    """
 
-        `most` is how many objects of a kind may be held; None: as many as there are. `cron_jobs` returns the schedules
-        of `nodeagent schedule`, to be read once; None: they are listed.
-        """
-        self._client = client
-        self._namespace = namespace
-        self._now = now
-        self._volume_namespace = volume_namespace
-        self._most = most
-        self._cron_jobs = cron_jobs
-        self._intervals: dict[tuple[str, str], timedelta] = {}
-        self._notes: list[str] = []
-        self._passing = False
+    client: KubeClient
+    namespace: str
+    now: Callable[[], datetime]
+    volume_namespace: str = ""
+    _: KW_ONLY
+    most: int | None = None
+    cron_jobs: Awaitable[Sequence[UncheckedObject]] | None = None
+    _intervals: dict[tuple[str, str], timedelta] = field(default_factory=dict, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
+    _passing: bool = field(default=False, init=False)
 
     async def read(self) -> ObservedVolumes:
         """Return what there is now.
@@ -132,7 +124,7 @@ class VolumeReader:
         """
         self._notes, self._passing = [], False
         read_claims = partial(
-            self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace, lambda one: one.matters
+            self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self.volume_namespace, lambda one: one.matters
         )
         read_namespaces = partial(self._read_all, kube.NAMESPACES, Namespace)
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
@@ -157,7 +149,7 @@ class VolumeReader:
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
             return schedules, defaults, (), {}
-        read_pods = partial(self._read_all, kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters)
+        read_pods = partial(self._read_all, kube.PODS, WorkloadPod, self.volume_namespace, lambda pod: pod.matters)
         read_volumes = partial(self._read_all, kube.PERSISTENT_VOLUMES, StoredVolume)
         pods, volumes = await asyncio.gather(
             self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", read_pods),
@@ -198,10 +190,10 @@ class VolumeReader:
         keep: Callable[[_Model], bool] = lambda _: True,
     ) -> list[_Model]:
         found: list[_Model] = []
-        async for page in self._client.raw_pages(Selection(resource, namespace)):
+        async for page in self.client.raw_pages(Selection(resource, namespace)):
             found += [one for text in page if (one := self._decode(resource, model, text)) is not None and keep(one)]
-            if self._most is not None and len(found) > self._most:
-                raise TooManyObjectsError(f"there are more than {self._most} {resource.plural}")
+            if self.most is not None and len(found) > self.most:
+                raise TooManyObjectsError(f"there are more than {self.most} {resource.plural}")
         return found
 
     def _decode(self, resource: Resource, model: type[_Model], text: Raw) -> _Model | None:
@@ -212,9 +204,9 @@ class VolumeReader:
             return None
 
     async def _list_cron_jobs(self) -> Sequence[UncheckedObject]:
-        if self._cron_jobs is not None:
-            return await self._cron_jobs
-        return await self._client.list(Selection(kube.CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
+        if self.cron_jobs is not None:
+            return await self.cron_jobs
+        return await self.client.list(Selection(kube.CRON_JOBS, self.namespace, label_selector=SCHEDULE_LABEL))
 
     def _read_cron_job(self, raw: UncheckedObject, claims: Mapping[VolumeKey, VolumeClaim]) -> BackupSource | None:
         """Return what a CronJob of ours backs up; None: it is not one, or cannot be read."""
@@ -231,18 +223,18 @@ class VolumeReader:
             ran = cron_job.status.last_schedule_time
             return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices, ran=ran)
         except (ContractError, ValueError) as e:
-            self._notes.append(f"CronJob {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
+            self._notes.append(f"CronJob {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
             return None
 
     def _interval(self, schedule: str, zone: str = "") -> timedelta:
         """Return how often a schedule runs; ValueError: it is invalid."""
         if (schedule, zone) not in self._intervals:
-            self._intervals[schedule, zone] = parse_interval(schedule, zone, self._now())
+            self._intervals[schedule, zone] = parse_interval(schedule, zone, self.now())
         return self._intervals[schedule, zone]
 
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
-        listing = partial(self._client.list, Selection(kube.SCHEDULES, self._namespace))
+        listing = partial(self.client.list, Selection(kube.SCHEDULES, self.namespace))
         listed = await self._try("Schedules", "what Velero is to back up is not known", listing)
         if not listed:
             return [], ServerDefaults()
@@ -254,23 +246,23 @@ class VolumeReader:
             try:
                 schedule = BackupSchedule.from_wire(raw)
             except ContractError as e:
-                self._notes.append(f"Schedule {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
+                self._notes.append(f"Schedule {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
                 continue
             if servers == []:
-                plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self._namespace}"))
+                plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self.namespace}"))
             else:
                 plans.append(await self._with_policies(schedule))
         return plans, defaults
 
     async def _read_servers(self) -> list[Mapping[str, str]]:
         """Return the flags of the Velero server; empty: there is none."""
-        server = await find_velero_server(self._client, self._namespace)
+        server = await find_velero_server(self.client, self.namespace)
         if server is None:
             return []
         try:
             return [_Deployment.from_wire(server).flags]
         except ContractError as e:
-            self._notes.append(f"Deployment {self._namespace}/{server['metadata']['name']} cannot be read: {e}")
+            self._notes.append(f"Deployment {self.namespace}/{server['metadata']['name']} cannot be read: {e}")
             return [{}]
 
     async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
@@ -296,7 +288,7 @@ class VolumeReader:
         """Return the volume policies in the ConfigMap; a text: why the server rejects them."""
 
         async def read() -> Policies | str:
-            raw = await self._client.read(kube.CONFIG_MAPS, self._namespace, name)
+            raw = await self.client.read(kube.CONFIG_MAPS, self.namespace, name)
             if raw is None:
                 return f"ConfigMap {name} of its volume policies does not exist"
             try:

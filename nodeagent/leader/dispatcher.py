@@ -7,6 +7,7 @@ pass after pass (`nodeagent.leader.admission.admission_pass`) as transfers and a
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -51,27 +52,20 @@ _RETRY: Final = Backoff(2.0, 60.0)
 _R = TypeVar("_R")
 
 
+@dataclass(eq=False)
 class Dispatcher:
-    """The leader's work on transfers, to be run while the Lease is held."""
+    """The leader's work in `cluster` on transfers by `rules`, to be run while the Lease is held.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        rules: DispatchRules,
-        *,
-        on_accepted: Callable[[Transfer], None],
-        agreement: ConfigAgreement | None = None,
-    ) -> None:
-        """Work in `cluster` by `rules`.
+    `on_accepted` is called once with each transfer that was accepted. `agreement` compares the configurations of
+    the agents; None: nothing does.
+    """
 
-        `on_accepted` is called once with each transfer that was accepted. `agreement` compares the configurations of
-        the agents; None: nothing does.
-        """
-        self._cluster = cluster
-        self._rules = rules
-        self._on_accepted = on_accepted
-        self._agreement = agreement
-        self._term: _Term | None = None
+    cluster: Cluster
+    rules: DispatchRules
+    _: KW_ONLY
+    on_accepted: Callable[[Transfer], None]
+    agreement: ConfigAgreement | None = None
+    _term: "_Term | None" = field(default=None, init=False)
 
     def finished_backups(self, key: RepositoryKey) -> list[str] | None:
         """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
@@ -81,15 +75,15 @@ class Dispatcher:
         """Dispatch until canceled; once another leader has written the ledger, everything is read again, by quorum."""
         try:
             while True:
-                self._term = term = _Term(self._cluster, self._rules, self._on_accepted)
+                self._term = term = _Term(self.cluster, self.rules, self.on_accepted)
                 try:
-                    await run_apart(partial(term.run, self._agreement), name="dispatching")
+                    await run_apart(partial(term.run, self.agreement), name="dispatching")
                 except* AgentError as group:
                     _log.warning("dispatching failed, will retry: %s", describe_causes(group))
-                await self._cluster.clock.sleep(_RETRY_SECONDS)
+                await self.cluster.clock.sleep(_RETRY_SECONDS)
         finally:
             self._term = None
-            self._cluster.metrics.show(NODE_PASSED_OVER, {})
+            self.cluster.metrics.show(NODE_PASSED_OVER, {})
 
     def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Self, TypeVar
 
@@ -132,35 +132,33 @@ class Slots:
         return heapq.nsmallest(free, self._pending.values(), key=lambda request: (request.accepted_at, request.key))
 
 
+@dataclass(eq=False)
 class OwnSlots:
-    """The number of slots of the agent's own node, which follows its labels and the configuration."""
+    """The number of slots of the agent's own node, which follows its labels and the configuration.
 
-    def __init__(
-        self,
-        client: KubeClient,
-        clock: Clock,
-        node: str,
-        *,
-        concurrency: Callable[[], LoadConcurrency],
-        on_number: Callable[[int], None],
-    ) -> None:
-        """Follow `node` while `run` is running; it is not read unless a rule selects by labels.
+    `node` is followed while `run` is running; it is not read unless a rule selects by labels. `concurrency` returns the
+    active configuration; call `refresh` after a change. `on_number` is called with the node's number whenever it may
+    have changed.
+    """
 
-        `concurrency` returns the active configuration; call `refresh` after a change. `on_number` is called with the
-        node's number whenever it may have changed.
-        """
-        self._node = node
-        self._concurrency = concurrency
-        self._on_number = on_number
-        self._changed = asyncio.Event()
-        selection = Selection(NODES, field_selector=f"metadata.name={node}")
-        # A Node that is deleted comes back with the same labels, or not at all: keep the last ones.
-        self._labels: Mapping[str, str] = {}
-        self._informer = Informer(client, selection, clock=clock, trim=labels_of, on_change=self._on_labels)
+    client: KubeClient
+    clock: Clock
+    node: str
+    _: KW_ONLY
+    concurrency: Callable[[], LoadConcurrency]
+    on_number: Callable[[int], None]
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # A Node that is deleted comes back with the same labels, or not at all: keep the last ones.
+    _labels: Mapping[str, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Build the watch of the node."""
+        selection = Selection(NODES, field_selector=f"metadata.name={self.node}")
+        self._informer = Informer(self.client, selection, clock=self.clock, trim=labels_of, on_change=self._on_labels)
 
     async def run(self) -> None:
         """Follow the node until canceled; without the permission for it, the node has no labels."""
-        while not self._concurrency().per_node_config:
+        while not self.concurrency().per_node_config:
             await self._changed.wait()
             self._changed.clear()
         async with asyncio.TaskGroup() as group:
@@ -172,23 +170,23 @@ class OwnSlots:
     @property
     def known(self) -> bool:
         """Whether the number is known, or follows from no labels."""
-        return self._informer.synced.is_set() or not self._concurrency().per_node_config
+        return self._informer.synced.is_set() or not self.concurrency().per_node_config
 
     async def wait_known(self) -> None:
         """Return once the number is known: a number that is too high would start too many transfers."""
-        if self._concurrency().per_node_config:
+        if self.concurrency().per_node_config:
             await self._informer.synced.wait()
         self.refresh()
 
     def refresh(self) -> None:
         """Compute the number again."""
         self._changed.set()
-        concurrency = self._concurrency()
+        concurrency = self.concurrency()
         if self.known:
-            self._on_number(resolve_slots(self._labels, concurrency))
+            self.on_number(resolve_slots(self._labels, concurrency))
 
     def _go_without(self, error: KubeError) -> None:
-        _log.warning("cannot watch the labels of node %s, perNodeConfig ignored: %s", self._node, error)
+        _log.warning("cannot watch the labels of node %s, perNodeConfig ignored: %s", self.node, error)
         self._informer.synced.set()
 
     def _on_labels(self, labels: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -79,51 +80,45 @@ class RateLimit:
         self._filled_at_seconds = now
 
 
+@dataclass(eq=False)
 class LimitedTransport:
-    """A transport that limits the rate of requests, including watches, and counts them."""
+    """A transport that limits the rate of requests, including watches, and counts them.
 
-    def __init__(
-        self,
-        inner: Transport,
-        limit: RateLimit,
-        *,
-        on_answer: Callable[[str, int], None],
-        on_date: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Send through `inner`, as fast as `limit` allows.
+    It sends through `inner`, as fast as `limit` allows. `on_answer` is called with verb and HTTP status of each
+    response, status 0 if there was none; `on_date` with the Date header of each response that has one, except of
+    watches.
+    """
 
-        `on_answer` is called with verb and HTTP status of each response, status 0 if there was none; `on_date` with the
-        Date header of each response that has one, except of watches.
-        """
-        self._inner = inner
-        self._limit = limit
-        self._on_answer = on_answer
-        self._on_date = on_date
-        self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
+    inner: Transport
+    limit: RateLimit
+    _: KW_ONLY
+    on_answer: Callable[[str, int], None]
+    on_date: Callable[[str], None] = lambda _: None
+    _in_flight: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_IN_FLIGHT), init=False)
 
     async def request(self, request: Request) -> Response:
         """Send the request when the limit allows; see `Transport`."""
         async with nullcontext() if request.urgent else self._in_flight:
-            await self._limit.acquire(urgent=request.urgent)
+            await self.limit.acquire(urgent=request.urgent)
             try:
-                response = await self._inner.request(request)
+                response = await self.inner.request(request)
             except UnreachableError:
-                self._on_answer(request.method, _NO_ANSWER)
+                self.on_answer(request.method, _NO_ANSWER)
                 raise
         self._count(request.method, response.status, parse_retry_after(response.retry_after))
         if response.date is not None:
-            self._on_date(response.date)
+            self.on_date(response.date)
         return response
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncGenerator[AsyncIterator[bytes], None]:
         """Open a stream when the limit allows; see `Transport`."""
-        await self._limit.acquire(urgent=request.urgent)
+        await self.limit.acquire(urgent=request.urgent)
         opened = False
         try:
-            async with self._inner.stream(request) as lines:
+            async with self.inner.stream(request) as lines:
                 opened = True
-                self._on_answer("WATCH", HTTPStatus.OK)
+                self.on_answer("WATCH", HTTPStatus.OK)
                 yield lines
         except KubeError as e:
             if not opened:
@@ -132,12 +127,12 @@ class LimitedTransport:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._inner.close()
+        await self.inner.close()
 
     def _count(self, verb: str, status: int, asked_seconds: float | None) -> None:
-        self._on_answer(verb, status)
+        self.on_answer(verb, status)
         if status in _OVERLOADED and asked_seconds is not None:
-            self._limit.pause(asked_seconds)
+            self.limit.pause(asked_seconds)
 
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
 
 from core.kube.client import KubeClient, Selection
@@ -36,26 +36,20 @@ class AgentReport:
     metrics: Metrics
 
 
+@dataclass(eq=False)
 class OwnPod:
-    """The agent's own pod, read when there is something to report, unless it is known."""
+    """The agent's own pod, read when there is something to report, unless it is known.
 
-    def __init__(
-        self,
-        client: KubeClient,
-        recorder: EventRecorder,
-        pod: Pod | None = None,
-        *,
-        namespace: str,
-        node: str,
-        hostname: str,
-    ) -> None:
-        """Report for the agent of `node`; in a pod, `hostname` is the pod's name. `pod` is what is known of it."""
-        self._client = client
-        self._recorder = recorder
-        self._namespace = namespace
-        self._node = node
-        self._hostname = hostname
-        self._pod = pod
+    It is the pod of the agent of `node`; in a pod, `hostname` is the pod's name. `pod` is what is known of it.
+    """
+
+    client: KubeClient
+    recorder: EventRecorder
+    pod: Pod | None = None
+    _: KW_ONLY
+    namespace: str
+    node: str
+    hostname: str
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message` and record it as an Event on the pod; an Event that cannot be recorded is only logged."""
@@ -63,7 +57,7 @@ class OwnPod:
         try:
             pod = await self._find()
             if pod is not None:
-                await self._recorder.record(ObjectRef.of(pod), reason, message, warning=warning)
+                await self.recorder.record(ObjectRef.of(pod), reason, message, warning=warning)
         except KubeError as e:
             _log.warning("could not record an Event on the agent's pod: %s", e)
 
@@ -74,13 +68,13 @@ class OwnPod:
             return
         meta = pod["metadata"]
         change = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
-        self._pod = None
-        self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
+        self.pod = None
+        self.pod = await self.client.patch(PODS, self.namespace, meta["name"], change)
 
     async def _find(self) -> Pod | None:
-        if self._pod is None:
-            self._pod = await find_own_pod(self._client, self._namespace, node=self._node, hostname=self._hostname)
-        return self._pod
+        if self.pod is None:
+            self.pod = await find_own_pod(self.client, self.namespace, node=self.node, hostname=self.hostname)
+        return self.pod
 
 
 async def find_own_pod(client: KubeClient, namespace: str, *, node: str, hostname: str) -> Pod | None:

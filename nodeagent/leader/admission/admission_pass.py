@@ -10,7 +10,7 @@ of them must not keep the quota from all others.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
 
@@ -178,26 +178,22 @@ class Pass:
         return [entry for entry in self.new if entry.uid not in self.reserved and entry.uid not in picked]
 
 
+@dataclass(eq=False)
 class AdmissionPass:
     """Runs passes."""
 
-    def __init__(
-        self,
-        rules: DispatchRules,
-        ledger: AdmissionLedger,
-        agents: LiveAgents,
-        *,
-        examiner: Examiner,
-        pending: PendingTransfers,
-        writer: AdmissionWriter,
-    ) -> None:
-        self._rules = rules
-        self._ledger = ledger
-        self._agents = agents
-        self._examiner = examiner
-        self._pending = pending
-        self._writer = writer
-        self.stages: Sequence[Callable[[Pass], Awaitable[Pass]]] = (
+    rules: DispatchRules
+    ledger: AdmissionLedger
+    agents: LiveAgents
+    _: KW_ONLY
+    examiner: Examiner
+    pending: PendingTransfers
+    writer: AdmissionWriter
+
+    @property
+    def stages(self) -> Sequence[Callable[[Pass], Awaitable[Pass]]]:
+        """The stages in their order."""
+        return (
             self.resolve_accepts,
             self.wake,
             self.cancel,
@@ -225,29 +221,29 @@ class AdmissionPass:
             return 0.0
         busy = current.new or current.resuming or current.waiting
         latest_seconds = _BUSY_SECONDS if busy else _IDLE_SECONDS
-        return max(_PAUSE_SECONDS, min(latest_seconds, self._pending.seconds_to_next()))
+        return max(_PAUSE_SECONDS, min(latest_seconds, self.pending.seconds_to_next()))
 
     async def resolve_accepts(self, current: Pass) -> Pass:
         """Find out about accepts and resumptions that were not answered."""
-        await self._writer.resolve_accepts(current.entries)
+        await self.writer.resolve_accepts(current.entries)
         return current
 
     async def wake(self, current: Pass) -> Pass:
         """Forget transfers that are not to be admitted any more; make those due whose reason may be over."""
         known = [entry for entry in current.entries if entry.managed and entry.admission_phase is Phase.NEW]
-        self._pending.retain({entry.uid for entry in known})
-        self._pending.wake(self._examiner.begin_pass(current.entries, self._pending.held()))
-        self._pending.wake_changed()
+        self.pending.retain({entry.uid for entry in known})
+        self.pending.wake(self.examiner.begin_pass(current.entries, self.pending.held()))
+        self.pending.wake_changed()
         return replace(current, new=[entry for entry in known if entry.phase is Phase.NEW])
 
     async def cancel(self, current: Pass) -> Pass:
         """End the New transfers that are to be canceled."""
-        await self._check(list(self._pending.due(entry for entry in current.new if entry.stop)))
+        await self._check(list(self.pending.due(entry for entry in current.new if entry.stop)))
         return replace(current, new=[entry for entry in current.new if not entry.stop])
 
     async def settle(self, current: Pass) -> Pass:
         """Find out which transfers use the quota."""
-        return replace(current, reserved=settle_entries(self._ledger, current.entries))
+        return replace(current, reserved=settle_entries(self.ledger, current.entries))
 
     async def check_reserved(self, current: Pass) -> Pass:
         """Check New transfers with a reservation; release, behind a fence, those that may not start any more."""
@@ -262,10 +258,10 @@ class AdmissionPass:
         plan = plan_resumptions(
             current.entries,
             current.reserved,
-            limit=self._rules.queue_length,
-            agents=self._agents.nodes(),
-            answering=set(filter(self._rules.location_answers, awaited_locations(current.entries))),
-            passed_over=self._agents.backoff.labels(),
+            limit=self.rules.queue_length,
+            agents=self.agents.nodes(),
+            answering=set(filter(self.rules.location_answers, awaited_locations(current.entries))),
+            passed_over=self.agents.backoff.labels(),
         )
         released = await self._release(await self._check_resumable(plan.release))
         resuming = [checked for checked in await self._check_resumable(plan.start) if checked.ready]
@@ -274,7 +270,7 @@ class AdmissionPass:
 
     async def pick(self, current: Pass) -> Pass:
         """Choose the next transfers of the queue that may start, as many as the quota has left."""
-        free = free_quota(current.reserved, self._rules.queue_length)
+        free = free_quota(current.reserved, self.rules.queue_length)
         queue, left = current.unreserved, current.checks_left
         head: list[Entry] = []
         ready: dict[str, Checked] = {}
@@ -292,33 +288,33 @@ class AdmissionPass:
 
     async def reserve(self, current: Pass) -> Pass:
         """Write the reservations, if they change or a transfer is to begin: this stops every other leader."""
-        stored = self._ledger.reservations
+        stored = self.ledger.reservations
         begins = current.picked or current.ready or current.resuming
         if not begins and current.reserved == stored.uids:
             return current
         last = current.picked[-1].entry.queue if current.picked else stored.last_namespace
         uids = current.reserved | {checked.entry.uid for checked in current.picked}
-        await self._ledger.write(Reservations(uids, last))
+        await self.ledger.write(Reservations(uids, last))
         return replace(current, ready=[*current.ready, *current.picked])
 
     async def resume(self, current: Pass) -> Pass:
         """Begin the next attempts of interrupted transfers."""
-        await self._writer.resume(current.resuming)
+        await self.writer.resume(current.resuming)
         return current
 
     async def accept(self, current: Pass) -> Pass:
         """Accept all that are ready, in order."""
         for checked in current.ready:
-            self._pending.postpone(checked.entry.uid)
-        await self._writer.accept(current.ready, count_idle(current.entries))
+            self.pending.postpone(checked.entry.uid)
+        await self.writer.accept(current.ready, count_idle(current.entries))
         return current
 
     async def report_queued(self, current: Pass) -> Pass:
         """Report the transfers that are pending for the queue alone, once for each, if they could start."""
-        limit, most = self._rules.queue_length, min(current.checks_left, current.reports_left)
-        behind, needs_report = current.unreserved, self._pending.needs_queue_report
+        limit, most = self.rules.queue_length, min(current.checks_left, current.reports_left)
+        behind, needs_report = current.unreserved, self.pending.needs_queue_report
         # To find out whether one is missing costs less than to bring all of them into order.
-        if limit is None or not any(map(needs_report, self._pending.due(behind))):
+        if limit is None or not any(map(needs_report, self.pending.due(behind))):
             return current
         queue = enumerate(self._in_order(behind), start=1)
         chosen = list(islice(((position, entry) for position, entry in queue if needs_report(entry)), most))
@@ -326,22 +322,22 @@ class AdmissionPass:
         for checked in await self._check([entry for _, entry in chosen]):
             if checked.ready:
                 uid = checked.entry.uid
-                self._pending.mark_queued(uid)
-                report = self._writer.report_queued(checked, limit=limit, position=positions[uid])
+                self.pending.mark_queued(uid)
+                report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
                 await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=most - len(chosen))
 
     async def report_waiting(self, current: Pass) -> Pass:
         """Report what interrupted transfers wait for."""
-        waiting = (entry for entry in self._pending.due(current.entries) if entry.uid in current.waiting)
+        waiting = (entry for entry in self.pending.due(current.entries) if entry.uid in current.waiting)
         missing = (
-            entry for entry in waiting if self._pending.decide_report(entry.uid, current.waiting[entry.uid]).message
+            entry for entry in waiting if self.pending.decide_report(entry.uid, current.waiting[entry.uid]).message
         )
         chosen = list(islice(missing, current.reports_left))
         for entry in chosen:
-            self._pending.postpone_check(entry.uid)
+            self.pending.postpone_check(entry.uid)
         for checked in await self._check_resumable(chosen):
-            report = self._writer.report_waiting(checked, current.waiting[checked.entry.uid])
+            report = self.writer.report_waiting(checked, current.waiting[checked.entry.uid])
             await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=current.reports_left - len(chosen))
 
@@ -351,48 +347,48 @@ class AdmissionPass:
 
     async def _check_resumable(self, entries: Sequence[Entry]) -> list[Checked]:
         """Read interrupted transfers; return those whose next attempt has not begun, in order."""
-        return await _check_all(entries, self._examiner.check_interrupted, name="resumption check")
+        return await _check_all(entries, self.examiner.check_interrupted, name="resumption check")
 
     async def _check_one(self, entry: Entry) -> Checked | None:
-        self._pending.postpone_check(entry.uid)
-        checked = await self._examiner.check(entry)
+        self.pending.postpone_check(entry.uid)
+        checked = await self.examiner.check(entry)
         if checked is None:
             return None
         match checked.admission.decision:
             case AdmissionState.READY:
-                self._pending.ready(entry.uid)
+                self.pending.ready(entry.uid)
                 return checked
             case AdmissionState.PENDING:
                 return await self._keep_pending(checked)
             case AdmissionState.FAILED:
                 phase = Phase.CANCELED if checked.canceled else Phase.FAILED
-                await self._writer.end(checked, phase, checked.admission.message)
+                await self.writer.end(checked, phase, checked.admission.message)
                 return None
 
     async def _keep_pending(self, checked: Checked) -> Checked | None:
         """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
         cr, admission = checked.cr, checked.admission
-        self._pending.observe(checked)
-        limit = min(admission.limit or self._rules.prepare_timeout, self._rules.prepare_timeout)
-        if self._pending.is_overdue(cr.uid, limit):
+        self.pending.observe(checked)
+        limit = min(admission.limit or self.rules.prepare_timeout, self.rules.prepare_timeout)
+        if self.pending.is_overdue(cr.uid, limit):
             message = f"could not start within {format_duration(limit)}: {admission.message}"
-            await self._writer.end(checked, Phase.FAILED, message)
+            await self.writer.end(checked, Phase.FAILED, message)
             return None
-        await self._writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))
-        self._pending.schedule(cr.uid, admission)
+        await self.writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))
+        self.pending.schedule(cr.uid, admission)
         return checked
 
     def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return the `entries` that are due, in the order of the queue."""
         return in_order(
-            self._pending.due(entries), after=self._ledger.reservations.last_namespace, first=self._rules.first
+            self.pending.due(entries), after=self.ledger.reservations.last_namespace, first=self.rules.first
         )
 
     async def _release(self, unusable: Iterable[Checked]) -> set[str]:
         """Fence transfers that cannot use their reservations; return the uids of those that were."""
         fenced = set()
         for checked in unusable:
-            if await attempt(checked.entry.log_fields, self._writer.fence(checked)) is not None:
+            if await attempt(checked.entry.log_fields, self.writer.fence(checked)) is not None:
                 fenced.add(checked.entry.uid)
         return fenced
 

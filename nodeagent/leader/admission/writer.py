@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any, Final
 
@@ -39,23 +40,19 @@ _EVENTS_AT_A_TIME: Final = 8
 """Fewer than the client sends at a time (`nodeagent.runtime.api_server`): an accept never waits for all of them."""
 
 
+@dataclass(eq=False)
 class AdmissionWriter:
-    """Accepts, ends, reports and fences New transfers; resumes, reports and fences interrupted ones."""
+    """Accepts, ends, reports and fences New transfers; resumes, reports and fences interrupted ones.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        pending: PendingTransfers,
-        agents: LiveAgents,
-        *,
-        on_accepted: Callable[[Transfer], None],
-    ) -> None:
-        """Write through `cluster`; `on_accepted` gets each accepted transfer once, also if that is found out later."""
-        self._cluster = cluster
-        self._pending = pending
-        self._agents = agents
-        self._on_accepted = on_accepted
-        self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
+    It writes through `cluster`; `on_accepted` gets each accepted transfer once, also if that is found out later.
+    """
+
+    cluster: Cluster
+    pending: PendingTransfers
+    agents: LiveAgents
+    _: KW_ONLY
+    on_accepted: Callable[[Transfer], None]
+    _events: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EVENTS_AT_A_TIME), init=False)
 
     async def accept(self, ready: Sequence[Checked], idle: Counter[str]) -> None:
         """Accept transfers one after the other, in order; one that fails keeps its reservation.
@@ -65,15 +62,15 @@ class AdmissionWriter:
         """
         async with asyncio.TaskGroup() as events:
             for checked in ready:
-                agents = self._agents.nodes(checked.cr.required_feature or checked.admission.datamover)
+                agents = self.agents.nodes(checked.cr.required_feature or checked.admission.datamover)
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, idle, self._agents.backoff.labels())
+                label = label_value(node) if node else choose_node(agents, idle, self.agents.backoff.labels())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
                 if stored is not None:
                     idle[label] += 1
-                    self._on_accepted(stored)
+                    self.on_accepted(stored)
                     # The next one is accepted meanwhile.
                     events.create_task(self._record_accepted(checked, stored, agents[label]), name="accepted")
 
@@ -85,7 +82,7 @@ class AdmissionWriter:
 
     async def resolve_accepts(self, entries: Iterable[Entry]) -> None:
         """Announce what was accepted or resumed although no answer came, as `entries` show."""
-        unanswered = self._pending.unanswered()
+        unanswered = self.pending.unanswered()
         if not unanswered:
             return
         found = {entry.uid: entry for entry in entries if entry.uid in unanswered}
@@ -93,25 +90,25 @@ class AdmissionWriter:
             for uid, checked in unanswered.items():
                 if uid in found and found[uid].admission_phase is Phase.NEW:
                     continue
-                self._pending.end_accept(uid)
+                self.pending.end_accept(uid)
                 if uid not in found or found[uid].phase.final:
                     continue
                 # Where another leader did it, the same Event is recorded twice, which harms nothing.
                 if checked.cr.phase is Phase.IN_PROGRESS:
                     events.create_task(self._record_resumed(checked), name="resumed")
                 else:
-                    self._on_accepted(checked.cr)
+                    self.on_accepted(checked.cr)
                     recorded = self._record_accepted(checked, checked.cr, found[uid].node_label)
                     events.create_task(recorded, name="accepted")
 
     async def end(self, checked: Checked, phase: Phase, message: str) -> None:
         """Move a New transfer to a final phase; recovery cleans up: its source snapshot was created for it alone."""
         kind, cr = checked.kind, checked.cr
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
-        stored = await self._cluster.status.move(kind, cr, phase, change)
-        count_end(self._cluster.metrics, kind.spec.name, phase)
-        await self._cluster.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+        stored = await self.cluster.status.move(kind, cr, phase, change)
+        count_end(self.cluster.metrics, kind.spec.name, phase)
+        await self.cluster.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
         if kind.spec.finalizer not in stored.metadata.finalizers:
             # Deleted before it had our finalizer, and held by another: recovery never sees it again.
             await kind.clean_up(stored)
@@ -119,7 +116,7 @@ class AdmissionWriter:
     async def report(self, checked: Checked, pending: Pending) -> None:
         """Write why a transfer is pending, if that is to be reported now."""
         cr = checked.cr
-        report = self._pending.decide_report(cr.uid, pending)
+        report = self.pending.decide_report(cr.uid, pending)
         if not report.message:
             return
         # After a change of the leader the status may have it already.
@@ -127,8 +124,8 @@ class AdmissionWriter:
             stored = await self._write_reason(checked, pending)
             # A full node is reported by the status alone, as the queue is.
             if report.event and cr.status.message != pending.message and pending.reason != PendingReason.NODE_BUSY:
-                await self._cluster.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
-        self._pending.mark_reported(cr.uid, pending)
+                await self.cluster.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
+        self.pending.mark_reported(cr.uid, pending)
 
     async def report_queued(self, checked: Checked, *, limit: int, position: int) -> None:
         """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`."""
@@ -142,8 +139,8 @@ class AdmissionWriter:
         if (cr.status.message, cr.pending_reason) != (message, pending.reason):
             stored = await self._write_reason(checked, Pending(pending.reason, message))
             if cr.pending_reason != pending.reason:
-                await self._cluster.events.record(stored, pending.reason, message)
-        self._pending.mark_reported(cr.uid, pending)
+                await self.cluster.events.record(stored, pending.reason, message)
+        self.pending.mark_reported(cr.uid, pending)
 
     async def fence(self, checked: Checked) -> Transfer:
         """Write to a transfer, so that an accept or resumption of it that is still under way conflicts.
@@ -151,13 +148,13 @@ class AdmissionWriter:
         Raises:
             AgentError: it could not be written; its reservation must be kept.
         """
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
-        return await self._cluster.status.annotate(checked.kind, checked.cr, change)
+        return await self.cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _accept(self, checked: Checked, node: str) -> Transfer:
         """Accept one transfer by the version that was read before its reservation was written."""
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         kind, cr = checked.kind, checked.cr
         change = Change(
             status={"acceptedByNode": node},
@@ -167,32 +164,32 @@ class AdmissionWriter:
             finalizers=_finalizers(kind, cr),
             spec={"datamover": checked.admission.datamover} if checked.admission.datamover else {},
         )
-        move = self._cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
+        move = self.cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
         stored = await self._answered(checked, move)
-        self._cluster.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self._cluster.now()), kind.spec.name)
+        self.cluster.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self.cluster.now()), kind.spec.name)
         return stored
 
     async def _resume(self, checked: Checked) -> Transfer:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
         labels, annotations = {NODE_LABEL: checked.entry.node_label}, {ATTEMPTS_ANNOTATION: attempts.to_json()}
         change = Change({"message": None}, labels, annotations)
-        return await self._answered(checked, self._cluster.status.annotate(checked.kind, checked.cr, change))
+        return await self._answered(checked, self.cluster.status.annotate(checked.kind, checked.cr, change))
 
     async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:
         """Return what `write` stored; without an answer it counts as under way until the transfer shows it."""
         uid = checked.entry.uid
-        self._pending.begin_accept(uid, checked)
+        self.pending.begin_accept(uid, checked)
         try:
             async with asyncio.timeout(_ACCEPT_SECONDS):
                 stored = await write
         except ConflictError as e:
             if not e.may_be_own:
                 # That is an answer: nothing was written.
-                self._pending.end_accept(uid)
+                self.pending.end_accept(uid)
             raise
-        self._pending.end_accept(uid)
+        self.pending.end_accept(uid)
         return stored
 
     async def _write_reason(self, checked: Checked, pending: Pending) -> Transfer:
@@ -201,21 +198,21 @@ class AdmissionWriter:
         Without the finalizer a pending transfer that is deleted leaves its source snapshot behind.
         It costs no write of its own, and a transfer that is never pending gets it by its accept.
         """
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         finalizers = _finalizers(checked.kind, checked.cr)
         change = Change({"message": pending.message}, finalizers=finalizers, reason=pending.reason)
-        return await self._cluster.status.annotate(checked.kind, checked.cr, change)
+        return await self.cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _record_accepted(self, checked: Checked, cr: Transfer, node: str) -> None:
         async with self._events:
-            await self._cluster.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
+            await self.cluster.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
             if warning := checked.admission.warning:
-                await self._cluster.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
+                await self.cluster.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
 
     async def _record_resumed(self, checked: Checked) -> None:
         async with self._events:
             message = f"the node agent on node {checked.admission.node} prepares attempt {checked.cr.attempts.number}"
-            await self._cluster.events.record(checked.cr, "Resumed", message)
+            await self.cluster.events.record(checked.cr, "Resumed", message)
 
 
 def _marks(checked: Checked) -> dict[str, str | None]:
@@ -255,25 +252,20 @@ _OTHER_REASON: Final = "Other"
 """The label of reasons that the kubelet, the scheduler or a volume controller defines: there is no list of them."""
 
 
+@dataclass(eq=False)
 class QueueView:
-    """Shows the queue in the metrics and on the status page while this agent is the leader."""
+    """Shows the queue in the metrics and on the status page while this agent is the leader.
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        clock: Clock,
-        kinds: Sequence[str],
-        *,
-        entries: Callable[[], Sequence[Entry]],
-        order: Callable[[Iterable[Entry]], Iterable[Entry]],
-    ) -> None:
-        """Show the transfers of `kinds` that `entries` returns; `order` brings the queued ones into order."""
-        self._metrics = metrics
-        self._clock = clock
-        self._kinds = kinds
-        self._entries = entries
-        self._order = order
-        self._changed = asyncio.Event()
+    These are the transfers of `kinds` that `entries` returns; `order` brings the queued ones into order.
+    """
+
+    metrics: Metrics
+    clock: Clock
+    kinds: Sequence[str]
+    _: KW_ONLY
+    entries: Callable[[], Sequence[Entry]]
+    order: Callable[[Iterable[Entry]], Iterable[Entry]]
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def notify(self) -> None:
         """Request an update: a transfer has changed."""
@@ -286,16 +278,16 @@ class QueueView:
                 self._changed.clear()
                 shown = self._show()
                 await self._changed.wait()
-                await self._clock.sleep(_SHOW_SECONDS + shown / _ENTRIES_PER_SECOND)
+                await self.clock.sleep(_SHOW_SECONDS + shown / _ENTRIES_PER_SECOND)
         finally:
-            self._metrics.show(PENDING, {})
+            self.metrics.show(PENDING, {})
             self._show_counts(Counter())
-            self._metrics.show(QUEUE_POSITION, {})
+            self.metrics.show(QUEUE_POSITION, {})
 
     def report(self) -> JsonDict:
         """Return the queue; `pending` are New ones with another reason, `interrupted` those between two attempts."""
-        managed = [entry for entry in self._entries() if entry.managed]
-        queue = list(self._order(managed))
+        managed = [entry for entry in self.entries() if entry.managed]
+        queue = list(self.order(managed))
         positions = {entry.uid: position for position, entry in enumerate(queue, start=1)}
         others = [entry for entry in managed if entry.phase is Phase.NEW and entry.uid not in positions]
         interrupted = [entry for entry in managed if entry.interrupted]
@@ -309,20 +301,20 @@ class QueueView:
 
     def _show(self) -> int:
         """Update the metrics; return the number of transfers."""
-        managed = [entry for entry in self._entries() if entry.managed]
+        managed = [entry for entry in self.entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
         pending = [entry for entry in managed if entry.reason and not entry.phase.final]
         reasons = ((entry.kind, entry.reason if entry.reason in _REASONS else _OTHER_REASON) for entry in pending)
-        self._metrics.show(PENDING, Counter(reasons))
-        head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)
-        self._metrics.show(QUEUE_POSITION, {(entry.kind, entry.name): position for position, entry in head})
+        self.metrics.show(PENDING, Counter(reasons))
+        head = enumerate(islice(self.order(managed), _IN_METRICS), start=1)
+        self.metrics.show(QUEUE_POSITION, {(entry.kind, entry.name): position for position, entry in head})
         return len(managed)
 
     def _show_counts(self, counts: Counter[tuple[str, Phase]]) -> None:
-        for kind in self._kinds:
+        for kind in self.kinds:
             for phase in Phase:
                 if not phase.final:
-                    self._metrics.set(QUEUE_LENGTH, counts[(kind, phase)], kind, str(phase))
+                    self.metrics.set(QUEUE_LENGTH, counts[(kind, phase)], kind, str(phase))
 
 
 def _describe(entry: Entry) -> JsonDict:

@@ -3,7 +3,7 @@
 import hashlib
 from asyncio import Lock
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -79,30 +79,27 @@ class _Known:
     skip: tuple[int, Hold] | None = None
 
 
+@dataclass(eq=False)
 class MaintenanceSteps:
     """Takes the steps of all repositories of a namespace during one term of this leader."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        sources: MaintenanceSources,
-        absence: ServerAbsence,
-        *,
-        namespace: str,
-        switch: MaintenanceSwitch,
-        launching: Lock,
-    ) -> None:
-        self._cluster = cluster
-        self._sources = sources
-        self._absence = absence
-        self._history = history = HistoryWriter(cluster)
-        self._attendant = JobAttendant(cluster, sources.causes, history=history, absence=absence, namespace=namespace)
-        self._namespace = namespace
-        self._switch = switch
-        self._known: dict[str, _Known] = {}
-        self._inputs: dict[str, tuple[float, str]] = {}
-        self._launching = launching
-        self._most = MaintenanceSettings().max_concurrent_jobs
+    cluster: Cluster
+    sources: MaintenanceSources
+    absence: ServerAbsence
+    _: KW_ONLY
+    namespace: str
+    switch: MaintenanceSwitch
+    launching: Lock
+    _known: dict[str, _Known] = field(default_factory=dict, init=False)
+    _inputs: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
+    _most: int = field(default=MaintenanceSettings.max_concurrent_jobs, init=False)
+
+    def __post_init__(self) -> None:
+        """Build what attends the Jobs and stores their ends."""
+        self._history = HistoryWriter(self.cluster)
+        self._attendant = JobAttendant(
+            self.cluster, self.sources.causes, history=self._history, absence=self.absence, namespace=self.namespace
+        )
 
     def forget(self, name: str) -> None:
         """Drop what is remembered about a repository that was deleted."""
@@ -122,13 +119,13 @@ class MaintenanceSteps:
             requeue, decision = await self._take_step(repository, jobs)
             self._count_skip(repository, decision.hold)
         except OverflowError as e:
-            shown = f"BackupRepository {self._namespace}/{repository.name}"
+            shown = f"BackupRepository {self.namespace}/{repository.name}"
             raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
         return requeue, decision
 
     async def _take_step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         own = jobs_of(repository, jobs)
-        if self._absence.server:
+        if self.absence.server:
             return await self._leave_to_server(repository, own), Decision(Hold.SERVER)
         ended = [job for job in own if job.ended]
         if requeue := await self._store_ends(repository, ended):
@@ -150,17 +147,17 @@ class MaintenanceSteps:
         if view is None:
             return Decision(Hold.JOB_UNFINISHED)
         decision = rules.decide_maintenance(replace(view, last_maintenance=job.created, job_unfinished=True))
-        await self._report_hold(repository, decision, f": Job {self._namespace}/{job.name} or its pod has not ended")
+        await self._report_hold(repository, decision, f": Job {self.namespace}/{job.name} or its pod has not ended")
         return decision
 
     def _count_skip(self, repository: BackupRepository, hold: Hold | None) -> None:
         """Count each reason once for each slot of the repository in which it held the maintenance."""
         if hold is None or hold in _NO_SKIPS:
             return
-        skip = (rules.slot_of(self._cluster.now(), rules.frequency_of(repository), repository.uid), hold)
+        skip = (rules.slot_of(self.cluster.now(), rules.frequency_of(repository), repository.uid), hold)
         if self._of(repository).skip != skip:
             self._of(repository).skip = skip
-            self._cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
+            self.cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
@@ -172,7 +169,7 @@ class MaintenanceSteps:
                     await self._history.note_running(repository, None)
                     return Requeue(STEP_SECONDS)
                 await self._attendant.delete(job)
-        if self._switch is MaintenanceSwitch.ON:
+        if self.switch is MaintenanceSwitch.ON:
             text = "a Velero server is in the namespace: it maintains the repository, in spite of --repo-maintenance=on"
             await self._report_once(repository, "MaintenanceHeld", text)
         return Requeue(LOOK_AGAIN_SECONDS)
@@ -183,7 +180,7 @@ class MaintenanceSteps:
         # A Velero server keeps 3 entries, and may keep more Jobs.
         new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
-            client, namespace = self._cluster.client, self._namespace
+            client, namespace = self.cluster.client, self.namespace
             ends = [(job, describe_end(job, await read_pod(client, namespace, job.name))) for job in new]
             await self._history.write(repository, ends)
             self._of(repository).kept = None
@@ -194,7 +191,7 @@ class MaintenanceSteps:
             return Requeue(STEP_SECONDS)
         kept = self._of(repository).kept
         if kept is None or len(ended) > kept:
-            settings = await self._sources.settings(repository.key)
+            settings = await self.sources.settings(repository.key)
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
             self._of(repository).kept = settings.keep_jobs
@@ -212,44 +209,44 @@ class MaintenanceSteps:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
         seconds = STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else LOOK_AGAIN_SECONDS
-        return look_again(decision, self._cluster.now(), seconds), decision
+        return look_again(decision, self.cluster.now(), seconds), decision
 
     async def _view(self, repository: BackupRepository) -> MaintenanceView | None:
         """Return what is known without further reads, None before backups are; `_start` completes it."""
-        backups = self._sources.backups(repository.key)
+        backups = self.sources.backups(repository.key)
         if backups is None:
             return None
-        view = rules.view_of(repository, self._cluster.now())
+        view = rules.view_of(repository, self.cluster.now())
         return replace(
             view,
             # A new backup changes it, and so does one that was deleted.
             fingerprint=hashlib.sha256(",".join(sorted(backups)).encode()).hexdigest()[:16],
             inputs=await self._read_inputs(repository) if view.record.blocked_inputs else None,
-            switch=self._switch,
-            server=self._absence.server,
-            no_server_for=self._absence.lasts,
+            switch=self.switch,
+            server=self.absence.server,
+            no_server_for=self.absence.lasts,
         )
 
     def _recall_hold(self, repository: BackupRepository, now: datetime) -> Decision | None:
         """Return what held the maintenance a few minutes ago, or None if that may be over."""
         at_seconds, decision = self._of(repository).held or (0.0, None)
-        if decision is None or self._cluster.clock.monotonic() - at_seconds >= _HELD_SECONDS:
+        if decision is None or self.cluster.clock.monotonic() - at_seconds >= _HELD_SECONDS:
             return None
         return decision if decision.wait_until is None or now < decision.wait_until else None
 
     async def _start_alone(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Start a Job while no other repository's is being started; remember what holds it."""
-        async with self._launching:
+        async with self.launching:
             decision = await self._start(repository, view)
-        held = None if decision.hold in _WATCHED else (self._cluster.clock.monotonic(), decision)
+        held = None if decision.hold in _WATCHED else (self.cluster.clock.monotonic(), decision)
         self._of(repository).held = held
         return decision
 
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
-        cluster = self._cluster
-        server = await self._absence.look()
-        read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
+        cluster = self.cluster
+        server = await self.absence.look()
+        read = await read_before_start(cluster.client, self.namespace, repository, self.sources.settings)
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
@@ -257,7 +254,7 @@ class MaintenanceSteps:
         view = replace(
             view,
             server=server,
-            no_server_for=self._absence.lasts,
+            no_server_for=self.absence.lasts,
             location_hold=rules.find_location_hold(location),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
             running_jobs=count_running(jobs),
@@ -274,12 +271,12 @@ class MaintenanceSteps:
             location,
             settings,
             rules.decide_memory(view.record, may_be_full=decision.may_be_full, most_bytes=most_bytes),
-            ignore_foreign=self._switch is MaintenanceSwitch.ON,
+            ignore_foreign=self.switch is MaintenanceSwitch.ON,
             report_snapshots=rules.is_report_due(view.record, view.now),
         )
         inputs = await self._read_inputs(repository)
         try:
-            manifest = build_maintenance(request, self._sources.expose_settings())
+            manifest = build_maintenance(request, self.sources.expose_settings())
             job = await create_tried(cluster.client, manifest, cluster.check_leading)
         except PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
@@ -306,14 +303,14 @@ class MaintenanceSteps:
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
         if self._of(repository).reported != message:
             self._of(repository).reported = message
-            await self._cluster.events.record(repository, reason, redact(message), warning=True)
+            await self.cluster.events.record(repository, reason, redact(message), warning=True)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
         """Return a hash of what decides whether the repository can be maintained; up to a minute old."""
-        location, now = repository.spec.backup_storage_location, self._cluster.clock.monotonic()
+        location, now = repository.spec.backup_storage_location, self.cluster.clock.monotonic()
         at_seconds, inputs = self._inputs.get(location, (-LOOK_AGAIN_SECONDS, ""))
         if now - at_seconds >= LOOK_AGAIN_SECONDS:
-            inputs = await self._sources.inputs(location)
+            inputs = await self.sources.inputs(location)
             self._inputs[location] = (now, inputs)
         return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"
 

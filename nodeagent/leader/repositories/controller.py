@@ -5,6 +5,7 @@ import base64
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Final, cast
@@ -88,57 +89,52 @@ _SERVER_SECONDS: Final = 60.0
 _WORKERS: Final = 8
 
 
+@dataclass(eq=False)
 class RepositoryController:
-    """Makes BackupRepositories Ready while this agent is the leader."""
+    """Makes BackupRepositories Ready while this agent is the leader.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        pods: InitPods,
-        *,
-        server: VeleroServerCheck,
-        mode: RepositoryControllerMode,
-        new_settings: Callable[[], Awaitable[Mapping[str, str]]],
-        block_hash: Callable[[], Awaitable[BlockHash | None]],
-        frequency: timedelta = timedelta(),
-    ) -> None:
-        """Control the repositories in the namespace of `server` if `mode` allows, by `pods` of this controller alone.
+    Those in the namespace of `server`, if `mode` allows, by `pods` of this controller alone.
 
-        Args:
-            new_settings: returns what repositories that are created now get as `repositoryConfig`.
-            block_hash: returns the hash of a repository that is created now; None: kopia's default.
-            frequency: how often repositories without a `maintenanceFrequency` are maintained; not positive: every hour.
-        """
-        self._cluster = cluster
-        self._pods = pods
-        self._server = server
-        self._namespace = server.namespace
-        self._mode = mode
-        self._new_settings = new_settings
-        self._block_hash = block_hash
-        self._frequency = frequency
-        self._retries = RepositoryRetries(cluster.clock)
+    Attributes:
+        new_settings: returns what repositories that are created now get as `repositoryConfig`.
+        block_hash: returns the hash of a repository that is created now; None: kopia's default.
+        frequency: how often repositories without a `maintenanceFrequency` are maintained; not positive: every hour.
+    """
+
+    cluster: Cluster
+    pods: InitPods
+    _: KW_ONLY
+    server: VeleroServerCheck
+    mode: RepositoryControllerMode
+    new_settings: Callable[[], Awaitable[Mapping[str, str]]]
+    block_hash: Callable[[], Awaitable[BlockHash | None]]
+    frequency: timedelta = timedelta()
+    _queue: WorkQueue[str] | None = field(default=None, init=False)
+    _repositories: Informer[RepositoryObject] | None = field(default=None, init=False)
+    _absent: dict[str, RepositoryKey] = field(default_factory=dict, init=False)
+    _early: dict[str, Deadline] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin without any attempt."""
+        self._namespace = self.server.namespace
+        self._retries = RepositoryRetries(self.cluster.clock)
         kind, failed = BACKUP_REPOSITORIES.kind, "reconciling the repository failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
-        self._queue: WorkQueue[str] | None = None
-        self._repositories: Informer[RepositoryObject] | None = None
-        self._absent: dict[str, RepositoryKey] = {}
-        self._early: dict[str, Deadline] = {}
         self._inputs = self._new_inputs()
 
     def _new_inputs(self) -> LocationInputs:
-        cluster = self._cluster
+        cluster = self.cluster
         return LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
         """Control the repositories until canceled, unless the mode is OFF."""
-        if self._mode is RepositoryControllerMode.OFF:
+        if self.mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
-        await run_restarting(self._run_once, self._cluster.clock, name="repository controller")
+        await run_restarting(self._run_once, self.cluster.clock, name="repository controller")
 
     async def _run_once(self) -> None:
         """Control the repositories until canceled, or until a first list is rejected."""
-        cluster = self._cluster
+        cluster = self.cluster
         # Nothing of an earlier term counts: another leader may have checked since.
         self._inputs = self._new_inputs()
         self._absent.clear()
@@ -179,8 +175,8 @@ class RepositoryController:
 
     def _forget(self, name: str) -> None:
         self._early.pop(name, None)
-        self._pods.forget(name)
-        self._cluster.metrics.forget(REPOSITORY_READY, repository_name=name)
+        self.pods.forget(name)
+        self.cluster.metrics.forget(REPOSITORY_READY, repository_name=name)
 
     def request(self, volume_namespace: str, location: str) -> None:
         """Record that a transfer needs a repository now: a NotReady one is retried soon, an absent one is created.
@@ -204,7 +200,7 @@ class RepositoryController:
             self._queue.bring_forward()
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        raw = await self._cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        raw = await self.cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)
         if raw is not None:
             self._absent.pop(name, None)
             return await self._reconcile(BackupRepository.parse(raw))
@@ -219,16 +215,16 @@ class RepositoryController:
 
         Where only movers may create it, or its name is invalid, the transfer's mover does, or reports that.
         """
-        client, repository = self._cluster.client, build_backup_repository(self._namespace, wanted)
+        client, repository = self.cluster.client, build_backup_repository(self._namespace, wanted)
         raw = await client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, wanted.location)
         if raw is None or BackupStorageLocation.parse(raw).read_only:
             return
         labels = select_labels(repository_labels(wanted.volume_namespace, wanted.location))
         if await client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=labels)):
             return
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         # Before it is created: the answer may be lost.
-        self._early[repository["metadata"]["name"]] = Deadline.after(self._cluster.clock, _EARLY)
+        self._early[repository["metadata"]["name"]] = Deadline.after(self.cluster.clock, _EARLY)
         with suppress(AlreadyExistsError, ForbiddenError, InvalidError):
             await client.create(BACKUP_REPOSITORIES, repository)
 
@@ -237,13 +233,13 @@ class RepositoryController:
             return None
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
-        self._cluster.check_leading()
-        self._cluster.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
+        self.cluster.check_leading()
+        self.cluster.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
         repository = await self._complete(repository)
-        pod = await read_init_pod(self._cluster.client, repository)
+        pod = await read_init_pod(self.cluster.client, repository)
         if pod is not None:
             return await self._follow(repository, pod)
-        self._pods.forget(repository.name)
+        self.pods.forget(repository.name)
         if repository.phase is RepositoryPhase.READY:
             return await self._check_again(repository)
         inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=CHECK_SECONDS)
@@ -263,14 +259,14 @@ class RepositoryController:
             await self._patch(repository, {}, {REPOSITORY_INPUTS_ANNOTATION: inputs})
             return None
         text = "its backup storage location, credentials or password have changed: checking it again"
-        await self._cluster.events.record(repository, "Checking", text)
+        await self.cluster.events.record(repository, "Checking", text)
         return await self._attempt(repository, inputs)
 
     async def _attempt(self, repository: BackupRepository, inputs: str) -> Requeue | None:
         """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
         if not await self._in_charge(fresh=True):
             return Requeue(_SERVER_SECONDS)
-        if await ensure_repository_password(self._cluster.client, self._namespace):
+        if await ensure_repository_password(self.cluster.client, self._namespace):
             inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
@@ -282,25 +278,25 @@ class RepositoryController:
         return await self._start(repository)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
-        return await read_inputs(self._cluster.client, self._namespace, repository.spec.backup_storage_location)
+        return await read_inputs(self.cluster.client, self._namespace, repository.spec.backup_storage_location)
 
     async def _complete(self, repository: BackupRepository) -> BackupRepository:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            spec["maintenanceFrequency"] = format_duration(max(self._frequency, timedelta()) or _DEFAULT_FREQUENCY)
+            spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or _DEFAULT_FREQUENCY)
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
         if new and not repository.spec.repository_config:
-            settings = await self._new_settings()
+            settings = await self.new_settings()
             if settings:
                 spec["repositoryConfig"] = dict(settings)
         return await self._patch(repository, {"spec": spec}) if spec else repository
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         try:
-            block_hash = await self._block_hash()
-            await start_init_pod(self._cluster.client, repository, self._pods.settings(), block_hash)
+            block_hash = await self.block_hash()
+            await start_init_pod(self.cluster.client, repository, self.pods.settings(), block_hash)
         except (ForbiddenError, InvalidError, RepositoryError) as e:
             if isinstance(e, KubeError) and (pending := diagnose_rejection(e)):
                 # Its movers wait for the account too.
@@ -312,7 +308,7 @@ class RepositoryController:
 
     async def _follow(self, repository: BackupRepository, pod: Pod) -> Requeue | None:
         """Write the result of the init pod, then delete the pod."""
-        report = await self._pods.inspect(repository, pod)
+        report = await self.pods.inspect(repository, pod)
         if report.state is InitState.UNSCHEDULABLE:
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.WORKING and report.pending is not None:
@@ -330,7 +326,7 @@ class RepositoryController:
             await self._fail_early(repository, report.message)
         else:
             await self._fail(repository, report.message, by_mover=report.by_mover)
-        await self._pods.delete(repository, pod)
+        await self.pods.delete(repository, pod)
         return Requeue(self._retries.pause_seconds)
 
     async def _is_outdated(self, repository: BackupRepository) -> bool:
@@ -343,7 +339,7 @@ class RepositoryController:
         message = redact(self._retries.explain(repository.uid, pending.message))
         if pending.blocked and message != repository.status.message:
             stored = await self._patch(repository, {"status": {"message": message}})
-            await self._cluster.events.record(stored, pending.reason, message, warning=True)
+            await self.cluster.events.record(stored, pending.reason, message, warning=True)
 
     async def _succeed(self, repository: BackupRepository, result: InitResult) -> None:
         if repository.phase is RepositoryPhase.READY:
@@ -351,7 +347,7 @@ class RepositoryController:
         status: JsonDict = {"phase": RepositoryPhase.READY, "message": None}
         if repository.status.last_maintenance_time is None:
             # A new repository needs no maintenance before its first interval has passed.
-            status["lastMaintenanceTime"] = format_time(self._cluster.clock.now())
+            status["lastMaintenanceTime"] = format_time(self.cluster.clock.now())
         last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
         # One that was just created has replaced no other: there was none.
         annotations = {REPOSITORY_ID_ANNOTATION: result.unique_id if result.created else last_id}
@@ -359,14 +355,14 @@ class RepositoryController:
             annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
-        self._cluster.metrics.set(REPOSITORY_READY, 1, stored.name)
-        await self._cluster.events.record(stored, "Ready", "backup repository is ready")
+        self.cluster.metrics.set(REPOSITORY_READY, 1, stored.name)
+        await self.cluster.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
             what = f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
             if result.created:
                 what = "it was empty, so the snapshots of earlier backups are lost"
             text = f"the location has another repository than before (ID {result.unique_id}, was {last_id}): {what}"
-            await self._cluster.events.record(stored, "DifferentRepository", text, warning=True)
+            await self.cluster.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
         cause = message if by_mover else None
@@ -375,8 +371,8 @@ class RepositoryController:
         if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
-            self._cluster.metrics.set(REPOSITORY_READY, 0, repository.name)
-            await self._cluster.events.record(repository, "NotReady", message, warning=True)
+            self.cluster.metrics.set(REPOSITORY_READY, 0, repository.name)
+            await self.cluster.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
 
     def _is_early(self, repository: BackupRepository) -> bool:
@@ -398,18 +394,18 @@ class RepositoryController:
 
     async def _in_charge(self, *, fresh: bool = False) -> bool:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
-        if self._mode is not RepositoryControllerMode.AUTO:
-            return self._mode is RepositoryControllerMode.ON
-        return not await self._server.finds(fresh=fresh)
+        if self.mode is not RepositoryControllerMode.AUTO:
+            return self.mode is RepositoryControllerMode.ON
+        return not await self.server.finds(fresh=fresh)
 
     async def _patch(
         self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str] | None = None
     ) -> BackupRepository:
         """Write to a repository that has not changed; return it as stored."""
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         if annotations:
             change = change | {"metadata": {"annotations": dict(annotations)}}
-        client = self._cluster.client
+        client = self.cluster.client
         return BackupRepository.parse(await client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change))
 
 

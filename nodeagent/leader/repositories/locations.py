@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -240,42 +240,37 @@ class _Known:
     pod_spec: JsonDict | None = None
 
 
+@dataclass(eq=False)
 class LocationController:
-    """Validates BackupStorageLocations while this agent is the leader; with a Velero server only on demand."""
+    """Validates BackupStorageLocations while this agent is the leader; with a Velero server only on demand.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        pods: InitPods,
-        *,
-        server: VeleroServerCheck,
-        mode: RepositoryControllerMode,
-        validate: Callable[[str], Awaitable[Verdict | None]],
-        probes: LocationProbes,
-    ) -> None:
-        """Control the locations in the namespace of `server`, by `pods` of this controller alone.
+    Those in the namespace of `server`, by `pods` of this controller alone; only on demand, too, if `mode`, the
+    repository controller's, is OFF. `validate` returns the verdict about a location by its name, or None if a pod has
+    to find out; `probes` is what transfers wait for.
+    """
 
-        That is only on demand if `mode`, the repository controller's, is OFF. `validate` returns the verdict about a
-        location by its name, or None if a pod has to find out; `probes` is what transfers wait for.
-        """
-        self._cluster = cluster
-        self._pods = pods
-        self._server = server
-        self._namespace = server.namespace
-        self._off = mode is RepositoryControllerMode.OFF
-        self._validate_beside = validate
-        self._probes = probes
-        self._known: dict[str, _Known] = {}
+    cluster: Cluster
+    pods: InitPods
+    _: KW_ONLY
+    server: VeleroServerCheck
+    mode: RepositoryControllerMode
+    validate: Callable[[str], Awaitable[Verdict | None]]
+    probes: LocationProbes
+    _known: dict[str, _Known] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin without knowing any location."""
+        self._namespace, self._off = self.server.namespace, self.mode is RepositoryControllerMode.OFF
         kind, failed = BACKUP_STORAGE_LOCATIONS.kind, "validating the location failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
 
     async def run(self) -> None:
         """Control the locations until canceled."""
-        await run_restarting(self._run_once, self._cluster.clock, name="location controller")
+        await run_restarting(self._run_once, self.cluster.clock, name="location controller")
 
     async def _run_once(self) -> None:
         """Control the locations until canceled, or until the first list is rejected."""
-        cluster = self._cluster
+        cluster = self.cluster
         # Nothing of an earlier term counts: another leader may have validated since.
         self._known.clear()
         queue: WorkQueue[str] = WorkQueue(cluster.clock, name="locations", workers=_WORKERS)
@@ -284,31 +279,31 @@ class LocationController:
         async with asyncio.TaskGroup() as group:
             if not self._off:
                 group.create_task(locations.run(), name="locations")
-            self._probes.serve(queue.add)
+            self.probes.serve(queue.add)
             await queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        raw = await self._cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        raw = await self.cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             # Its pod is deleted with it.
             self._forget(name)
             # The next mover of each transfer fails with the reason.
-            self._probes.end(name, Verdict("it does not exist", carried_out=False))
+            self.probes.end(name, Verdict("it does not exist", carried_out=False))
             return None
         try:
             location = BackupStorageLocation.parse(raw)
         except ContractError as e:
-            self._probes.end(name, Verdict(str(e), carried_out=False))
+            self.probes.end(name, Verdict(str(e), carried_out=False))
             raise
         return await self._reconcile(raw, location)
 
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)
-        self._pods.forget(name)
-        self._cluster.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
+        self.pods.forget(name)
+        self.cluster.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
 
     async def _reconcile(self, raw: UncheckedObject, location: BackupStorageLocation) -> Requeue | None:
-        wanted = self._probes.is_wanted(location.name)
+        wanted = self.probes.is_wanted(location.name)
         if not wanted and await self._leave_to_server(location):
             return self._after_server
         known = self._known.get(location.name)
@@ -317,21 +312,21 @@ class LocationController:
         spec: JsonDict = raw["spec"]
         if known.pod_spec is None and not wanted:
             if location.status.phase:
-                self._cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
+                self.cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
             again = self._when_due(location, spec, known)
             if again is None or again.after_seconds > 0:
                 return again
-        self._cluster.check_leading()
+        self.cluster.check_leading()
         found = await self._validate(location, spec, known)
         if isinstance(found, Requeue):
             return found
-        self._probes.end(location.name, found)
+        self.probes.end(location.name, found)
         # A server may also have been installed meanwhile.
         if await self._leave_to_server(location, fresh=True):
             return self._after_server
         await self._write(location, found)
         # What a pod found is about the spec that it was started for.
-        known.spec, known.at_seconds = known.pod_spec or spec, self._cluster.clock.monotonic()
+        known.spec, known.at_seconds = known.pod_spec or spec, self.cluster.clock.monotonic()
         if known.pod_spec is not None:
             known.pod_spec = None
             await self._delete_pod(location)
@@ -347,7 +342,7 @@ class LocationController:
             return Requeue(0.0)
         if not frequency:
             return None
-        now = self._cluster.clock.monotonic()
+        now = self.cluster.clock.monotonic()
         seconds = known.at_seconds + max(frequency, _SHORTEST_SECONDS) - now
         if known.pod_at_seconds is not None:
             seconds = max(seconds, known.pod_at_seconds + _POD_SECONDS - now)
@@ -356,21 +351,21 @@ class LocationController:
     async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
         """Return the verdict, or when to ask for it again."""
         if known.pod_spec is None:
-            verdict = None if is_in_directory(location) else await self._validate_beside(location.name)
+            verdict = None if is_in_directory(location) else await self.validate(location.name)
             if verdict is not None:
                 known.pod_at_seconds = None
                 return verdict
         found = await self._read_pod(location)
         if found is not None:
             return await self._follow(location, found, known, spec)
-        self._pods.forget(location.name)
-        settings = self._pods.settings()
-        known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
-        self._cluster.check_leading()
+        self.pods.forget(location.name)
+        settings = self.pods.settings()
+        known.pod_spec, known.pod_at_seconds = spec, self.cluster.clock.monotonic()
+        self.cluster.check_leading()
         try:
             pod = build_validation_pod(Owner.of(location), settings, storage=StorageAccess.of(location))
             pod["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
-            await create_pod(self._cluster.client, pod)
+            await create_pod(self.cluster.client, pod)
         except (ForbiddenError, InvalidError, ExposeError) as e:
             # Its movers would be rejected too.
             return Verdict(str(e), carried_out=False)
@@ -385,8 +380,8 @@ class LocationController:
                 # It was for an earlier validation.
                 return Requeue(_WORKING_SECONDS)
             # An earlier leader started it.
-            known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
-        report = await self._pods.inspect(location, pod, parse=partial(parse_result, LocationResult))
+            known.pod_spec, known.pod_at_seconds = spec, self.cluster.clock.monotonic()
+        report = await self.pods.inspect(location, pod, parse=partial(parse_result, LocationResult))
         if report.state is InitState.SUCCEEDED:
             return Verdict()
         if report.state is InitState.FAILED:
@@ -404,11 +399,11 @@ class LocationController:
         if verdict.cause is not None:
             phase = "Unavailable"
             message = f'BackupStorageLocation "{location.name}" is unavailable: {_shorten(verdict.cause)}'
-        validated = format_time(self._cluster.clock.now())
+        validated = format_time(self.cluster.clock.now())
         change = {"status": {"phase": phase, "message": message, "lastValidationTime": validated}}
-        self._cluster.check_leading()
-        await self._cluster.client.patch_if_unchanged(BACKUP_STORAGE_LOCATIONS, location.metadata, change)
-        self._cluster.metrics.set(LOCATION_AVAILABLE, message is None, location.name)
+        self.cluster.check_leading()
+        await self.cluster.client.patch_if_unchanged(BACKUP_STORAGE_LOCATIONS, location.metadata, change)
+        self.cluster.metrics.set(LOCATION_AVAILABLE, message is None, location.name)
         if phase != location.status.phase:
             level = logging.WARNING if message else logging.INFO
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
@@ -422,7 +417,7 @@ class LocationController:
 
     async def _leave_to_server(self, location: BackupStorageLocation, *, fresh: bool = False) -> bool:
         """If it is not for this process to write the status, remove what it has of the location and return True."""
-        if not self._off and not await self._server.finds(fresh=fresh):
+        if not self._off and not await self.server.finds(fresh=fresh):
             return False
         known = self._known.get(location.name)
         if known is not None and known.pod_spec is not None:
@@ -431,12 +426,12 @@ class LocationController:
         return True
 
     async def _read_pod(self, location: BackupStorageLocation) -> Pod | None:
-        return await self._cluster.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
+        return await self.cluster.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
 
     async def _delete_pod(self, location: BackupStorageLocation) -> None:
         pod = await self._read_pod(location)
         if pod is not None:
-            await self._pods.delete(location, pod)
+            await self.pods.delete(location, pod)
 
 
 def _name_of(raw: UncheckedObject) -> str:

@@ -217,7 +217,7 @@ async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None
         scene.add(name, queue=queue)
     scene.kind.answers["c1"] = pending(indefinite=True)
     dispatcher = scene.dispatcher()
-    metrics = dispatcher._cluster.metrics
+    metrics = dispatcher.cluster.metrics
 
     def sample(metric: str, **labels: str) -> float | None:
         return metrics._registry.get_sample_value(f"nodeagent_{metric}", {"node": "node-a"} | labels)

@@ -120,7 +120,7 @@ def observe(backoff: NodeBackoff, *entries: Entry) -> None:
 
 
 def rendered(dispatcher: Dispatcher) -> str:
-    return dispatcher._cluster.metrics.render().decode()
+    return dispatcher.cluster.metrics.render().decode()
 
 
 def names_on(scene: Scene, node: str, names: Iterable[str]) -> list[str]:

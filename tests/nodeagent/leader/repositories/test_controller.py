@@ -331,7 +331,7 @@ async def test_a_restic_repository_is_ignored() -> None:
 
 async def test_a_deleted_repository_is_forgotten() -> None:
     scene = open_scene()
-    cluster, retries = scene.controller._cluster, scene.controller._retries
+    cluster, retries = scene.controller.cluster, scene.controller._retries
     async with scene.running():
         await scene.fail_once()
         await asyncio.sleep(1)
