@@ -21,40 +21,24 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject
+from core.models import storage
 from core.models.base import JsonDict
-from core.models.storage import (
-    CACHE_LIMIT_KEY,
-    DEFAULT_CACHE_LIMIT_MIB,
-    FULL_INTERVAL_KEY,
-    FULL_INTERVAL_SECONDS,
-    REPOSITORY_TYPE,
-    RepositoryKey,
-)
 from core.models.units import parse_count, parse_quantity
 from core.text import guess
 from exposer.pods import JobSettings, is_reserved_label
 from exposer.settings import Alternatives
+from nodeagent.config import value_types
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.own_keys import WindowKeys
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, read_named, validate
 from nodeagent.config.schema import ConfigFinding, Location, load_json, show_key, sort_keys
-from nodeagent.config.value_types import (
-    AnnotationMap,
-    Duration,
-    ObjectName,
-    QuantityText,
-    Section,
-    Toleration,
-    expected,
-    is_zero,
-)
 from nodeagent.config.windows import Window
 
 _log = logging.getLogger(__name__)
 
 _FLAG: Final = "--backup-repository-configmap"
-_INTERVALS: Final = tuple(FULL_INTERVAL_SECONDS)
+_INTERVALS: Final = tuple(storage.FULL_INTERVAL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,7 @@ class ParsedSettings:
     """The `repositoryConfig` of a new BackupRepository, the room of cache volumes (0: none), and the findings."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
+    cache_limit_mib: int = storage.DEFAULT_CACHE_LIMIT_MIB
     errors: tuple[ConfigFinding, ...] = ()
     notes: tuple[ConfigFinding, ...] = ()
 
@@ -80,30 +64,30 @@ def parse_settings_of(config_map: ConfigObject) -> ParsedSettings:
     Raises:
         ConfigError: the value for the repository type is not a JSON object.
     """
-    text = (config_map.get("data") or {}).get(REPOSITORY_TYPE)
+    text = (config_map.get("data") or {}).get(storage.REPOSITORY_TYPE)
     try:
         document = None if text is None else load_json(text)
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"its key {REPOSITORY_TYPE} is not JSON: {e}") from e
+        raise ConfigError(f"its key {storage.REPOSITORY_TYPE} is not JSON: {e}") from e
     if document is None:
         return ParsedSettings()
     if not isinstance(document, dict):
-        raise ConfigError(f"its key {REPOSITORY_TYPE} is not a JSON object")
+        raise ConfigError(f"its key {storage.REPOSITORY_TYPE} is not a JSON object")
     return _parse_settings(document)
 
 
 def _parse_settings(document: JsonDict) -> ParsedSettings:
     settings: dict[str, str] = {}
-    limit_mib = DEFAULT_CACHE_LIMIT_MIB
+    limit_mib = storage.DEFAULT_CACHE_LIMIT_MIB
     errors: list[ConfigFinding] = []
     notes: list[ConfigFinding] = []
     for key, value in document.items():
-        path, text = f"{REPOSITORY_TYPE}{show_key(key)}", _as_text(value)
+        path, text = f"{storage.REPOSITORY_TYPE}{show_key(key)}", _as_text(value)
         if value is None:
             continue
         if text is None:
             errors.append(ConfigFinding(path, "expected a string, a number, true or false"))
-        elif key == CACHE_LIMIT_KEY:
+        elif key == storage.CACHE_LIMIT_KEY:
             limit = parse_count(text)
             if limit is None:
                 errors.append(ConfigFinding(path, f"expected a whole number of MiB, found {text}"))
@@ -111,14 +95,16 @@ def _parse_settings(document: JsonDict) -> ParsedSettings:
                 limit_mib = limit
                 # kopia would cache nothing with a limit of 0, and read everything several times.
                 settings |= {key: text} if limit else {}
-        elif key == FULL_INTERVAL_KEY and text not in _INTERVALS:
+        elif key == storage.FULL_INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
             errors.append(ConfigFinding(path, problem, guess(text, _INTERVALS)))
         else:
             settings[key] = text
-            if key != FULL_INTERVAL_KEY:
+            if key != storage.FULL_INTERVAL_KEY:
                 problem = "unknown key; passed on to the BackupRepository"
-                notes.append(ConfigFinding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
+                notes.append(
+                    ConfigFinding(path, problem, guess(key, (storage.CACHE_LIMIT_KEY, storage.FULL_INTERVAL_KEY)))
+                )
     return ParsedSettings(settings, limit_mib, tuple(errors), tuple(notes))
 
 
@@ -167,7 +153,7 @@ class RepositoryConfig:
         return self._last.settings
 
     async def _read(self, name: str) -> ParsedSettings:
-        found = await read_named(self._client, self._namespace, name, flag=_FLAG, key=REPOSITORY_TYPE)
+        found = await read_named(self._client, self._namespace, name, flag=_FLAG, key=storage.REPOSITORY_TYPE)
         try:
             return parse_settings_of(found)
         except ConfigError as e:
@@ -192,31 +178,31 @@ _GLOBAL_BY_DOCUMENTATION: Final = ("priority_class_name", "pod_labels", "pod_ann
 
 
 def _check_limit(text: str) -> str:
-    if is_zero(text or "0"):
-        raise expected('a quantity such as "4Gi"')
+    if value_types.is_zero(text or "0"):
+        raise value_types.expected('a quantity such as "4Gi"')
     return text
 
 
-class RepositoryEntry(Section):
+class RepositoryEntry(value_types.Section):
     """The value of a repository's key: Velero's keys."""
 
     load_affinity: tuple[LoadAffinity, ...] = ()
     pod_resources: PodResources | None = None
     keep_latest_maintenance_jobs: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
-    priority_class_name: ObjectName = ""
-    pod_annotations: AnnotationMap = Field(default_factory=dict)
+    priority_class_name: value_types.ObjectName = ""
+    pod_annotations: value_types.AnnotationMap = Field(default_factory=dict)
     pod_labels: PodLabels = Field(default_factory=dict)
 
 
 class GlobalEntry(RepositoryEntry):
     """The value of `global`: Velero's keys (`tolerations` from 1.19 on), and our own."""
 
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[value_types.Toleration, ...] = ()
     load_affinity_mode: AffinityMode = AffinityMode.FIRST
     max_concurrent_jobs: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
     windows: tuple[WindowKeys, ...] = ()
-    active_deadline: Duration = timedelta(hours=6)
-    memory_limit_max: Annotated[QuantityText, AfterValidator(_check_limit)] = "4Gi"
+    active_deadline: value_types.Duration = timedelta(hours=6)
+    memory_limit_max: Annotated[value_types.QuantityText, AfterValidator(_check_limit)] = "4Gi"
     verify_blob_limit: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 100_000
 
 
@@ -269,7 +255,7 @@ class ParsedMaintenance:
             *map(str, self.notes),
         ]
 
-    def settings_for(self, key: RepositoryKey) -> MaintenanceSettings:
+    def settings_for(self, key: storage.RepositoryKey) -> MaintenanceSettings:
         """Return what applies to that repository; the defaults, if what it depends on cannot be read."""
         own = "-".join(key)
         if self.unreadable.keys() & {own, _GLOBAL}:
@@ -346,9 +332,9 @@ def _explain_unknown(note: ConfigFinding) -> ConfigFinding:
 
 def _advise(key: str, entry: RepositoryEntry) -> Iterator[ConfigFinding]:
     """Yield a finding for each setting that has no effect, or that a Velero server treats in another way."""
-    if key != _GLOBAL and not key.endswith(f"-{REPOSITORY_TYPE}"):
+    if key != _GLOBAL and not key.endswith(f"-{storage.REPOSITORY_TYPE}"):
         yield ConfigFinding(
-            "", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{REPOSITORY_TYPE}"
+            "", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{storage.REPOSITORY_TYPE}"
         )
     if (resources := entry.pod_resources) is not None:
         for name in _REQUIRED_STRINGS:
@@ -404,7 +390,7 @@ class MaintenanceConfig:
             raise ConfigError(f"{self._place}: {problems}")
         self._log(parsed.warnings)
 
-    async def settings_for(self, key: RepositoryKey) -> MaintenanceSettings:
+    async def settings_for(self, key: storage.RepositoryKey) -> MaintenanceSettings:
         """Return the settings of that repository; the defaults for all of them if they cannot be parsed.
 
         Raises:

@@ -9,14 +9,8 @@ import msgspec
 
 from core.errors import ContractError
 from core.kube.errors import parse_json
+from core.models import names
 from core.models.base import Time, WireModel, explain_invalid
-from core.models.names import (
-    BACKUP_INTERVAL_ANNOTATION,
-    EXCLUDE_ANNOTATION,
-    EXCLUDE_LABEL,
-    OWNER_UID_LABEL,
-    VERIFICATION_INTERVAL_ANNOTATION,
-)
 from core.models.transfers import KIND_NAMES
 from core.models.units import parse_quantity
 
@@ -52,13 +46,13 @@ class _Meta(WireModel, gc=False):
     @property
     def left_out(self) -> bool:
         """Whether it has Velero's label against backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
-        return self.labels.get(EXCLUDE_LABEL) == "true"
+        return self.labels.get(names.EXCLUDE_LABEL) == "true"
 
 
 class _ClaimAnnotations(WireModel, gc=False):
-    interval: str = msgspec.field(default="", name=BACKUP_INTERVAL_ANNOTATION)
-    verification: str = msgspec.field(default="", name=VERIFICATION_INTERVAL_ANNOTATION)
-    left_out: str = msgspec.field(default="", name=EXCLUDE_ANNOTATION)
+    interval: str = msgspec.field(default="", name=names.BACKUP_INTERVAL_ANNOTATION)
+    verification: str = msgspec.field(default="", name=names.VERIFICATION_INTERVAL_ANNOTATION)
+    left_out: str = msgspec.field(default="", name=names.EXCLUDE_ANNOTATION)
 
 
 class _OwnerReference(WireModel, gc=False):
@@ -99,7 +93,7 @@ class VolumeClaim(WireModel, gc=False):
         """Whether it is a workload's, not what a transfer, ours or Velero's, reads or writes for a while."""
         owners = self.metadata.owner_references
         moved = any(one.kind in KIND_NAMES and one.api_version.startswith("velero.io/") for one in owners)
-        return not moved and OWNER_UID_LABEL not in self.metadata.labels
+        return not moved and names.OWNER_UID_LABEL not in self.metadata.labels
 
     @property
     def bound(self) -> bool:
@@ -278,7 +272,7 @@ class WorkloadPod(WireModel, gc=False):
 
 
 class _NamespaceAnnotations(WireModel, gc=False):
-    left_out: str = msgspec.field(default="", name=EXCLUDE_ANNOTATION)
+    left_out: str = msgspec.field(default="", name=names.EXCLUDE_ANNOTATION)
 
 
 class _NamespaceMeta(_Meta, gc=False):

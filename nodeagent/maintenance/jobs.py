@@ -15,14 +15,8 @@ from core.errors import ResultError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import JOBS, PODS
 from core.kube.types import Condition, Job, Pod
+from core.models import names
 from core.models.base import parse_time
-from core.models.names import (
-    OWNER_UID_LABEL,
-    REPO_NAME_LABEL,
-    RESTORE_TEST_ANNOTATION,
-    VERIFIED_REPOSITORY_LABEL,
-    repo_name_label,
-)
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.models.units import format_duration, parse_quantity
 from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
@@ -91,15 +85,15 @@ class MaintenanceJob:
             uid=meta["uid"],
             version=meta["resourceVersion"],
             created=parse_time(meta.get("creationTimestamp", "")),
-            owner_uid=labels.get(OWNER_UID_LABEL),
-            repo_name=labels.get(REPO_NAME_LABEL),
+            owner_uid=labels.get(names.OWNER_UID_LABEL),
+            repo_name=labels.get(names.REPO_NAME_LABEL),
             ended=succeeded or bool(failed) or bool(status.get("failed")),
             succeeded=succeeded,
             completed=parse_time(completed) if completed else None,
             reason=failed.get("reason", ""),
             message=failed.get("message", ""),
-            verifies=labels.get(VERIFIED_REPOSITORY_LABEL),
-            restores=(meta.get("annotations") or {}).get(RESTORE_TEST_ANNOTATION) or None,
+            verifies=labels.get(names.VERIFIED_REPOSITORY_LABEL),
+            restores=(meta.get("annotations") or {}).get(names.RESTORE_TEST_ANNOTATION) or None,
         )
 
     @classmethod
@@ -119,7 +113,7 @@ class MaintenanceJob:
 
     def maintains(self, name: str, uid: str) -> bool:
         """Return whether it is one of the BackupRepository: ours, a server's, or of an earlier one of that name."""
-        return self.owner_uid == uid or self.repo_name == repo_name_label(name)
+        return self.owner_uid == uid or self.repo_name == names.repo_name_label(name)
 
     def failure(self, message: str) -> MaintenanceEntry:
         """Return the entry of a failure: without a completion, which a Velero server would take for a success."""

@@ -22,18 +22,7 @@ from nodeagent.metrics import EXPOSE_SECONDS
 from nodeagent.node.lifecycle import Case, Site
 from nodeagent.node.steps import SlotRequest, StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.mover_pod import (
-    LostPod,
-    MoverLoss,
-    PodState,
-    add_log_end,
-    count_loss,
-    explain_loss,
-    pod_node,
-    pod_state,
-    rejection_reason,
-    was_killed,
-)
+from nodeagent.transfers import mover_pod
 from nodeagent.transfers.status import Change, cancel_cause
 
 
@@ -73,15 +62,14 @@ class ExposeSteps(StepBase):
 
     async def expose(self, case: Case) -> Requeue | None:
         """Take the next step toward a mover pod, and report what that is pending for."""
-        if case.view.phase is Phase.PREPARED and case.view.pod in {PodState.ABSENT, PodState.TERMINATING}:
-            recorded = await self._record_loss(case)
-            if recorded:
-                return Requeue(0.0)
+        gone = {mover_pod.PodState.ABSENT, mover_pod.PodState.TERMINATING}
+        if case.view.phase is Phase.PREPARED and case.view.pod in gone and await self._record_loss(case):
+            return Requeue(0.0)
         answer = await self._ensure(case)
         if not isinstance(answer, Exposed | Pending):
             return answer
         if isinstance(answer, Exposed):
-            if pod_state(answer.pod) is PodState.LOST:
+            if mover_pod.pod_state(answer.pod) is mover_pod.PodState.LOST:
                 # On another node, which no watch of this agent covers.
                 return await self.recreate(replace(case, pod=answer.pod))
             await self._report_not_taken_over(case, answer)
@@ -95,7 +83,7 @@ class ExposeSteps(StepBase):
         """Record that the mover pod was lost, and delete it once another one may be created."""
         if await self._record_loss(case):
             return Requeue(0.0)
-        loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
+        loss = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations)
         if loss is not None:
             waited_seconds = self._pending.operation_seconds(case.cr.uid, f"replacement {loss.times}")
             pause = loss.pause.total_seconds() - waited_seconds
@@ -153,7 +141,7 @@ class ExposeSteps(StepBase):
         """Move to Failed: there was no mover pod in time."""
         timeout = format_duration(self._limits.prepare)
         cause = self._pending.message(case.cr.uid) or case.cr.status.message
-        loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
+        loss = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations)
         what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
         if case.view.phase is Phase.IN_PROGRESS:
             what = f"attempt {case.cr.attempts.number} not prepared"
@@ -191,7 +179,7 @@ class ExposeSteps(StepBase):
 
     async def _report_not_taken_over(self, case: Case, exposed: Exposed) -> None:
         """Report a mover pod on another node whose agent has not taken over the transfer."""
-        node = pod_node(exposed.pod)
+        node = mover_pod.pod_node(exposed.pod)
         if node in {None, self._site.node}:
             await self._clear_pending(case)
             return
@@ -207,13 +195,13 @@ class ExposeSteps(StepBase):
 
     async def _record_loss(self, case: Case) -> bool:
         """Record each lost pod once, and fail where no other is to be created; return whether this one is new."""
-        before, pod = MoverLoss.from_annotations(case.cr.metadata.annotations), _lost_pod(case.pod)
-        loss = count_loss(before, pod, self._tools.clock.now())
+        before, pod = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations), _lost_pod(case.pod)
+        loss = mover_pod.count_loss(before, pod, self._tools.clock.now())
         if loss == before:
             return False
         if loss.failure:
             tail = await self._tools.logs.copy(case.cr, case.pod)
-            message = add_log_end(f"data mover pod {case.cr.place} {loss.failure}", tail)
+            message = mover_pod.add_log_end(f"data mover pod {case.cr.place} {loss.failure}", tail)
             await self._end(case, Phase.FAILED, message, not_prepared=NotPrepared.MOVER_LOST)
             return True
         cause = f": {pod.why}" if pod.why else ""
@@ -228,7 +216,9 @@ class ExposeSteps(StepBase):
         return True
 
 
-def _lost_pod(pod: Pod | None) -> LostPod:
+def _lost_pod(pod: Pod | None) -> mover_pod.LostPod:
     if pod is None:
-        return LostPod()
-    return LostPod(pod["metadata"]["uid"], explain_loss(pod), was_killed(pod), rejection_reason(pod))
+        return mover_pod.LostPod()
+    return mover_pod.LostPod(
+        pod["metadata"]["uid"], mover_pod.explain_loss(pod), mover_pod.was_killed(pod), mover_pod.rejection_reason(pod)
+    )

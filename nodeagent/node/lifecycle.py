@@ -16,18 +16,10 @@ from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, parse_pod_end
 from nodeagent.runtime.workqueue import Timers
+from nodeagent.transfers import retries
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import MoverLoss, PodState, has_ended, is_current, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
-from nodeagent.transfers.retries import (
-    Ending,
-    backoff_seconds,
-    explain_deadline,
-    fence_refusal,
-    fence_seconds,
-    find_interruption,
-    refusal,
-)
 
 
 @dataclass(frozen=True)
@@ -309,7 +301,7 @@ class Case:
     outcome: Outcome | None
     view: View
     departed: Pod | None = None
-    ending: Ending | None = None
+    ending: retries.Ending | None = None
     refused: str | None = None
     delay_seconds: float = 0.0
 
@@ -349,7 +341,7 @@ def build_case(kind: Kind[Any], seen: Observation, site: Site, limits: Timeouts)
     ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
     refused = _refuse(seen, ending)
     if ending is not None and kind.spec.restores:
-        refused = fence_refusal(ending, pod or departed) or refused
+        refused = retries.fence_refusal(ending, pod or departed) or refused
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
     case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
     return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
@@ -377,19 +369,19 @@ def _end_of(pod: Pod | None) -> PodEnd | None:
     return parse_pod_end(pod) if pod is not None else None
 
 
-def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> Ending | None:
+def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> retries.Ending | None:
     """Return how the attempt was interrupted; None while it was not, or if no other one may follow such an end."""
     if view.phase is not Phase.IN_PROGRESS or view.stage in {AttemptStage.WAITING, AttemptStage.READY}:
         return None
     # While it gets a mover pod, there is none at first, and one that is lost is created again.
     ends = {PodState.ENDED} if view.stage is AttemptStage.EXPOSING else _GONE
-    return find_interruption(pod, departed) if view.pod in ends else None
+    return retries.find_interruption(pod, departed) if view.pod in ends else None
 
 
-def _refuse(seen: Observation, ending: Ending | None) -> str | None:
+def _refuse(seen: Observation, ending: retries.Ending | None) -> str | None:
     if ending is not None:
-        return refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
-    return explain_deadline(seen.rules, age_seconds=seen.age_seconds)
+        return retries.refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
+    return retries.explain_deadline(seen.rules, age_seconds=seen.age_seconds)
 
 
 def _delay_seconds(kind: Kind[Any], seen: Observation) -> float:
@@ -397,8 +389,8 @@ def _delay_seconds(kind: Kind[Any], seen: Observation) -> float:
     measured, attempts = seen.measured, seen.cr.attempts
     if measured.waiting_seconds is None or measured.silent_seconds is None:
         return 0.0
-    pause = backoff_seconds(seen.rules, attempts) - measured.waiting_seconds
-    fence = fence_seconds(attempts, kind.spec.restores) - measured.silent_seconds
+    pause = retries.backoff_seconds(seen.rules, attempts) - measured.waiting_seconds
+    fence = retries.fence_seconds(attempts, kind.spec.restores) - measured.silent_seconds
     return max(0.0, pause, fence)
 
 

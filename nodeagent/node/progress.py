@@ -24,17 +24,8 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.workload import find_mover_events
-from nodeagent.metrics import (
-    DEDUPLICATED_BYTES,
-    HASHED_BYTES,
-    LAST_PROGRESS,
-    MOVED_BYTES,
-    RATE,
-    RETRY_RESENT_BYTES,
-    SENT_BYTES,
-    STORED_BYTES,
-    Metrics,
-)
+from nodeagent import metrics as metric
+from nodeagent.metrics import Metrics
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, Reported, read_progress
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
@@ -213,7 +204,7 @@ class ProgressFollower:
             return
         if reading.followed is not None:
             reading.followed = None
-            self._metrics.forget(RATE, LAST_PROGRESS, kind=kind_name, uid=uid)
+            self._metrics.forget(metric.RATE, metric.LAST_PROGRESS, kind=kind_name, uid=uid)
         reading.again = again
         if not again:
             del self._readings[uid]
@@ -237,7 +228,7 @@ class ProgressFollower:
         """Count what a completed transfer moved since its last Event."""
         reading = self._readings.get(uid)
         if reading is not None:
-            self._metrics.inc(MOVED_BYTES, kind_name, by=total_bytes - reading.counted.done_bytes)
+            self._metrics.inc(metric.MOVED_BYTES, kind_name, by=total_bytes - reading.counted.done_bytes)
             reading.counted = replace(reading.counted, done_bytes=max(total_bytes, reading.counted.done_bytes))
 
     def _choose_source(self, reading: _Reading, pod: Pod) -> None:
@@ -386,15 +377,15 @@ class ProgressFollower:
     def _count(self, kind_name: str, reading: _Reading) -> None:
         reported, message = reading.reported, reading.reported.message
         counted, counted_bytes = reading.counted.message or message, reading.counted.done_bytes
-        self._metrics.inc(MOVED_BYTES, kind_name, by=message.done_bytes - counted_bytes)
+        self._metrics.inc(metric.MOVED_BYTES, kind_name, by=message.done_bytes - counted_bytes)
         sent_bytes = message.sent_bytes - counted.sent_bytes
-        self._metrics.inc(SENT_BYTES, kind_name, by=sent_bytes)
-        self._metrics.inc(HASHED_BYTES, kind_name, by=message.hashed_bytes - counted.hashed_bytes)
-        self._metrics.inc(DEDUPLICATED_BYTES, kind_name, by=message.deduped_bytes - counted.deduped_bytes)
-        self._metrics.inc(STORED_BYTES, kind_name, by=message.stored_bytes - counted.stored_bytes)
+        self._metrics.inc(metric.SENT_BYTES, kind_name, by=sent_bytes)
+        self._metrics.inc(metric.HASHED_BYTES, kind_name, by=message.hashed_bytes - counted.hashed_bytes)
+        self._metrics.inc(metric.DEDUPLICATED_BYTES, kind_name, by=message.deduped_bytes - counted.deduped_bytes)
+        self._metrics.inc(metric.STORED_BYTES, kind_name, by=message.stored_bytes - counted.stored_bytes)
         if reported.attempt > 1 and reported.attempt_bytes < reported.earlier_bytes:
-            self._metrics.inc(RETRY_RESENT_BYTES, kind_name, by=sent_bytes)
-        self._metrics.set(RATE, message.bytes_per_second, kind_name, reading.uid)
+            self._metrics.inc(metric.RETRY_RESENT_BYTES, kind_name, by=sent_bytes)
+        self._metrics.set(metric.RATE, message.bytes_per_second, kind_name, reading.uid)
         self._show_life(kind_name, reading)
         # An older Event was dropped: kopia's counters never decrease within an attempt.
         done_bytes = max(message.done_bytes, counted_bytes)
@@ -405,7 +396,7 @@ class ProgressFollower:
         moved = (reading.reported.message.done_bytes, reading.reported.message.sent_bytes)
         if moved != reading.counted.moved:
             reading.counted = replace(reading.counted, moved=moved)
-            self._metrics.set(LAST_PROGRESS, self._clock.now().timestamp(), kind_name, reading.uid)
+            self._metrics.set(metric.LAST_PROGRESS, self._clock.now().timestamp(), kind_name, reading.uid)
 
     async def _write(self, kind: Kind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""

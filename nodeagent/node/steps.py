@@ -16,15 +16,8 @@ from typing import Final, Self, TypeVar
 
 from core.clock import Clock
 from core.errors import ExposeError
+from core.kube import errors
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import (
-    ForbiddenError,
-    InvalidError,
-    KubeError,
-    MalformedObjectError,
-    ServerError,
-    UnreachableError,
-)
 from core.kube.resources import NODES
 from core.logs import BoundLogger, bind
 from core.models.names import NOT_PREPARED_ANNOTATION
@@ -185,7 +178,7 @@ class OwnSlots:
         if self.known:
             self.on_number(resolve_slots(self._labels, concurrency))
 
-    def _go_without(self, error: KubeError) -> None:
+    def _go_without(self, error: errors.KubeError) -> None:
         _log.warning("cannot watch the labels of node %s, perNodeConfig ignored: %s", self.node, error)
         self._informer.synced.set()
 
@@ -208,16 +201,18 @@ _QUOTA: Final = "exceeded quota"
 """Source: Kubernetes v1.34, the ResourceQuota admission plugin."""
 
 
-def classify_rejection(error: ForbiddenError | InvalidError | MalformedObjectError | ServerError) -> Pending:
+def classify_rejection(
+    error: errors.ForbiddenError | errors.InvalidError | errors.MalformedObjectError | errors.ServerError,
+) -> Pending:
     """Return what a transfer is pending for after `error`; raise ExposeError if the object itself was rejected."""
     text = str(error)
-    if isinstance(error, ServerError):
+    if isinstance(error, errors.ServerError):
         return Pending(PendingReason.API_SERVER_ERROR, text, blocked=True)
     if pending := diagnose_rejection(error):
         return pending
-    if isinstance(error, MalformedObjectError):
+    if isinstance(error, errors.MalformedObjectError):
         return Pending(PendingReason.OBJECT_MALFORMED, text, blocked=True)
-    if isinstance(error, InvalidError) or _ADMISSION.search(text):
+    if isinstance(error, errors.InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
     return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)
 
@@ -344,9 +339,9 @@ class StepBase:
         """
         try:
             return await step
-        except UnreachableError:
+        except errors.UnreachableError:
             raise
-        except (ForbiddenError, InvalidError, MalformedObjectError, ServerError) as e:
+        except (errors.ForbiddenError, errors.InvalidError, errors.MalformedObjectError, errors.ServerError) as e:
             try:
                 return classify_rejection(e)
             except ExposeError as rejected:

@@ -16,29 +16,9 @@ from msgspec import field
 
 from core.clock import Clock, Deadline
 from core.errors import ConfigError
+from core.kube import errors
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import (
-    ForbiddenError,
-    InvalidError,
-    KubeError,
-    MalformedObjectError,
-    NotFoundError,
-    NotServedError,
-)
-from core.kube.resources import (
-    BACKUP_REPOSITORIES,
-    BACKUP_STORAGE_LOCATIONS,
-    CUSTOM_RESOURCE_DEFINITIONS,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    PODS,
-    TRANSFERS,
-    VOLUME_SNAPSHOT_CONTENTS,
-    VOLUME_SNAPSHOTS,
-    Resource,
-)
 from core.kube.types import UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.names import helm_release, is_ours
@@ -47,10 +27,10 @@ from exposer.workload import list_pods
 from nodeagent.runtime.permissions import Permission, Scope
 
 _GROUP: Final = "authorization.k8s.io"
-_ACCESS_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+_ACCESS_REVIEWS: Final[kube.Resource[UncheckedObject]] = kube.Resource(
     "SelfSubjectAccessReview", "selfsubjectaccessreviews", _GROUP, namespaced=False
 )
-_RULES_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+_RULES_REVIEWS: Final[kube.Resource[UncheckedObject]] = kube.Resource(
     "SelfSubjectRulesReview", "selfsubjectrulesreviews", _GROUP, namespaced=False
 )
 """Every authenticated user may create both. Source: Kubernetes, ClusterRole system:basic-user."""
@@ -128,7 +108,7 @@ async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
     try:
         review = _RULES_REVIEWS.build({}, spec={"namespace": namespace})
         answer = await client.create(_RULES_REVIEWS, review)
-    except (ForbiddenError, InvalidError, NotFoundError):
+    except (errors.ForbiddenError, errors.InvalidError, errors.NotFoundError):
         return ()
     return [_Rule.parse(raw) for raw in answer["status"].get("resourceRules") or []]
 
@@ -149,8 +129,8 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
 
 _log = logging.getLogger(__name__)
 
-_KINDS: Final = (*TRANSFERS, BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS)
-_SNAPSHOT_KINDS: Final = (VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+_KINDS: Final = (*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS)
+_SNAPSHOT_KINDS: Final = (kube.VOLUME_SNAPSHOTS, kube.VOLUME_SNAPSHOT_CONTENTS)
 
 PREFLIGHT_NAME: Final = "preflight"
 """The name that is read to check a definition: a get needs no permission beyond what every kind needs."""
@@ -177,7 +157,7 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
         await check_permissions(client, namespace, permissions)
         missing = await _missing_kinds(client, namespace, _KINDS)
         without = await _missing_kinds(client, namespace, _SNAPSHOT_KINDS)
-    except KubeError as e:
+    except errors.KubeError as e:
         raise ConfigError(f"cannot check the cluster: {e}") from e
     if missing:
         raise ConfigError(
@@ -187,14 +167,14 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
         _log.warning("no snapshot API in this cluster (%s): every DataUpload will fail", ", ".join(without))
 
 
-async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Resource]) -> list[str]:
+async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[kube.Resource]) -> list[str]:
     missing = []
     for kind in kinds:
         try:
             await client.get(kind, namespace, PREFLIGHT_NAME)
-        except NotServedError:
+        except errors.NotServedError:
             missing.append(f"{kind.full_name}/{kind.version}")
-        except (NotFoundError, MalformedObjectError):
+        except (errors.NotFoundError, errors.MalformedObjectError):
             # It is served.
             continue
     return missing
@@ -208,7 +188,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
     """
     try:
         missing = await missing_permissions(client, namespace, permissions, by_rules=True)
-    except KubeError as e:
+    except errors.KubeError as e:
         raise ConfigError(f"cannot check the cluster: {e}") from e
     required = [text for permission, text in missing.items() if not permission.without]
     if required:
@@ -261,10 +241,10 @@ async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory
 
 async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
     """Return the Running pods of the node, by the names of their directories."""
-    selection = Selection(PODS, field_selector=f"spec.nodeName={node},status.phase=Running")
+    selection = Selection(kube.PODS, field_selector=f"spec.nodeName={node},status.phase=Running")
     try:
         pods = await client.list(selection)
-    except KubeError as e:
+    except errors.KubeError as e:
         raise ConfigError(f"cannot list the pods of node {node}: {e}") from e
     # The directory of a pod that is being deleted may no longer exist.
     metas = [pod["metadata"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -277,11 +257,11 @@ async def _list_running(client: KubeClient, node: str) -> dict[str, str]:
 _OF_ALL: Final = ("status.activities", "status.fallbackFull", "status.incrementalBytes")
 _RESTORE_TYPE: Final = "spec.restoreType"
 
-_FIELDS: Final[dict[Resource, tuple[str, ...]]] = {
-    DATA_UPLOADS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
-    DATA_DOWNLOADS: (_RESTORE_TYPE, "spec.csiSnapshot", "spec.snapshotSize", *_OF_ALL),
-    POD_VOLUME_BACKUPS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
-    POD_VOLUME_RESTORES: (_RESTORE_TYPE, "spec.snapshotSize", *_OF_ALL),
+_FIELDS: Final[dict[kube.Resource, tuple[str, ...]]] = {
+    kube.DATA_UPLOADS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
+    kube.DATA_DOWNLOADS: (_RESTORE_TYPE, "spec.csiSnapshot", "spec.snapshotSize", *_OF_ALL),
+    kube.POD_VOLUME_BACKUPS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
+    kube.POD_VOLUME_RESTORES: (_RESTORE_TYPE, "spec.snapshotSize", *_OF_ALL),
 }
 """The fields that this version reads or writes, and that not all definitions have from Velero 1.17 on.
 
@@ -333,7 +313,7 @@ class _Definition(WireModel):
 
 async def read_definitions(client: KubeClient) -> list[UncheckedObject]:
     """Return the definitions of transfers, as far as they exist."""
-    found = [await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _BY_NAME]
+    found = [await client.read(kube.CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _BY_NAME]
     return [one for one in found if one is not None]
 
 
@@ -375,5 +355,5 @@ def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
 
 
 def _is_next_velero(dropped: dict[str, tuple[UncheckedObject, tuple[str, ...]]]) -> bool:
-    one, fields = dropped.get(DATA_DOWNLOADS.full_name, (None, ()))
+    one, fields = dropped.get(kube.DATA_DOWNLOADS.full_name, (None, ()))
     return one is not None and not is_ours(one) and _RESTORE_TYPE not in fields

@@ -17,29 +17,11 @@ from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.kube.types import Pod
 from core.logs import bind
+from core.models import names
 from core.models.base import Time, WireModel
-from core.models.names import (
-    DATA_DOWNLOAD_LABEL,
-    DATA_UPLOAD_LABEL,
-    MOVER_LOST_ANNOTATION,
-    OWNER_UID_LABEL,
-    POD_VOLUME_BACKUP_LABEL,
-    POD_VOLUME_RESTORE_LABEL,
-)
 from core.models.transfers import Transfer
+from exposer import pod_status
 from exposer.ownership import belongs
-from exposer.pod_status import (
-    LOST_CONTAINER,
-    PodEnd,
-    attempt_of,
-    explain_exit,
-    find_condition,
-    memory_limit,
-    mover_end,
-    mover_status,
-    parse_pod_end,
-    signal_of,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +44,7 @@ class PodState(Enum):
 
 
 _MOVER_LABELS: Final = frozenset(
-    {DATA_UPLOAD_LABEL, DATA_DOWNLOAD_LABEL, POD_VOLUME_BACKUP_LABEL, POD_VOLUME_RESTORE_LABEL}
+    {names.DATA_UPLOAD_LABEL, names.DATA_DOWNLOAD_LABEL, names.POD_VOLUME_BACKUP_LABEL, names.POD_VOLUME_RESTORE_LABEL}
 )
 
 _NOT_STARTED: Final = "StartError"
@@ -82,7 +64,7 @@ def pod_state(pod: Pod | None) -> PodState:
     if pod is None:
         return PodState.ABSENT
     terminating = bool(pod["metadata"].get("deletionTimestamp"))
-    end = parse_pod_end(pod)
+    end = pod_status.parse_pod_end(pod)
     if end is not None:
         return PodState.LOST if terminating or _is_lost(pod, end) else PodState.ENDED
     if terminating:
@@ -101,7 +83,7 @@ def is_current(pod: Pod, cr: Transfer) -> bool:
 
     Between two attempts any pod of `cr` is: it must be gone before the next one.
     """
-    return belongs(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
+    return belongs(pod, cr) and (cr.between_attempts or pod_status.attempt_of(pod) == cr.attempts.number)
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> Pod | None:
@@ -112,7 +94,7 @@ async def read_mover(client: KubeClient, cr: Transfer) -> Pod | None:
 
 def is_own(pod: Pod) -> bool:
     """Return whether an agent of this project created `pod`, and not Velero's."""
-    return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
+    return names.OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def may_take_over(pod: Pod) -> bool:
@@ -133,12 +115,12 @@ def pod_node(pod: Pod) -> str | None:
 def explain_loss(pod: Pod) -> str | None:
     """Return why `pod` was lost, as far as its status shows; None if it does not."""
     status = pod.get("status") or {}
-    disruption = find_condition(status, "DisruptionTarget")
+    disruption = pod_status.find_condition(status, "DisruptionTarget")
     reason = status.get("reason") or disruption.get("reason") or ""
     message = status.get("message") or disruption.get("message") or ""
-    end = parse_pod_end(pod)
+    end = pod_status.parse_pod_end(pod)
     if not reason and not message and end is not None and end.exit_code is not None:
-        return explain_exit(end)
+        return pod_status.explain_exit(end)
     return ": ".join(part for part in (reason, message) if part) or None
 
 
@@ -148,16 +130,16 @@ def rejection_reason(pod: Pod) -> str | None:
     Source: Kubernetes v1.34, pkg/kubelet/lifecycle/predicate.go and rejectPod in pkg/kubelet/kubelet.go; a pod
     that was admitted before has a condition if it is evicted, preempted or garbage-collected.
     """
-    status, end = pod.get("status") or {}, parse_pod_end(pod)
+    status, end = pod.get("status") or {}, pod_status.parse_pod_end(pod)
     admitted = end is None or end.exit_code is not None or status.get("phase") != "Failed"
-    return None if admitted or find_condition(status, "DisruptionTarget") else status.get("reason") or None
+    return None if admitted or pod_status.find_condition(status, "DisruptionTarget") else status.get("reason") or None
 
 
 def was_killed(pod: Pod) -> bool:
     """Return whether `pod` got SIGKILL for an unknown reason, which may kill the next one as well."""
-    end = parse_pod_end(pod)
+    end = pod_status.parse_pod_end(pod)
     terminating = bool(pod["metadata"].get("deletionTimestamp"))
-    return end is not None and signal_of(end) == signal.SIGKILL and end.plain and not terminating
+    return end is not None and pod_status.signal_of(end) == signal.SIGKILL and end.plain and not terminating
 
 
 _IDENTITY: Final = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "resourceVersion")
@@ -167,7 +149,7 @@ _STATE: Final = ("phase", "reason", "message", "conditions", "containerStatuses"
 def trim_pod(pod: Pod) -> Pod:
     """Return the part of a pod that the life cycle reads: its owner and its state."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    limit = memory_limit(pod)
+    limit = pod_status.memory_limit(pod)
     containers = {"containers": [{"resources": {"limits": {"memory": limit}}}]} if limit else {}
     trimmed = PODS.build(
         {key: meta[key] for key in _IDENTITY if key in meta},
@@ -177,13 +159,13 @@ def trim_pod(pod: Pod) -> Pod:
     return cast("Pod", trimmed)
 
 
-def _is_lost(pod: Pod, end: PodEnd) -> bool:
+def _is_lost(pod: Pod, end: pod_status.PodEnd) -> bool:
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
-    killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
-    disrupted = bool(status.get("reason")) or bool(find_condition(status, "DisruptionTarget"))
+    killed = pod_status.signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
+    disrupted = bool(status.get("reason")) or bool(pod_status.find_condition(status, "DisruptionTarget"))
     not_started = end.reason == _NOT_STARTED and any(text in end.message for text in _START_INTERRUPTED)
-    return rejected or killed or disrupted or not_started or end.reason in LOST_CONTAINER
+    return rejected or killed or disrupted or not_started or end.reason in pod_status.LOST_CONTAINER
 
 
 _LIMIT_BYTES: Final = 4 * 1024 * 1024
@@ -243,7 +225,7 @@ class MoverLogs:
                 text = await self._client.pod_log(
                     meta["namespace"],
                     meta["name"],
-                    container=mover.get("name", "") if (mover := mover_status(pod)) else "",
+                    container=mover.get("name", "") if (mover := pod_status.mover_status(pod)) else "",
                     limit_bytes=_LIMIT_BYTES,
                 )
         except (KubeError, TimeoutError) as e:
@@ -266,7 +248,7 @@ class MoverLogs:
 
 def _has_run(pod: Pod) -> bool:
     phase = (pod.get("status") or {}).get("phase", "Pending")
-    ended = mover_end(pod)
+    ended = pod_status.mover_end(pod)
     # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
     return phase != "Pending" and (phase != "Failed" or bool(ended))
 
@@ -311,7 +293,7 @@ class MoverLoss(WireModel):
     the cause in its status. Both times are for people: timeouts are measured without them.
     """
 
-    annotation: ClassVar[str] = MOVER_LOST_ANNOTATION
+    annotation: ClassVar[str] = names.MOVER_LOST_ANNOTATION
 
     since: Time
     last: Time

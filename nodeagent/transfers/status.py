@@ -17,21 +17,9 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BACKUPS
 from core.kube.types import Manifest, Object
 from core.logs import fields
+from core.models import names
 from core.models.backups import Shrinkage
 from core.models.base import CustomResource, JsonDict, format_time
-from core.models.names import (
-    ACCEPT_FENCE_ANNOTATION,
-    ATTEMPTS_ANNOTATION,
-    BANDWIDTH_ANNOTATION,
-    BLOCK_PREFERRED_ANNOTATION,
-    COPIES_ANNOTATION,
-    EXPOSE_ON_GOING_LABEL,
-    MOVER_LOST_ANNOTATION,
-    NODE_LABEL,
-    NOT_PREPARED_ANNOTATION,
-    OUTCOME_ANNOTATION,
-    PENDING_REASON_ANNOTATION,
-)
 from core.models.phases import HOLDING_PHASES, TRANSITIONS, IllegalMoveError, Interruption, Phase, RetryRules, Uptime
 from core.models.reasons import PendingReason
 from core.models.transfers import PodVolumeBackup, Transfer
@@ -93,15 +81,15 @@ async def record_end(kind: Kind[Any], stored: Transfer, *, metrics: Metrics, eve
 
 
 _MARKS: Final = (
-    OUTCOME_ANNOTATION,
-    ACCEPT_FENCE_ANNOTATION,
-    ATTEMPTS_ANNOTATION,
-    BANDWIDTH_ANNOTATION,
-    BLOCK_PREFERRED_ANNOTATION,
-    COPIES_ANNOTATION,
-    MOVER_LOST_ANNOTATION,
-    NOT_PREPARED_ANNOTATION,
-    PENDING_REASON_ANNOTATION,
+    names.OUTCOME_ANNOTATION,
+    names.ACCEPT_FENCE_ANNOTATION,
+    names.ATTEMPTS_ANNOTATION,
+    names.BANDWIDTH_ANNOTATION,
+    names.BLOCK_PREFERRED_ANNOTATION,
+    names.COPIES_ANNOTATION,
+    names.MOVER_LOST_ANNOTATION,
+    names.NOT_PREPARED_ANNOTATION,
+    names.PENDING_REASON_ANNOTATION,
 )
 """This agent's annotations on a transfer that is not finished."""
 
@@ -171,7 +159,7 @@ class StatusWriter:
             # The accepting agent is the owning agent, and Velero writes the node at once as well.
             # Source: tests/recordings/velero-1.18.2/podvolumerestore.json.
             status.setdefault("node", status["acceptedByNode"])
-        if cr.status.message or PENDING_REASON_ANNOTATION in cr.metadata.annotations:
+        if cr.status.message or names.PENDING_REASON_ANNOTATION in cr.metadata.annotations:
             status.setdefault("message", None)
         labels = _expose_label(cr, to) | dict(change.labels)
         whole = replace(change, status=status, labels=labels)
@@ -189,9 +177,9 @@ class StatusWriter:
 
         Its attempts stay, for people, if there were several. Errors are as for `move`.
         """
-        kept = {ATTEMPTS_ANNOTATION} if cr.attempts.number > 1 else set()
+        kept = {names.ATTEMPTS_ANNOTATION} if cr.attempts.number > 1 else set()
         change = Change(
-            labels={NODE_LABEL: None},
+            labels={names.NODE_LABEL: None},
             annotations={mark: None for mark in without_marks(cr) if mark not in kept},
             finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.spec.finalizer],
         )
@@ -232,7 +220,7 @@ class StatusWriter:
         try:
             raw = await client.patch(kind.spec.resource, cr.metadata.namespace, cr.name, patch, again=again)
         except ConflictError as e:
-            if not (e.may_be_own and (_ends(change) or ATTEMPTS_ANNOTATION in change.annotations)):
+            if not (e.may_be_own and (_ends(change) or names.ATTEMPTS_ANNOTATION in change.annotations)):
                 raise
             # If it is, no other writer records that end, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
@@ -248,7 +236,7 @@ class StatusWriter:
 
 def _ends(change: Change) -> bool:
     phase = change.status.get("phase")
-    return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
+    return names.OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
 
 def _contains(stored: Mapping[str, Any], patch: Manifest) -> bool:
@@ -268,15 +256,15 @@ def _reason_annotation(cr: Transfer, change: Change) -> dict[str, str | None]:
     if "message" not in change.status:
         return {}
     if change.reason:
-        return {PENDING_REASON_ANNOTATION: change.reason}
-    return {PENDING_REASON_ANNOTATION: None} if PENDING_REASON_ANNOTATION in cr.metadata.annotations else {}
+        return {names.PENDING_REASON_ANNOTATION: change.reason}
+    return {names.PENDING_REASON_ANNOTATION: None} if names.PENDING_REASON_ANNOTATION in cr.metadata.annotations else {}
 
 
 def _expose_label(cr: Transfer, to: Phase) -> dict[str, str | None]:
     """Return the label that marks a transfer while it uses the admission quota."""
     if to in HOLDING_PHASES:
-        return {EXPOSE_ON_GOING_LABEL: "true"}
-    return {EXPOSE_ON_GOING_LABEL: None} if EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}
+        return {names.EXPOSE_ON_GOING_LABEL: "true"}
+    return {names.EXPOSE_ON_GOING_LABEL: None} if names.EXPOSE_ON_GOING_LABEL in cr.metadata.labels else {}
 
 
 def announce_next(
@@ -291,11 +279,11 @@ def announce_next(
     seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
     number, delay = attempts.number, format_duration(timedelta(seconds=round(seconds)))
     message = f"{attempts.explain_last(interruption.message)}; attempt {number} begins in {delay}"
-    lost = {MOVER_LOST_ANNOTATION: None} if MOVER_LOST_ANNOTATION in cr.metadata.annotations else {}
+    lost = {names.MOVER_LOST_ANNOTATION: None} if names.MOVER_LOST_ANNOTATION in cr.metadata.annotations else {}
     change = Change(
         {"message": message},
-        labels={NODE_LABEL: label} if label else {},
-        annotations={ATTEMPTS_ANNOTATION: attempts.to_json(), **lost},
+        labels={names.NODE_LABEL: label} if label else {},
+        annotations={names.ATTEMPTS_ANNOTATION: attempts.to_json(), **lost},
         reason=PendingReason.INTERRUPTED,
     )
     return change, message

@@ -16,17 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from core.clock import Clock
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, MalformedObjectError
-from core.kube.resources import (
-    BACKUP_STORAGE_LOCATIONS,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    SECRETS,
-    STORAGE_CLASSES,
-    VOLUME_ATTACHMENTS,
-    Resource,
-)
 from core.kube.types import Object, ObjectT
 from core.models.names import label_value
 from core.models.phases import AttemptStage, Phase
@@ -94,20 +86,22 @@ class CopyHolders:
 _SHARED_SECONDS: Final = 1.0
 """How long an answer is shared; a transfer is admitted seconds after its check anyway."""
 
-_SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, PERSISTENT_VOLUME_CLAIMS})
+_SHARED: Final = frozenset(
+    {kube.BACKUP_STORAGE_LOCATIONS, kube.SECRETS, kube.STORAGE_CLASSES, kube.PERSISTENT_VOLUME_CLAIMS}
+)
 """What thousands of transfers name alike; one check reads a PVC twice. No pods: a change of a workload
 pod makes its transfer due, and that check must observe the change."""
 
 _LISTED_SECONDS: Final = 5.0
 """How long a list of the whole cluster is shared; the agent lists again before it takes a volume."""
 
-_LISTED: Final[Mapping[Resource, tuple[str, ...]]] = {
-    PERSISTENT_VOLUMES: ("csi", "nfs", "claimRef"),
-    VOLUME_ATTACHMENTS: ("source", "nodeName"),
+_LISTED: Final[Mapping[kube.Resource, tuple[str, ...]]] = {
+    kube.PERSISTENT_VOLUMES: ("csi", "nfs", "claimRef"),
+    kube.VOLUME_ATTACHMENTS: ("source", "nodeName"),
 }
 """Lists that are shared, and the fields of `spec` that are kept beside the names: there may be thousands."""
 
-_Key = tuple[Resource, str, str]
+_Key = tuple[kube.Resource, str, str]
 
 
 class SharedReader:
@@ -119,10 +113,10 @@ class SharedReader:
         self._found: dict[_Key, Object] = {}
         self._ages: deque[tuple[float, _Key]] = deque()
         self._in_flight: dict[_Key, asyncio.Event] = {}
-        self._lists: dict[Resource, tuple[float, list[Any]]] = {}
-        self._locks: defaultdict[Resource, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lists: dict[kube.Resource, tuple[float, list[Any]]] = {}
+        self._locks: defaultdict[kube.Resource, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
+    async def read(self, resource: kube.Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, at most a second old, or None; a read that fails is repeated by the next caller."""
         if resource not in _SHARED:
             return await self._client.read(resource, namespace, name)

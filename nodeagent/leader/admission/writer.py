@@ -10,15 +10,8 @@ from typing import Any, Final
 
 from core.clock import Clock
 from core.kube.errors import ConflictError
+from core.models import names
 from core.models.base import JsonDict
-from core.models.names import (
-    ACCEPT_FENCE_ANNOTATION,
-    ATTEMPTS_ANNOTATION,
-    BLOCK_PREFERRED_ANNOTATION,
-    COPIES_ANNOTATION,
-    NODE_LABEL,
-    label_value,
-)
 from core.models.phases import AttemptStage, Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
@@ -64,7 +57,7 @@ class AdmissionWriter:
             for checked in ready:
                 agents = self.agents.nodes(checked.cr.required_feature or checked.admission.datamover)
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, idle, self.agents.backoff.labels())
+                label = names.label_value(node) if node else choose_node(agents, idle, self.agents.backoff.labels())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
@@ -149,7 +142,7 @@ class AdmissionWriter:
             AgentError: it could not be written; its reservation must be kept.
         """
         self.cluster.check_leading()
-        change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
+        change = Change(annotations={names.ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
         return await self.cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _accept(self, checked: Checked, node: str) -> Transfer:
@@ -158,7 +151,7 @@ class AdmissionWriter:
         kind, cr = checked.kind, checked.cr
         change = Change(
             status={"acceptedByNode": node},
-            labels={NODE_LABEL: label_value(node)},
+            labels={names.NODE_LABEL: names.label_value(node)},
             # The fence, and what a copy of another transfer's manifest brought along.
             annotations=without_marks(cr) | _marks(checked),
             finalizers=_finalizers(kind, cr),
@@ -173,8 +166,8 @@ class AdmissionWriter:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
         self.cluster.check_leading()
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
-        labels, annotations = {NODE_LABEL: checked.entry.node_label}, {ATTEMPTS_ANNOTATION: attempts.to_json()}
-        change = Change({"message": None}, labels, annotations)
+        marks = {names.ATTEMPTS_ANNOTATION: attempts.to_json()}
+        change = Change({"message": None}, {names.NODE_LABEL: checked.entry.node_label}, marks)
         return await self._answered(checked, self.cluster.status.annotate(checked.kind, checked.cr, change))
 
     async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:
@@ -222,9 +215,9 @@ def _marks(checked: Checked) -> dict[str, str | None]:
     """
     found: dict[str, str | None] = {}
     if copies := checked.admission.copies:
-        found[COPIES_ANNOTATION] = " ".join(copies)
+        found[names.COPIES_ANNOTATION] = " ".join(copies)
     if checked.admission.datamover:
-        found[BLOCK_PREFERRED_ANNOTATION] = "true"
+        found[names.BLOCK_PREFERRED_ANNOTATION] = "true"
     return found
 
 

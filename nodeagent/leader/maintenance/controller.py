@@ -18,23 +18,12 @@ from core.kube.types import RepositoryObject
 from core.kube.velero_server import ServerAbsence
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
+from nodeagent import metrics as metric
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete, record_of
-from nodeagent.metrics import (
-    CONTENTS,
-    INDEX_BLOBS,
-    MAINTENANCE_FAILURE,
-    MAINTENANCE_GAUGES,
-    MAINTENANCE_INCOMPLETE,
-    MAINTENANCE_LAST_SUCCESS,
-    MAINTENANCE_OVERDUE,
-    MAINTENANCE_SUCCESS,
-    ORPHAN_SNAPSHOT_BYTES,
-    ORPHAN_SNAPSHOTS,
-)
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue, run_restarting
@@ -131,7 +120,7 @@ class MaintenanceController:
         self._steps.forget(name)
         self._verification_steps.forget(name)
         steps.forget(name)
-        self._cluster.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
+        self._cluster.metrics.forget(*metric.MAINTENANCE_GAUGES, repository_name=name)
 
     async def _maintain(
         self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
@@ -167,27 +156,27 @@ class MaintenanceController:
         metrics, name, record = self._cluster.metrics, repository.name, record_of(repository)
         if decision.hold is Hold.SERVER:
             # The result of the server's maintenance is not known to the agents.
-            metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
+            metrics.forget(*metric.MAINTENANCE_GAUGES, repository_name=name)
             return
-        for counter in (MAINTENANCE_SUCCESS, MAINTENANCE_FAILURE):
+        for counter in (metric.MAINTENANCE_SUCCESS, metric.MAINTENANCE_FAILURE):
             # From 0 on, an increase is seen.
             metrics.inc(counter, name, by=0)
-        metrics.set(MAINTENANCE_OVERDUE, decision.hold is not None and decision.overdue, name)
+        metrics.set(metric.MAINTENANCE_OVERDUE, decision.hold is not None and decision.overdue, name)
         if record.orphans is None:
-            metrics.forget(ORPHAN_SNAPSHOTS, ORPHAN_SNAPSHOT_BYTES, repository_name=name)
+            metrics.forget(metric.ORPHAN_SNAPSHOTS, metric.ORPHAN_SNAPSHOT_BYTES, repository_name=name)
         else:
-            metrics.set(ORPHAN_SNAPSHOTS, record.orphans.count, name)
-            metrics.set(ORPHAN_SNAPSHOT_BYTES, record.orphans.bytes, name)
+            metrics.set(metric.ORPHAN_SNAPSHOTS, record.orphans.count, name)
+            metrics.set(metric.ORPHAN_SNAPSHOT_BYTES, record.orphans.bytes, name)
         incomplete = is_full_incomplete(record, tuple(repository.status.recent_maintenance))
-        metrics.set(MAINTENANCE_INCOMPLETE, incomplete, name)
+        metrics.set(metric.MAINTENANCE_INCOMPLETE, incomplete, name)
         if record.at is None:
             return
         if record.index_blobs is not None and record.contents is not None:
-            metrics.set(INDEX_BLOBS, record.index_blobs, name)
-            metrics.set(CONTENTS, record.contents, name)
+            metrics.set(metric.INDEX_BLOBS, record.index_blobs, name)
+            metrics.set(metric.CONTENTS, record.contents, name)
         for mode, at in ((record.mode, record.at), (MaintenanceMode.FULL, record.last_full)):
             if at is not None and mode is not MaintenanceMode.NONE:
-                metrics.set(MAINTENANCE_LAST_SUCCESS, at.timestamp(), name, str(mode))
+                metrics.set(metric.MAINTENANCE_LAST_SUCCESS, at.timestamp(), name, str(mode))
 
     async def _clean_up(self, steps: MaintenanceSteps, jobs: list[MaintenanceJob], uids: set[str]) -> Requeue | None:
         """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""

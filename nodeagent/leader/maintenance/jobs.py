@@ -23,14 +23,8 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, J
 from core.kube.types import Manifest, Pod
 from core.kube.velero_server import ServerAbsence
 from core.logs import fields
+from core.models import names
 from core.models.base import JsonDict, format_time
-from core.models.names import (
-    MAINTENANCE_ANNOTATION,
-    REPO_NAME_LABEL,
-    REPOSITORY_ID_ANNOTATION,
-    VERIFIED_REPOSITORY_LABEL,
-    repo_name_label,
-)
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -115,10 +109,10 @@ class HistoryWriter:
     ) -> BackupRepository:
         """Write to a repository that has not changed; return it as stored."""
         meta, status = repository.metadata, repository.status
-        annotations = {MAINTENANCE_ANNOTATION: record.to_json()}
-        if repository_id and REPOSITORY_ID_ANNOTATION not in meta.annotations:
+        annotations = {names.MAINTENANCE_ANNOTATION: record.to_json()}
+        if repository_id and names.REPOSITORY_ID_ANNOTATION not in meta.annotations:
             # A Velero server made it Ready.
-            annotations[REPOSITORY_ID_ANNOTATION] = repository_id
+            annotations[names.REPOSITORY_ID_ANNOTATION] = repository_id
         change: JsonDict = {"metadata": {"annotations": annotations}}
         if entries:
             merged = merge_history(status.recent_maintenance, entries)
@@ -298,7 +292,7 @@ def build_maintenance(request: JobRequest, expose: ExposeSettings) -> Manifest:
 def build_verification(request: JobRequest, expose: ExposeSettings, spec: VerifySnapshots) -> Manifest:
     """Return a Job that verifies the repository by `spec`; it gets no label of Velero's."""
     manifest = build_command_job(_plan_run(request), expose, spec)
-    manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
+    manifest["metadata"]["labels"][names.VERIFIED_REPOSITORY_LABEL] = request.repository.uid
     return manifest
 
 
@@ -383,7 +377,7 @@ class JobAttendant:
             # Its pod ends by itself without the label.
             return Requeue(STEP_SECONDS)
         cluster.check_leading()
-        meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
+        meta = {"uid": job.uid, "labels": {names.REPO_NAME_LABEL: names.repo_name_label(repository.name)}}
         await cluster.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
         return Requeue(LOOK_AGAIN_SECONDS)
 

@@ -9,12 +9,7 @@ from typing import Final
 
 from core.kube.resources import JOBS
 from core.kube.types import Manifest
-from core.models.names import (
-    MAINTENANCE_CONTAINER,
-    RESTORE_TEST_ACCOUNT,
-    RESTORE_TEST_ANNOTATION,
-    VERIFIED_REPOSITORY_LABEL,
-)
+from core.models import names
 from core.models.transfers import Transfer
 from core.models.verification import Verification
 from exposer.pod_manifest import Placement
@@ -50,10 +45,10 @@ def build_restore_test(
     longest = settings.active_deadline
     test = RestoreTestRequest(copy.kind, copy.name, meta.namespace, longest, plan.restore_test_class)
     pod = build_client_pod(
-        RESTORE_TEST_ACCOUNT,
+        names.RESTORE_TEST_ACCOUNT,
         test.argv,
         AgentImage.inherited(expose.template),
-        container=MAINTENANCE_CONTAINER,
+        container=names.MAINTENANCE_CONTAINER,
         placement=Placement(alternatives=settings.alternatives),
         tolerations=settings.tolerations,
     )
@@ -65,8 +60,8 @@ def build_restore_test(
     named = {
         "name": request.name,
         "namespace": meta.namespace,
-        "labels": {VERIFIED_REPOSITORY_LABEL: request.repository.uid},
-        "annotations": {RESTORE_TEST_ANNOTATION: copy.claim},
+        "labels": {names.VERIFIED_REPOSITORY_LABEL: request.repository.uid},
+        "annotations": {names.RESTORE_TEST_ANNOTATION: copy.claim},
     }
     spec = {
         "backoffLimit": 0,

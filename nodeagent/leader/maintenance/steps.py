@@ -17,19 +17,7 @@ from exposer.settings import ExposeSettings
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.jobs import (
-    LOOK_AGAIN_SECONDS,
-    STEP_SECONDS,
-    HistoryWriter,
-    JobAttendant,
-    JobRequest,
-    PodRejectedError,
-    build_maintenance,
-    create_tried,
-    look_again,
-    read_before_start,
-    starts_of,
-)
+from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.maintenance import rules
 from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, read_pod
 from nodeagent.maintenance.record import RunningJob
@@ -96,8 +84,8 @@ class MaintenanceSteps:
 
     def __post_init__(self) -> None:
         """Build what attends the Jobs and stores their ends."""
-        self._history = HistoryWriter(self.cluster)
-        self._attendant = JobAttendant(
+        self._history = leader_jobs.HistoryWriter(self.cluster)
+        self._attendant = leader_jobs.JobAttendant(
             self.cluster, self.sources.causes, history=self._history, absence=self.absence, namespace=self.namespace
         )
 
@@ -167,16 +155,16 @@ class MaintenanceSteps:
                 if running is not None and running.uid == job.uid:
                     # It ran nothing, so its end is no failure.
                     await self._history.note_running(repository, None)
-                    return Requeue(STEP_SECONDS)
+                    return Requeue(leader_jobs.STEP_SECONDS)
                 await self._attendant.delete(job)
         if self.switch is MaintenanceSwitch.ON:
             text = "a Velero server is in the namespace: it maintains the repository, in spite of --repo-maintenance=on"
             await self._report_once(repository, "MaintenanceHeld", text)
-        return Requeue(LOOK_AGAIN_SECONDS)
+        return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
 
     async def _store_ends(self, repository: BackupRepository, ended: list[MaintenanceJob]) -> Requeue | None:
         """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
-        starts = starts_of(repository)
+        starts = leader_jobs.starts_of(repository)
         # A Velero server keeps 3 entries, and may keep more Jobs.
         new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
@@ -188,7 +176,7 @@ class MaintenanceSteps:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
                     await self._attendant.delete(job)
-            return Requeue(STEP_SECONDS)
+            return Requeue(leader_jobs.STEP_SECONDS)
         kept = self._of(repository).kept
         if kept is None or len(ended) > kept:
             settings = await self.sources.settings(repository.key)
@@ -201,15 +189,15 @@ class MaintenanceSteps:
         """Start a Job if a maintenance is due and nothing holds it."""
         view = await self._view(repository)
         if view is None:
-            return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
+            return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         decision = rules.decide_maintenance(
             replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most)
         )
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
-        seconds = STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else LOOK_AGAIN_SECONDS
-        return look_again(decision, self.cluster.now(), seconds), decision
+        seconds = leader_jobs.STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else leader_jobs.LOOK_AGAIN_SECONDS
+        return leader_jobs.look_again(decision, self.cluster.now(), seconds), decision
 
     async def _view(self, repository: BackupRepository) -> MaintenanceView | None:
         """Return what is known without further reads, None before backups are; `_start` completes it."""
@@ -246,7 +234,7 @@ class MaintenanceSteps:
         """Create a Job, unless reads that are made now show a reason not to."""
         cluster = self.cluster
         server = await self.absence.look()
-        read = await read_before_start(cluster.client, self.namespace, repository, self.sources.settings)
+        read = await leader_jobs.read_before_start(cluster.client, self.namespace, repository, self.sources.settings)
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
@@ -265,7 +253,7 @@ class MaintenanceSteps:
         if decision.hold is not None or location is None:
             return decision
         slot, most_bytes = rules.slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
-        request = JobRequest(
+        request = leader_jobs.JobRequest(
             rules.job_name(repository.name, slot, rules.count_failures(view.entries)),
             repository,
             location,
@@ -276,9 +264,9 @@ class MaintenanceSteps:
         )
         inputs = await self._read_inputs(repository)
         try:
-            manifest = build_maintenance(request, self.sources.expose_settings())
-            job = await create_tried(cluster.client, manifest, cluster.check_leading)
-        except PodRejectedError as e:
+            manifest = leader_jobs.build_maintenance(request, self.sources.expose_settings())
+            job = await leader_jobs.create_tried(cluster.client, manifest, cluster.check_leading)
+        except leader_jobs.PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
             return Decision(Hold.REJECTED, due_at=decision.due_at)
         self._of(repository).reported = None
@@ -308,8 +296,8 @@ class MaintenanceSteps:
     async def _read_inputs(self, repository: BackupRepository) -> str:
         """Return a hash of what decides whether the repository can be maintained; up to a minute old."""
         location, now = repository.spec.backup_storage_location, self.cluster.clock.monotonic()
-        at_seconds, inputs = self._inputs.get(location, (-LOOK_AGAIN_SECONDS, ""))
-        if now - at_seconds >= LOOK_AGAIN_SECONDS:
+        at_seconds, inputs = self._inputs.get(location, (-leader_jobs.LOOK_AGAIN_SECONDS, ""))
+        if now - at_seconds >= leader_jobs.LOOK_AGAIN_SECONDS:
             inputs = await self.sources.inputs(location)
             self._inputs[location] = (now, inputs)
         return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"

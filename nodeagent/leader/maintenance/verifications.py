@@ -40,18 +40,7 @@ from core.redact import redact
 from exposer.pod_status import parse_pod_end
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
-from nodeagent.leader.maintenance.jobs import (
-    LOOK_AGAIN_SECONDS,
-    START_SECONDS,
-    STEP_SECONDS,
-    JobRequest,
-    PodRejectedError,
-    build_verification,
-    create_tried,
-    explain_start,
-    look_again,
-    read_before_start,
-)
+from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.maintenance import verification
@@ -136,7 +125,7 @@ class VerificationSteps:
         if new:
             found = await self._read(new[0], await read_pod(self._cluster.client, self._namespace, new[0].name))
             await self._write(repository, new[0], found, [one async for one in self._completed()])
-            return Requeue(STEP_SECONDS)
+            return Requeue(leader_jobs.STEP_SECONDS)
         if unfinished := [job for job in own if not job.ended]:
             return await self._attend(repository, unfinished[0])
         plan = self._sources.verification()
@@ -144,7 +133,7 @@ class VerificationSteps:
             return None
         backups = self._sources.backups(repository.key)
         if backups is None:
-            return Requeue(STEP_SECONDS)
+            return Requeue(leader_jobs.STEP_SECONDS)
         view = VerificationView(
             now=self._cluster.now(),
             plan=plan,
@@ -156,11 +145,11 @@ class VerificationSteps:
             max_concurrent_jobs=self._most,
         )
         decision = await self._decide(repository, view, waiting, restores=False)
-        again = look_again(decision, self._cluster.now())
+        again = leader_jobs.look_again(decision, self._cluster.now())
         if decision.hold is Hold.JOB_UNFINISHED:
             return again
         decision = await self._decide(repository, view, waiting, restores=True)
-        return min(again, look_again(decision, self._cluster.now()), key=lambda one: one.after_seconds)
+        return min(again, leader_jobs.look_again(decision, self._cluster.now()), key=lambda one: one.after_seconds)
 
     async def _decide(
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
@@ -188,21 +177,21 @@ class VerificationSteps:
         seconds = self._ages.seconds(repository.name, job.uid)
         pod = await read_pod(self._cluster.client, self._namespace, job.name)
         if has_started(pod):
-            return Requeue(LOOK_AGAIN_SECONDS)
-        if seconds < START_SECONDS:
-            return Requeue(START_SECONDS - seconds)
-        failure = await explain_start(self._sources.causes, pod)
+            return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
+        if seconds < leader_jobs.START_SECONDS:
+            return Requeue(leader_jobs.START_SECONDS - seconds)
+        failure = await leader_jobs.explain_start(self._sources.causes, pod)
         await self._write(repository, job, _Found(failure=failure), [])
         self._cluster.check_leading()
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
-        return Requeue(STEP_SECONDS)
+        return Requeue(leader_jobs.STEP_SECONDS)
 
     async def _start(
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
     ) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
         cluster = self._cluster
-        read = await read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
+        read = await leader_jobs.read_before_start(cluster.client, self._namespace, repository, self._sources.settings)
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
@@ -223,16 +212,16 @@ class VerificationSteps:
         known = structs.replace(known, memory_bytes=max(known.memory_bytes or 0, view.record.memory_bytes or 0))
         memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
         name = verification.verification_name(repository, restores=restores)
-        request = JobRequest(name, repository, location, settings, memory)
+        request = leader_jobs.JobRequest(name, repository, location, settings, memory)
         try:
             created = await self._create(request, view, restores=restores)
-        except PodRejectedError as e:
+        except leader_jobs.PodRejectedError as e:
             hint = f"; {_NO_ACCOUNT}" if restores and RESTORE_TEST_ACCOUNT in str(e) else ""
             await self._report_once(repository, "VerificationRejected", f"{e}{hint}")
             return Decision(Hold.REJECTED)
         return Decision(Hold.JOB_UNFINISHED if created else Hold.IDLE)
 
-    async def _create(self, request: JobRequest, view: VerificationView, *, restores: bool) -> bool:
+    async def _create(self, request: leader_jobs.JobRequest, view: VerificationView, *, restores: bool) -> bool:
         """Create the Job; return whether there is anything to do for it."""
         expose, key = self._sources.expose_settings(), request.repository.key
         if restores:
@@ -243,8 +232,8 @@ class VerificationSteps:
             manifest = build_restore_test(request, expose, copy, view.plan)
         else:
             spec = VerifySnapshots(shares=verification.choose_shares(view), least=verification.least_shares(view))
-            manifest = build_verification(request, expose, spec)
-        await create_tried(self._cluster.client, manifest, self._cluster.check_leading)
+            manifest = leader_jobs.build_verification(request, expose, spec)
+        await leader_jobs.create_tried(self._cluster.client, manifest, self._cluster.check_leading)
         return True
 
     async def _read(self, job: MaintenanceJob, pod: Pod | None) -> _Found:

@@ -22,18 +22,11 @@ from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.metrics import RETRIES
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import Timers
+from nodeagent.transfers import status
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
 from nodeagent.transfers.retries import Ending, explain_deadline, fence_refusal, find_interruption, refusal
-from nodeagent.transfers.status import (
-    Change,
-    announce_next,
-    build_interruption,
-    cancel_cause,
-    read_owner_refusal,
-    record_end,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -217,7 +210,7 @@ class AbsentAgents:
         if cr.cancel_requested:
             timeout = _FORCED_RUNNING if _may_run(cr) else _FORCED_BEFORE_START
             if self.canceling.seconds(cr.uid) >= timeout.total_seconds():
-                message = f"{cancel_cause(cr)}; force canceled after {format_duration(timeout)}: {cause}"
+                message = f"{status.cancel_cause(cr)}; force canceled after {format_duration(timeout)}: {cause}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
         elif cr.phase is Phase.IN_PROGRESS and not _may_run(cr):
@@ -278,7 +271,7 @@ class AbsentAgents:
             await kind.confirm_volume(cr)
         except ExposeError as e:
             return str(e)
-        return await read_owner_refusal(self.cluster.client, cr)
+        return await status.read_owner_refusal(self.cluster.client, cr)
 
     async def _announce(self, kind: Kind[Any], cr: Transfer, ending: Ending) -> bool:
         """Write that the attempt is interrupted; return False if there is no agent for the next one.
@@ -291,9 +284,9 @@ class AbsentAgents:
         if chosen is None:
             return False
         label, _ = chosen
-        interruption = build_interruption(ending, node=node, at=self.cluster.now())
+        interruption = status.build_interruption(ending, node=node, at=self.cluster.now())
         rules, restores = self.rules.retry_rules(cr), kind.spec.restores
-        change, message = announce_next(cr, interruption, rules, restores=restores, label=label)
+        change, message = status.announce_next(cr, interruption, rules, restores=restores, label=label)
         self.cluster.check_leading()
         stored = await self.cluster.status.annotate(kind, cr, change)
         self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
@@ -309,7 +302,7 @@ class AbsentAgents:
     async def _report(self, kind: Kind[Any], cr: Transfer, message: str) -> None:
         if cr.status.message == message:
             return
-        change = Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)
+        change = status.Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)
         self.cluster.check_leading()
         stored = await self.cluster.status.annotate(kind, cr, change)
         await self.cluster.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
@@ -328,7 +321,7 @@ class AbsentAgents:
         label, node = chosen
         self.cluster.check_leading()
         # With another `status.node`, the new owner would take it for a transfer that another agent has taken over.
-        change = Change(status={"node": node}, labels={NODE_LABEL: label})
+        change = status.Change(status={"node": node}, labels={NODE_LABEL: label})
         stored = await self.cluster.status.annotate(kind, cr, change)
         message = f"{why}; the node agent on node {node} takes over the result"
         await self.cluster.events.record(stored, "Reassigned", message)
@@ -345,14 +338,14 @@ class AbsentAgents:
     async def _end_unfinished(self, kind: Kind[Any], cr: Transfer, why: str, failed: str | None = None) -> None:
         """Set the final phase: Canceled if requested, else Failed with the message `failed` or `why`."""
         if cr.cancel_requested:
-            await self._end(kind, cr, Phase.CANCELED, f"{cancel_cause(cr)}; {why}")
+            await self._end(kind, cr, Phase.CANCELED, f"{status.cancel_cause(cr)}; {why}")
         else:
             await self._end(kind, cr, Phase.FAILED, failed or why)
 
     async def _end(self, kind: Kind[Any], cr: Transfer, phase: Phase, message: str) -> None:
         self.cluster.check_leading()
-        stored = await self.cluster.status.move(kind, cr, phase, Change(status={"message": message}))
-        await record_end(kind, stored, metrics=self.cluster.metrics, events=self.cluster.events)
+        stored = await self.cluster.status.move(kind, cr, phase, status.Change(status={"message": message}))
+        await status.record_end(kind, stored, metrics=self.cluster.metrics, events=self.cluster.events)
 
 
 def _may_run(cr: Transfer) -> bool:

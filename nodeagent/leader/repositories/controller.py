@@ -19,15 +19,8 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, P
 from core.kube.types import Object, Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
+from core.models import names
 from core.models.base import JsonDict, format_time
-from core.models.names import (
-    REPO_CREDENTIALS_KEY,
-    REPO_CREDENTIALS_SECRET,
-    REPO_DEFAULT_PASSWORD,
-    REPOSITORY_CREATED_ANNOTATION,
-    REPOSITORY_ID_ANNOTATION,
-    REPOSITORY_INPUTS_ANNOTATION,
-)
 from core.models.storage import (
     REPOSITORY_TYPE,
     BackupRepository,
@@ -60,16 +53,16 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     To use another password, an operator creates the Secret before the first backup.
     Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
     """
-    if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
+    if await client.read(SECRETS, namespace, names.REPO_CREDENTIALS_SECRET) is not None:
         return False
-    meta = {"name": REPO_CREDENTIALS_SECRET, "namespace": namespace}
-    data = {REPO_CREDENTIALS_KEY: base64.b64encode(REPO_DEFAULT_PASSWORD.encode()).decode()}
+    meta = {"name": names.REPO_CREDENTIALS_SECRET, "namespace": namespace}
+    data = {names.REPO_CREDENTIALS_KEY: base64.b64encode(names.REPO_DEFAULT_PASSWORD.encode()).decode()}
     try:
         await client.create(SECRETS, SECRETS.build(meta, type="Opaque", data=data))
     except AlreadyExistsError:
         # Created concurrently; that password counts.
         return True
-    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=REPO_CREDENTIALS_SECRET)
+    log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=names.REPO_CREDENTIALS_SECRET)
     _log.info("created the repository password Secret with the default password", extra=log_fields)
     return True
 
@@ -251,12 +244,12 @@ class RepositoryController:
     async def _check_again(self, repository: BackupRepository) -> Requeue | None:
         """Check a Ready repository again if its location, credentials or password have changed since it was opened."""
         inputs = await self._inputs.of(repository.spec.backup_storage_location)
-        opened = repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION)
+        opened = repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION)
         if opened == inputs:
             return None
         if not opened:
             # A Velero server or an earlier version made it Ready.
-            await self._patch(repository, {}, {REPOSITORY_INPUTS_ANNOTATION: inputs})
+            await self._patch(repository, {}, {names.REPOSITORY_INPUTS_ANNOTATION: inputs})
             return None
         text = "its backup storage location, credentials or password have changed: checking it again"
         await self.cluster.events.record(repository, "Checking", text)
@@ -271,9 +264,9 @@ class RepositoryController:
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
             change["status"] = {"phase": RepositoryPhase.NEW, "message": None}
-        if change or repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION) != inputs:
+        if change or repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION) != inputs:
             # Before the attempt: what changes during it is checked again after it.
-            repository = await self._patch(repository, change, {REPOSITORY_INPUTS_ANNOTATION: inputs})
+            repository = await self._patch(repository, change, {names.REPOSITORY_INPUTS_ANNOTATION: inputs})
         self._retries.begin(repository.uid, inputs)
         return await self._start(repository)
 
@@ -331,7 +324,7 @@ class RepositoryController:
 
     async def _is_outdated(self, repository: BackupRepository) -> bool:
         """Whether location, credentials or password have changed since its init pod was started."""
-        started = repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION)
+        started = repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION)
         return bool(started) and started != await self._inputs.of(repository.spec.backup_storage_location)
 
     async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
@@ -348,17 +341,18 @@ class RepositoryController:
         if repository.status.last_maintenance_time is None:
             # A new repository needs no maintenance before its first interval has passed.
             status["lastMaintenanceTime"] = format_time(self.cluster.clock.now())
-        last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
+        last_id = repository.metadata.annotations.get(names.REPOSITORY_ID_ANNOTATION, result.unique_id)
         # One that was just created has replaced no other: there was none.
-        annotations = {REPOSITORY_ID_ANNOTATION: result.unique_id if result.created else last_id}
+        annotations = {names.REPOSITORY_ID_ANNOTATION: result.unique_id if result.created else last_id}
         if result.created:
-            annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
+            annotations[names.REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
         self.cluster.metrics.set(REPOSITORY_READY, 1, stored.name)
         await self.cluster.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
-            what = f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
+            key = names.REPOSITORY_ID_ANNOTATION
+            what = f"backups fail and nothing is maintained until annotation {key} is removed"
             if result.created:
                 what = "it was empty, so the snapshots of earlier backups are lost"
             text = f"the location has another repository than before (ID {result.unique_id}, was {last_id}): {what}"

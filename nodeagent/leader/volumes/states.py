@@ -19,14 +19,9 @@ from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
 from core.kube.types import UncheckedObject
 from core.logs import fields
+from core.models import names
 from core.models.backups import RetentionReport, read_report
 from core.models.base import ObjectMeta, WireModel
-from core.models.names import (
-    BACKUP_INTERVAL_ANNOTATION,
-    DELETIONS_CONFIGMAP,
-    SCHEDULE_LABEL,
-    VERIFICATION_INTERVAL_ANNOTATION,
-)
 from core.models.verification import Verification
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage import history
@@ -220,7 +215,7 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_INTERVALS: Final = (BACKUP_INTERVAL_ANNOTATION, VERIFICATION_INTERVAL_ANNOTATION)
+_INTERVALS: Final = (names.BACKUP_INTERVAL_ANNOTATION, names.VERIFICATION_INTERVAL_ANNOTATION)
 
 
 class _Spec(WireModel):
@@ -261,14 +256,14 @@ class PlanReader:
     async def read(self) -> Plans:
         """Return the plans; those that may not be read are left out, others that cannot be are as last read."""
         read_at = self._now()
-        cron_jobs_of_ours = Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL)
+        cron_jobs_of_ours = Selection(CRON_JOBS, self._namespace, label_selector=names.SCHEDULE_LABEL)
         self._claims = await _attempt(self._read_claims(), self._claims)
         self._cron_jobs = await _attempt(self._client.list(cron_jobs_of_ours), self._cron_jobs)
         self._schedules = await _attempt(self._read_schedules(), self._schedules)
         self._report = await _attempt(self._read_report(), self._report)
         cron_jobs = self._cron_jobs or ()
         labeled = {
-            one.metadata.labels.get(SCHEDULE_LABEL, ""): self._plan_of(one)
+            one.metadata.labels.get(names.SCHEDULE_LABEL, ""): self._plan_of(one)
             for one in _parse_all(cron_jobs)
             if not one.spec.suspend
         }
@@ -291,7 +286,7 @@ class PlanReader:
         }
 
     async def _read_report(self) -> RetentionReport | None:
-        stored = await self._client.get(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
+        stored = await self._client.get(CONFIG_MAPS, self._namespace, names.DELETIONS_CONFIGMAP)
         return read_report(stored.get("data"))
 
     def _plan_of(self, one: _Planned) -> Plan:

@@ -17,24 +17,13 @@ from core.models.backups import HeldBackup, RetentionReport, deletes_by_old_rule
 from core.models.base import format_time
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
+from nodeagent import metrics as metric
 from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
 from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import ClaimKey, PlanReader, Plans, Remembered, VolumeState, build_states
-from nodeagent.metrics import (
-    MAX_NAMED_VOLUMES,
-    MAX_VOLUMES,
-    RETENTION_HELD_BYTES,
-    RETENTION_OLD_RULES,
-    RETENTION_WAITING,
-    RETENTION_WAITING_UNTIL,
-    VOLUME_GAUGES,
-    VOLUME_NOT_PROTECTED,
-    VOLUMES,
-    VOLUMES_OMITTED,
-    Metrics,
-)
+from nodeagent.metrics import Metrics
 
 _Series = Mapping[tuple[str, ...], float]
 
@@ -122,14 +111,14 @@ async def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Seq
         return
     number, plans, alerting = len(planned.plans) + len(entries), planned.plans, planned.alerting
     states, named = await run_for_many(number, _build_series, plans, alerting, entries, now)
-    metrics.show(VOLUMES, states)
-    metrics.show(VOLUME_NOT_PROTECTED, named)
+    metrics.show(metric.VOLUMES, states)
+    metrics.show(metric.VOLUME_NOT_PROTECTED, named)
 
 
 def hide_coverage(metrics: Metrics) -> None:
     """Show no states."""
-    metrics.show(VOLUMES, {})
-    metrics.show(VOLUME_NOT_PROTECTED, {})
+    metrics.show(metric.VOLUMES, {})
+    metrics.show(metric.VOLUME_NOT_PROTECTED, {})
 
 
 def _build_series(
@@ -150,7 +139,7 @@ def _build_series(
     )
     coverage = build_coverage(plans, copies, now)
     urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in alerting]
-    named: _Series = {(one.namespace, one.volume, str(one.state)): 1 for one in urgent[:MAX_NAMED_VOLUMES]}
+    named: _Series = {(one.namespace, one.volume, str(one.state)): 1 for one in urgent[: metric.MAX_NAMED_VOLUMES]}
     return _count(coverage), named
 
 
@@ -241,14 +230,14 @@ def show_volumes(
 
     `shown` are the ones that are shown now; return those that are from now on.
     """
-    chosen = sorted(states, key=_rank)[:MAX_VOLUMES]
+    chosen = sorted(states, key=_rank)[: metric.MAX_VOLUMES]
     if chosen == shown:
         return shown
-    for name, gauge in VOLUME_GAUGES.items():
+    for name, gauge in metric.VOLUME_GAUGES.items():
         value_of = attrgetter(name)
         values = {(state.namespace, state.claim): value_of(state) for state in chosen}
         metrics.show(gauge, {labels: value for labels, value in values.items() if value is not None})
-    metrics.show(VOLUMES_OMITTED, {(): len(states) - len(chosen)} if states else {})
+    metrics.show(metric.VOLUMES_OMITTED, {(): len(states) - len(chosen)} if states else {})
     return chosen
 
 
@@ -260,18 +249,18 @@ def _rank(state: VolumeState) -> tuple[bool, float, float, str, str]:
 
 def show_retention(metrics: Metrics, report: RetentionReport | None, old_schedules: Sequence[str]) -> None:
     """Show this report, None if there is none, and the schedules that delete by older rules; nothing else."""
-    for gauge in (RETENTION_HELD_BYTES, RETENTION_WAITING, RETENTION_WAITING_UNTIL):
+    for gauge in (metric.RETENTION_HELD_BYTES, metric.RETENTION_WAITING, metric.RETENTION_WAITING_UNTIL):
         metrics.show(gauge, {})
-    metrics.show(RETENTION_OLD_RULES, {(schedule,): 1 for schedule in old_schedules})
+    metrics.show(metric.RETENTION_OLD_RULES, {(schedule,): 1 for schedule in old_schedules})
     if report is None:
         return
-    metrics.set(RETENTION_WAITING, report.waiting, report.waiting_why or "")
+    metrics.set(metric.RETENTION_WAITING, report.waiting, report.waiting_why or "")
     if report.through is not None:
-        metrics.set(RETENTION_WAITING_UNTIL, report.through.timestamp())
+        metrics.set(metric.RETENTION_WAITING_UNTIL, report.through.timestamp())
     held: dict[tuple[str, str, str], list[HeldBackup]] = {}
     for one in sorted(report.held, key=lambda one: one.created or report.at):
         held.setdefault((one.namespace, one.claim, one.rule), []).append(one)
     for key, backups in held.items():
         oldest = backups[0]
         created = format_time(oldest.created) if oldest.created is not None else ""
-        metrics.set(RETENTION_HELD_BYTES, sum(one.bytes for one in backups), *key, oldest.backup, created)
+        metrics.set(metric.RETENTION_HELD_BYTES, sum(one.bytes for one in backups), *key, oldest.backup, created)

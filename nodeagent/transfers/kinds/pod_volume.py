@@ -13,13 +13,8 @@ from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume, ExposeSettings
-from nodeagent.metrics import (
-    POD_VOLUME_BACKUPS_ENDED,
-    POD_VOLUME_BACKUPS_STARTED,
-    POD_VOLUME_LAST_SECONDS,
-    POD_VOLUME_SECONDS,
-    Metrics,
-)
+from nodeagent import metrics as metric
+from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
@@ -125,10 +120,10 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         Source: Velero v1.18, pkg/controller/pod_volume_backup_controller.go.
         """
         if cr.phase is Phase.IN_PROGRESS:
-            metrics.inc(POD_VOLUME_BACKUPS_STARTED)
+            metrics.inc(metric.POD_VOLUME_BACKUPS_STARTED)
         if cr.phase is not Phase.COMPLETED:
             return
-        metrics.inc(POD_VOLUME_BACKUPS_ENDED)
+        metrics.inc(metric.POD_VOLUME_BACKUPS_ENDED)
         began, ended = cr.status.start_timestamp, cr.status.completion_timestamp
         if began is None or ended is None:
             return
@@ -136,8 +131,8 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         operation = f"{cr.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
         backup = f"{meta.namespace}/{meta.owner_references[0].name if meta.owner_references else ''}"
         seconds = (ended - began).total_seconds()
-        metrics.observe(POD_VOLUME_SECONDS, seconds, operation, backup, cr.name)
-        metrics.set(POD_VOLUME_LAST_SECONDS, seconds, operation, backup, cr.name)
+        metrics.observe(metric.POD_VOLUME_SECONDS, seconds, operation, backup, cr.name)
+        metrics.set(metric.POD_VOLUME_LAST_SECONDS, seconds, operation, backup, cr.name)
 
 
 @dataclass(frozen=True)
