@@ -148,7 +148,8 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.
     leader = build_leader(parts, on_stored=[node.cache.observe_written])
-    for bring_forward in (node.reconciler.bring_forward, leader.bring_forward):
+    # Orphans are scanned every few seconds anyway.
+    for bring_forward in (node.reconciler.bring_forward, leader.repositories.bring_forward):
         outages.subscribe(bring_forward)
     return Agent(parts, node, leader, memory)
 

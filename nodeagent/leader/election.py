@@ -24,9 +24,6 @@ from nodeagent.runtime.lease import RENEWALS_PER_LEASE, Lease
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_LEASE_DURATION: Final = timedelta(seconds=15)
-"""Source: Kubernetes v1.34, the default of its own components."""
-
 _SPREAD_SECONDS: Final = 2.4
 """Candidates try at different times, so that the others observe the success of the first by watch. Where the API server
 takes half a second for that, 13 of 500 try; within half of this time it would be 71."""
@@ -61,7 +58,7 @@ class LeaderElection:
         *,
         namespace: str,
         identity: str,
-        duration: timedelta = DEFAULT_LEASE_DURATION,
+        duration: timedelta,
     ) -> None:
         """Compete for the Lease in `namespace` as `identity`, which is unique to this process."""
         self._lease = Lease(client, clock, (namespace, DISPATCHER_LEASE), identity=identity, duration=duration)

@@ -105,10 +105,6 @@ class Leader:
             "definitions": self.definitions.report.to_wire(),
         }
 
-    def bring_forward(self) -> None:
-        """Retry soon what failed: the API server answers again. Orphans are scanned every few seconds anyway."""
-        self.repositories.bring_forward()
-
     async def _lead(self) -> None:
         self.metrics.set(LEADER, 1)
         try:

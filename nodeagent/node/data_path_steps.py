@@ -141,7 +141,7 @@ class DataPathSteps(StepBase):
         if _unreplaced(case):
             return False
         uid, pending = case.cr.uid, self._slot_pending()
-        if self._pending.reason(uid) != pending.reason:
+        if self._pending.get(uid).current.reason != pending.reason:
             self._pending.decide_report(uid, pending)
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
         return self._pending.paused_seconds(uid) > 0
@@ -223,7 +223,7 @@ class AttemptSteps(StepBase):
         pending = await self._pending_if_rejected(case.kind.withdraw(cr))
         if isinstance(pending, Pending):
             await self._report_pending(case, _explain_fence(case, pending))
-            fenced = self._pending.is_reported(cr.uid, PendingReason.FENCING)
+            fenced = self._pending.get(cr.uid).reported.reason == PendingReason.FENCING
             return Requeue(_FENCED_CHECK_SECONDS if fenced else self._pending.count_check(cr.uid))
         message = f"{cr.attempts.explain_last()}; attempt {cr.attempts.number} follows"
         outdated = cr.pending_reason != PendingReason.INTERRUPTED

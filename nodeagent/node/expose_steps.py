@@ -140,7 +140,7 @@ class ExposeSteps(StepBase):
     async def time_out(self, case: Case) -> Requeue | None:
         """Move to Failed: there was no mover pod in time."""
         timeout = format_duration(self._limits.prepare)
-        cause = self._pending.message(case.cr.uid) or case.cr.status.message
+        cause = self._pending.get(case.cr.uid).current.message or case.cr.status.message
         loss = mover_pod.MoverLoss.from_annotations(case.cr.metadata.annotations)
         what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
         if case.view.phase is Phase.IN_PROGRESS:

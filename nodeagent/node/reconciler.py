@@ -187,7 +187,7 @@ class Reconciler:
         self._durations = Durations(tools.clock)
         self._faults = TransferFaults(tools.client, tools.status, tools.events, cache=tools.cache)
         self._woken: frozenset[str] = frozenset()
-        tools.cache.subscribe(self.on_transfer, self.on_pod)
+        tools.cache.subscribe(self.on_transfer, self._queue.add)
 
     async def run(self) -> None:
         """Reconcile until canceled.
@@ -224,7 +224,7 @@ class Reconciler:
                     "attempt": cr.attempts.number,
                     "attemptStage": str(cr.stage or ""),
                     "message": cr.status.message or "",
-                    "pendingMessage": self._tools.pending.message(cr.uid),
+                    "pendingMessage": self._tools.pending.get(cr.uid).current.message,
                     "progress": cr.status.progress.to_wire(),
                 }
                 for cr in self._cache.transfers()
@@ -241,10 +241,6 @@ class Reconciler:
             self._observe(key, cr)
         self._queue.add(key)
         self._wake_next()
-
-    def on_pod(self, key: TransferKey) -> None:
-        """Enqueue the transfer of a changed mover pod."""
-        self._queue.add(key)
 
     async def _handle(self, key: TransferKey) -> Requeue | None:
         try:

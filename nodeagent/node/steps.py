@@ -372,7 +372,7 @@ class StepBase:
     async def _await_slot(self, case: Case) -> Requeue | None:
         uid, pending = case.cr.uid, self._slot_pending()
         await self._report_pending(case, pending)
-        if self._pending.is_reported(uid, pending.reason):
+        if self._pending.get(uid).reported.reason == pending.reason:
             self._pause_until_slot(case)
         else:
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))

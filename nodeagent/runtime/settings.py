@@ -73,6 +73,7 @@ class Settings:
             `resource_timeout`. Source: Velero v1.18, pkg/cmd/cli/nodeagent/server.go.
         node_gone_after: how long a node may be not Ready before its transfers are Failed.
         status_address: where `/status` is served; None: where the metrics are.
+        lease_duration: of the leader's Lease. Source: Kubernetes v1.34, the default of its own components.
         datamover_names: the values of `spec.datamover` that this agent handles.
         client_qps: sustained requests per second to the API server, and `client_burst` at once:
             an agent makes a few per minute, the leader about a hundred per second while it

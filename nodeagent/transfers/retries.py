@@ -117,29 +117,33 @@ class PendingRecords:
         self._records: dict[str, PendingRecord] = {}
         self._operations = Timers(clock)
 
+    def get(self, uid: str) -> PendingRecord:
+        """Return what is known about a transfer."""
+        return self._records.get(uid, _EMPTY)
+
     def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
-        self._records[uid], report = decide_report(self._of(uid), pending, self._clock.monotonic())
+        self._records[uid], report = decide_report(self.get(uid), pending, self._clock.monotonic())
         return report
 
     def observe(self, uid: str, pending: Pending) -> None:
         """Record that the transfer is pending for `pending`, which is not reported."""
-        record = self._of(uid)
+        record = self.get(uid)
         if pending != record.current:
             # A change is checked soon.
             self._records[uid] = replace(record, current=pending, checks=0, paused_until_seconds=0.0)
 
     def mark_reported(self, uid: str, pending: Pending) -> None:
         """Record that `pending` was reported."""
-        self._records[uid] = mark_reported(self._of(uid), pending, self._clock.monotonic())
+        self._records[uid] = mark_reported(self.get(uid), pending, self._clock.monotonic())
 
     def pause_checks(self, uid: str, seconds: float) -> None:
         """Record that no check is needed for so long, as long as the reason stays."""
-        self._records[uid] = replace(self._of(uid), paused_until_seconds=self._clock.monotonic() + seconds)
+        self._records[uid] = replace(self.get(uid), paused_until_seconds=self._clock.monotonic() + seconds)
 
     def count_check(self, uid: str) -> float:
         """Record a check; return the pause before the next one in seconds, which grows with their number."""
-        record, now = self._of(uid), self._clock.monotonic()
+        record, now = self.get(uid), self._clock.monotonic()
         if now - record.quick_since_seconds >= _QUICK_WINDOW_SECONDS:
             record = replace(record, quick_checks=0, quick_since_seconds=now)
         quick = record.checks < len(_QUICK_SECONDS) and record.quick_checks < _QUICK_CHECKS
@@ -148,31 +152,15 @@ class PendingRecords:
 
     def paused_seconds(self, uid: str) -> float:
         """Return for how long no check is needed."""
-        return max(0.0, self._of(uid).paused_until_seconds - self._clock.monotonic())
+        return max(0.0, self.get(uid).paused_until_seconds - self._clock.monotonic())
 
     def seconds_to_report(self, uid: str) -> float:
         """Return after how long a reason that is not blocked is reported for the first time."""
-        return max(0.0, self._of(uid).since_seconds + _GRACE_SECONDS - self._clock.monotonic())
+        return max(0.0, self.get(uid).since_seconds + _GRACE_SECONDS - self._clock.monotonic())
 
     def operation_seconds(self, uid: str, operation: str) -> float:
         """Return how long the transfer has been observed pending for `operation`, its only one at a time."""
         return self._operations.seconds(uid, operation)
-
-    def is_reported(self, uid: str, reason: str) -> bool:
-        """Return whether `reason` is what was reported last."""
-        return self._of(uid).reported.reason == reason
-
-    def reported_message(self, uid: str) -> str | None:
-        """Return the message that was reported last; None where there is none."""
-        return self._of(uid).reported.message or None
-
-    def reason(self, uid: str) -> str | None:
-        """Return the reason why the transfer is pending, reported or not; None where it is unknown."""
-        return self._of(uid).current.reason or None
-
-    def message(self, uid: str) -> str:
-        """Return the message that goes with `reason`."""
-        return self._of(uid).current.message
 
     def forget(self, uid: str) -> None:
         """Delete the record of a transfer."""
@@ -184,9 +172,6 @@ class PendingRecords:
         for uid in self._records.keys() - uids:
             self.forget(uid)
         self._operations.retain(uids)
-
-    def _of(self, uid: str) -> PendingRecord:
-        return self._records.get(uid, _EMPTY)
 
 
 FENCE_SECONDS: Final = FENCE_TIMEOUT.total_seconds() + 60.0

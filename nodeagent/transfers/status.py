@@ -329,7 +329,7 @@ class CleanUp:
             return Requeue(self.records.count_check(cr.uid))
         if self.records.operation_seconds(cr.uid, "cleanup") < self.timeout.total_seconds():
             return Requeue(self.records.count_check(cr.uid))
-        if self.records.reported_message(cr.uid) != pending.message:
+        if self.records.get(cr.uid).reported.message != pending.message:
             message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"
             await self.events.record(cr, PendingReason.CLEANUP_BLOCKED, message, warning=True)
             self.records.mark_reported(cr.uid, Pending(PendingReason.CLEANUP_BLOCKED, pending.message))

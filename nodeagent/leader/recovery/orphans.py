@@ -133,10 +133,10 @@ class OrphanRecovery:
             for entry in self._index.entries()
             if (action := self._action_for(entry)) is not RecoveryAction.NOTHING
         ]
-        pending = {self._pending.message(entry.uid) for entry, action in steps if action is RecoveryAction.CLEAN_UP}
+        unclean = [self._pending.get(entry.uid) for entry, action in steps if action is RecoveryAction.CLEAN_UP]
         return {
             "transfers": dict(Counter(action.name for _, action in steps)),
-            "pendingMessages": sorted(pending - {""}),
+            "pendingMessages": sorted({record.current.message for record in unclean} - {""}),
             "lastError": self._last_error,
         }
 

@@ -130,7 +130,7 @@ def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, pause: 
         records.count_check("a")
     records.pause_checks("a", 60.0)
     records.observe("a", pending)
-    assert (records.message("a"), records.paused_seconds("a")) == (pending.message, paused)
+    assert (records.get("a").current.message, records.paused_seconds("a")) == (pending.message, paused)
     assert records.count_check("a") == pause
 
 
@@ -156,12 +156,12 @@ def test_the_first_report_is_due_after_the_grace_period() -> None:
 def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> None:
     records = PendingRecords(HandClock())
     records.decide_report("a", UNSCHEDULABLE)
-    assert [records.message(uid) for uid in ("a", "b")] == [UNSCHEDULABLE.message, ""]
-    assert not records.is_reported("a", UNSCHEDULABLE.reason)
+    assert [records.get(uid).current.message for uid in ("a", "b")] == [UNSCHEDULABLE.message, ""]
+    assert records.get("a").reported.reason == ""
     records.mark_reported("a", UNSCHEDULABLE)
-    assert records.is_reported("a", UNSCHEDULABLE.reason)
+    assert records.get("a").reported == UNSCHEDULABLE
     records.forget("a")
-    assert (records.message("a"), records.reported_message("a")) == ("", None)
+    assert records.get("a") == PendingRecord()
 
 
 @pytest.mark.parametrize("skew", [timedelta(hours=24), timedelta(hours=-24)], ids=["a day ahead", "a day behind"])
