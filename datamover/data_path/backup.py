@@ -40,6 +40,7 @@ from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, delete_snapshot, fit_checkpoint_interval, parse_snapshot
 from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.runtime.work_dir import attempting
 
 _logger = logging.getLogger(__name__)
 
@@ -293,7 +294,8 @@ class _Backup:
             async with open_device(volume, os.O_RDONLY, self.data_path) as device:
                 yield device, 1
             return
-        files = await self.data_path.run_in_thread(lambda _: _count_inodes(volume), f"opening volume {volume}")
+        with attempting(f"open volume {volume}"):
+            files = await self.data_path.run_in_thread(lambda _: _count_inodes(volume), f"opening volume {volume}")
         if files is None:
             raise DataPathError(f"volume {volume} does not exist or is not a directory")
         yield None, files

@@ -27,6 +27,7 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
+from datamover.runtime.work_dir import attempting
 
 _PUNCH_HOLE: Final = 0x02
 
@@ -234,10 +235,11 @@ def name_contents(head: bytes) -> list[str]:
 async def read_file_system(device: Path, data_path: DataPath) -> str | None:
     """Return which file system a device has, as mount(8) names it; None: none that is known here.
 
-    Raises DataPathError if the device cannot be opened, and OSError if it cannot be read.
+    Raises DataPathError if the device cannot be opened or read.
     """
     async with open_device(device, os.O_RDONLY, data_path) as (fd, _):
-        head = await data_path.run_in_thread(lambda _: os.pread(fd, HEAD_BYTES, 0), f"reading device {device}")
+        with attempting(f"read device {device}"):
+            head = await data_path.run_in_thread(lambda _: os.pread(fd, HEAD_BYTES, 0), f"reading device {device}")
     known = {name for *_, name in _FILE_SYSTEMS}
     return next((name for name in name_contents(head) if name in known), None)
 
@@ -327,10 +329,8 @@ class DeviceRestore:
 
 def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:
     """Have the device itself read: after a failed write the kernel's cache differs from it."""
-    try:
+    with attempting(f"write restored data of {device} to the disk"):
         os.fsync(fd)
-    except OSError as e:
-        raise DataPathError(f"cannot write restored data of {device} to the disk: {e.strerror}") from e
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 

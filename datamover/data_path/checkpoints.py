@@ -8,7 +8,7 @@ Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests), snapshot/uplo
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from core.errors import DataPathError, KopiaError
@@ -108,12 +108,13 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
     """
     found = await list_source(kopia, target, attempt.earlier_uid if attempt else None)
     sorted_out = await sort_checkpoints(found, target, attempt)
+    inheritance = build_inheritance(found, sorted_out)
     try:
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", sorted_out.others)
     except KopiaError as e:
         # It only makes `incrementalBytes` of the next backups less precise.
-        return Inheritance(warning=f"could not remove incomplete snapshots of earlier backups: {e}")
-    return build_inheritance(found, sorted_out)
+        return replace(inheritance, warning=f"could not remove incomplete snapshots of earlier backups: {e}")
+    return inheritance
 
 
 async def sort_checkpoints(found: SourceSnapshots, target: str, attempt: BackupAttempt | None) -> SortedCheckpoints:

@@ -12,13 +12,13 @@ import stat
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-from core.errors import DataPathError, IncompleteRestoreError
+from core.errors import IncompleteRestoreError
 from core.models.base import JsonDict, cut_text
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import DirectoryReader, open_directories, read_together, show_path
@@ -27,7 +27,7 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import is_name, join, open_below, open_root
+from datamover.runtime.work_dir import attempting, is_name, join, open_below, open_root
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
@@ -234,11 +234,10 @@ class _Comparison:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        try:
-            with open_root(self.target) as root:
-                yield root
-        except OSError as e:
-            raise DataPathError(f"cannot open target {self.target}: {e.strerror}") from e
+        with ExitStack() as stack:
+            with attempting(f"open target {self.target}"):
+                root = stack.enter_context(open_root(self.target))
+            yield root
 
     def _compare_directory(self, fd: int, path: bytes, entries: Iterable[JsonDict], stop: ShouldStop) -> None:
         names = None

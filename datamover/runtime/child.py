@@ -237,5 +237,6 @@ async def sync_device(fd: int, path: Path) -> None:
 async def _sync(function: str, fd: int, path: Path) -> None:
     lines: list[str] = []
     command = ChildCommand([*_SYNC, function, str(fd)], os.environ, ChildFiles(inherited_fd=fd))
-    if (await run_child(command, lines.append)).exit_code:
-        raise DataPathError(f"cannot write restored data of {path} to the disk: {' '.join(lines)}")
+    if code := (await run_child(command, lines.append)).exit_code:
+        cause = " ".join(lines) or f"its child exited with code {code}"
+        raise DataPathError(f"cannot write restored data of {path} to the disk: {cause}")

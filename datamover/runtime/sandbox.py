@@ -135,10 +135,16 @@ def _skeleton() -> Iterator[_Skeleton]:
     skeleton = _Skeleton()
     try:
         yield skeleton
-    except OSError as e:
-        raise DataPathError(f"cannot confine kopia: cannot build its jail: {e}") from e
     finally:
         skeleton.remove()
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise DataPathError(f"cannot confine kopia: cannot build its jail: {e}") from e
 
 
 @contextmanager
@@ -151,11 +157,12 @@ def build_jail(
         DataPathError: it cannot be built.
     """
     with _skeleton() as skeleton:
-        root = skeleton.root(home)
-        for tree in trees:
-            skeleton.directory(below(root, tree))
-        for file in copies:
-            skeleton.copy(file, below(root, file))
+        with _building():
+            root = skeleton.root(home)
+            for tree in trees:
+                skeleton.directory(below(root, tree))
+            for file in copies:
+                skeleton.copy(file, below(root, file))
         yield Jail(root, tuple(trees), tuple(read_only))
 
 
@@ -166,11 +173,12 @@ def use_as_jail(root: Path, trees: Sequence[Path], copies: Sequence[Path]) -> It
     Raises:
         DataPathError: it is not suitable: a tree is elsewhere, or it holds something else.
     """
-    _check(root, trees)
     with _skeleton() as skeleton:
-        skeleton.link(below(root, root), "/")
-        for file in copies:
-            skeleton.copy(file, below(root, file))
+        with _building():
+            _check(root, trees)
+            skeleton.link(below(root, root), "/")
+            for file in copies:
+                skeleton.copy(file, below(root, file))
         yield Jail(root)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.errors import ConfigError
+from core.errors import AgentError, ConfigError, DataPathError
 
 _SCRATCH: Final = "/scratch"
 """Where the agent's DaemonSet, and so every mover pod, mounts an emptyDir."""
@@ -138,6 +138,15 @@ def is_name(name: str) -> bool:
 def join(directory: bytes, name: str) -> bytes:
     """Return the relative path of an entry of a directory."""
     return directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
+
+
+@contextmanager
+def attempting(what: str, error: type[AgentError] = DataPathError) -> Iterator[None]:
+    """Raise an OSError of the block as an error that has what was attempted."""
+    try:
+        yield
+    except OSError as e:
+        raise error(f"cannot {what}: {e.strerror}") from e
 
 
 @contextmanager

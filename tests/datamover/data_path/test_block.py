@@ -162,3 +162,11 @@ async def test_a_device_tells_its_file_system(tmp_path: Path, magic: bytes, at: 
     content[at : at + len(magic)] = magic
     (tmp_path / "device").write_bytes(content)
     assert await read_file_system(tmp_path / "device", restore_data_path()) == name
+
+
+async def test_a_device_that_cannot_be_read_after_a_restore_is_named(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(DataPathError, match=rf"^cannot read device {device}: Input/output error$"):
+        await read_file_system(device, restore_data_path())

@@ -111,10 +111,11 @@ async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_check
 
 
 async def test_what_cannot_be_deleted_is_a_warning() -> None:
-    found = await inherit(_Lister(_CHECKPOINTS, _DELETE), _TARGET, _ATTEMPT)
+    found = await inherit(_Lister([_COMPLETE, *_CHECKPOINTS], _DELETE), _TARGET, _ATTEMPT)
     assert found.warning is not None
     assert found.warning.startswith("could not remove incomplete snapshots of earlier backups: ")
-    assert not found.continued
+    assert found.latest is not None
+    assert (found.latest.snapshot_id, found.continued, len(found.sizes)) == ("z", True, 1)
 
 
 async def test_a_failure_of_the_listing_fails_the_backup() -> None:

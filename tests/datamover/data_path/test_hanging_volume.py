@@ -72,6 +72,12 @@ async def _restore_with_one_open(volume: Path, mode: VolumeMode, data_path: Data
     await restore(_repository(volume), parameters, data_path)
 
 
+async def test_a_volume_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(DataPathError, match=rf"^cannot open volume {tmp_path}: Stale file handle$"):
+        await _back_up(tmp_path, VolumeMode.FILESYSTEM, _data_path(AsyncMock()))
+
+
 @pytest.mark.parametrize(
     ("transfer", "function", "doing"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
-from core.errors import IncompleteRestoreError, KopiaError
+from core.errors import DataPathError, IncompleteRestoreError, KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.probe import Probe
 from datamover.data_path.refused import Refused, find_refused
@@ -179,6 +179,11 @@ async def test_a_directory_that_cannot_be_read_is_reported(
         IncompleteRestoreError, match=r": 0 missing \(kopia's first error: open\)\. Also, the target does"
     ):
         found.check("restore", "open")
+
+
+async def test_a_target_that_cannot_be_opened_is_an_error(kopia: StoredDirectories, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match=rf"^cannot open target {tmp_path}/missing: No such file"):
+        await _find(kopia, tmp_path / "missing")
 
 
 async def test_a_directory_that_kopia_does_not_show_is_an_error(kopia: StoredDirectories, target: Path) -> None:

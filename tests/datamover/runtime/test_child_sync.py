@@ -70,6 +70,15 @@ async def test_a_disk_error_fails_the_restore(
         await restore(mover_repository, wanted, restore_data_path())
 
 
+async def test_a_sync_that_was_killed_fails_the_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put_sync("kill -9 $$", monkeypatch)
+    with (
+        open_root(tmp_path) as fd,
+        pytest.raises(DataPathError, match=r"its child exited with code -9$"),
+    ):
+        await sync_file_system(fd, tmp_path)
+
+
 async def test_a_disk_error_that_another_program_was_told_is_told_again(tmp_path: Path) -> None:
     """The disk is larger than what it is kept in."""
     with mounted(tmp_path / "small", "size=2m") as small:

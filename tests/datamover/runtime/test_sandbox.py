@@ -79,6 +79,19 @@ def test_the_directory_of_the_volume_is_a_jail_with_valid_absolute_paths(tmp_pat
     assert sorted(path.name for path in root.iterdir()) == ["run", "volume"]
 
 
+def test_an_error_of_a_run_in_a_jail_is_no_error_of_the_jail(tmp_path: Path) -> None:
+    home = _tree(tmp_path / "home")
+    with pytest.raises(TimeoutError), build_jail(home, [], []):
+        raise TimeoutError
+    with pytest.raises(OSError, match="of the run"), use_as_jail(home, [], []):
+        raise OSError(5, "of the run")
+
+
+def test_a_jail_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match=r"build its jail: .*missing"), build_jail(tmp_path / "missing", [], []):
+        pass
+
+
 def _rejected(root: Path, *trees: Path) -> str:
     with pytest.raises(DataPathError) as raised, use_as_jail(root, trees, []):
         pass
