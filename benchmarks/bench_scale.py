@@ -45,7 +45,7 @@ class Benchmark:
         self.report = Report()
 
     async def run(self, doors: Doors) -> bool:
-        """Measure all that was asked for; return whether nothing is missing."""
+        """Measure all that is wanted; return whether nothing is missing."""
         until = asyncio.get_running_loop().time() + self._arguments.minutes * 60
         await warm_up(doors)
         return all([await self._measure(doors, name, until) for name in self._arguments.scenario or _SCENARIOS])

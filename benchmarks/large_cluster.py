@@ -83,7 +83,7 @@ _PHASES: Final = (
     *["Prepared"] * 2,
     *["InProgress"] * 10,
 )
-"""Of each hundred transfers: most have ended, and the nodes are busy."""
+"""How many of each hundred transfers: most have ended, and the nodes are busy."""
 
 _TIME: Final = "2026-11-21T11:00:00Z"
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 _PIECE_BYTES: Final = 1 << 16
 _PIECES: Final = 512
-"""Of one connection in one direction; more is not read before: what 3 GB/s have on their way in 10 ms."""
+"""The limit of one connection in one direction; more is not read before: what 3 GB/s have on their way in 10 ms."""
 
 _PIECES_OF_A_SLOW_LINE: Final = 2
 

@@ -116,7 +116,7 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
             volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
             source = f"{POD_VOLUME_REQUESTER}/{_KOPIA}/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
             uid = cr.spec.tags.get(BACKUP_UID_TAG, "")
-            # Velero leaves it out, and cannot tell later whose snapshot it is.
+            # Velero leaves it out, and does not know later whose snapshot it is.
             tags = _tags(cr, POD_VOLUME_REQUESTER, _KOPIA) | ({BACKUP_UID_TAG: uid} if uid else {})
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload():

@@ -15,7 +15,7 @@ _VOLUMES = "/restores"
 """Has a directory for each volume that is restored; Velero mounts them there, under their names."""
 
 _DONE_DIRECTORY = ".velero"
-"""The directory of a volume with its done file, which `datamover.data_path.restore` writes."""
+"""The directory of a volume with its done file, which `datamover.data_path.finished` writes."""
 
 _INTERVAL_SECONDS = 1
 

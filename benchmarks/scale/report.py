@@ -15,7 +15,7 @@ _FIGURES: Final = (
     *("idle_requests_per_s_50_agents", "admissions_per_s", "agent_idle_mib", "agent_growth_mib"),
     *("agent_idle_cpu_percent", "leader_kills_ok", "leader_pauses_ok"),
 )
-"""Of the last line, in this order; null where the scenario was not run."""
+"""The last line's values, in this order; null where the scenario was not run."""
 
 _SHOWN: Final = 15
 

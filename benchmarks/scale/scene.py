@@ -1,7 +1,7 @@
 """One scenario running: its stage, and the processes that watch, simulate and serve.
 
 Knows what is started in which order, and how to wait for what the watcher sees. Does not know
-what is measured (`benchmarks.scale.scenarios`).
+what is measured (`benchmarks.bench_scale`).
 """
 
 import asyncio

@@ -110,7 +110,7 @@ class _Relay:
         return moved
 
     def end(self) -> None:
-        """Tell the target that nothing more follows; it may still answer."""
+        """Let the target know that nothing more follows; it may still answer."""
         with suppress(OSError):
             self.target.shutdown(socket.SHUT_WR)
 

@@ -260,7 +260,7 @@ def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str | Non
         return f"its mode is {stat.S_IMODE(status.st_mode):o} instead of {mode:o}"
     if entry.isreg() and status.st_size != entry.size:
         return f"it has {status.st_size} bytes instead of {entry.size}"
-    # Of a directory kopia keeps the latest time of what is in it.
+    # A directory has in kopia the latest time of what is in it.
     if not entry.isdir() and abs(status.st_mtime_ns - int(entry.mtime) * _NANOSECONDS) > _NANOSECONDS:
         return f"its time is {status.st_mtime:.0f} instead of {entry.mtime:.0f} (seconds since 1970)"
     return None

@@ -133,7 +133,7 @@ class FinishedList:
 def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> FinishedList | None:
     """Open the list of an earlier attempt, or begin one; None: there is none, and the target has files already.
 
-    Nothing could tell those apart from finished ones. A list of another `owner` is removed.
+    Nothing distinguishes those from finished ones. A list of another `owner` is removed.
 
     Raises:
         OSError: the target cannot be read or written.

@@ -44,7 +44,7 @@ _MOST_PARTS: Final = 50_000
 """In all; each takes half a KiB of memory. A directory with more entries of its own is not split."""
 
 _PATHS_BYTES: Final = 512 * 1024
-"""Of the arguments of one kopia; Linux permits 2 MiB with the environment."""
+"""The limit of one kopia's arguments; Linux permits 2 MiB with the environment."""
 
 _ARGUMENT_BYTES: Final = 10
 """What each takes beside its text: a slash, the end, and a pointer."""
@@ -55,7 +55,7 @@ _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
 
 _ENTRY_BYTES: Final = 64 * 1024
-"""Of a placeholder: it is much smaller."""
+"""A placeholder's limit: it is much smaller."""
 
 _NO_TIME: Final = "1970-01-01T00:00:00Z"
 

@@ -304,5 +304,5 @@ def _change(target: Path, paths: Sequence[bytes], _: ShouldStop) -> None:
             ):
                 status = os.fstat(fd)
                 if status.st_uid == os.geteuid() and (missing := _missing(status.st_mode)):
-                    # Of what was opened: meanwhile, a link may be there.
+                    # By what was opened: meanwhile, a link may be there.
                     os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) | missing)  # noqa: PTH101

@@ -31,7 +31,7 @@ from datamover.runtime.work_dir import attempting, is_name, join, open_below, op
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
-"""Of a path in a message: ten of them must fit into a termination message."""
+"""The limit of a path in a message: ten of them must fit into a termination message."""
 
 _NAME: Final = "name"
 _KINDS: Final[dict[str, Callable[[int], bool]]] = {

@@ -81,7 +81,7 @@ class NewRepository:
                 raise RepositoryError(
                     f"{directory}: there is no repository, and the storage is not empty: no {_FORMAT}"
                 )
-            # A creation of kopia's own was interrupted: nobody has the key of what it left.
+            # A creation of kopia's own was interrupted: the key of what it left is lost.
             (directory / _STORAGE_CONFIG).unlink(missing_ok=True)
             # First, since kopia writes its own where it finds none, for another arrangement of the folders.
             return _publish(self.folder / _SHARDS, directory) & _publish(self.folder / _FORMAT, directory)

@@ -247,7 +247,7 @@ _FILES_A_CALL: Final = 64
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _NAME: Final = re.compile(rb"[0-9A-Za-z-]+")
 _LONGEST_NAME: Final = 256
-"""Of a longer word, this is not a name either."""
+"""As a part of a longer word, this is not a name either."""
 
 
 class BackupFiles:

@@ -136,7 +136,7 @@ class ModeDecision:
 def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> ModeDecision:
     """Return the mode that is due, or whose last run did not finish: full, else quick, else none.
 
-    kopia writes the next due times when a run begins, so they tell nothing about its end. `epochs`: the indexes are in
+    kopia writes the next due times when a run begins, so they say nothing about its end. `epochs`: the indexes are in
     some.
     """
     cycles = (

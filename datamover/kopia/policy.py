@@ -98,7 +98,7 @@ def _read_undo(policy: JsonDict) -> list[_Undo]:
                 text = base64.urlsafe_b64decode(pattern.removeprefix(_MARK).rstrip("/"))
                 found.append(_Undo.from_json(text.decode()))
             except (ValueError, ContractError):
-                # Nobody else writes such a pattern; it has no effect.
+                # Nothing else writes such a pattern; it has no effect.
                 continue
     return found
 

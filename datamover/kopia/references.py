@@ -120,7 +120,7 @@ class References:
         snapshot_ids: snapshots that transfers of the cluster name; the transfer of each.
         completed: the completed backups of volumes, by their UIDs.
         backup_uids: the Backups of the cluster.
-        in_bucket: snapshots and UIDs of backups, of those asked for, that a file of the bucket names.
+        in_bucket: the wanted snapshots and UIDs of backups that a file of the bucket names.
         unread: why not all could be read; None: all was.
     """
 

@@ -190,7 +190,7 @@ class Checkpoint:
 class SourceSnapshots:
     """The snapshots of one source: the last complete one, None without one, and the incomplete ones.
 
-    `latest` is of another transfer than asked for. `repeated`: there is a complete one of that transfer too. `sizes`
+    `latest` is of another transfer. `repeated`: the transfer itself has a complete one too. `sizes`
     are of the complete ones of other transfers, the oldest first.
     """
 

@@ -141,7 +141,7 @@ async def _verify(
 ) -> KopiaAnswer:
     """Have kopia verify these snapshots; without any, all of them."""
     flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
-    # Of the statistics that kopia writes each second, errors would leave the lines that are kept.
+    # kopia writes statistics each second: with them, errors would leave the lines that are kept.
     arguments = ("--log-level=error", "snapshot", "verify", *snapshots, "--json", *flags)
     return await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
 

@@ -74,7 +74,7 @@ def check_mounted(volume: Path, mounts: Path = MOUNTS) -> None:
     except FileNotFoundError:
         # Not Linux.
         return
-    # Of several mounts on one point, the last one is visible.
+    # If one point has several mounts, the last one is visible.
     roots = [fields[_ROOT] for line in lines if len(fields := line.split()) > _POINT and fields[_POINT] == str(volume)]
     if roots and _NOT_MOUNTED.search(roots[-1]):
         raise DataPathError(f"volume of the workload pod is not mounted on the node: {roots[-1]} is a plain directory")

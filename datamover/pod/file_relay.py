@@ -16,7 +16,7 @@ SOCKET_NAME: Final = "node-agent-files.sock"
 """In the directory in which the mover has its work directory (`datamover.runtime.work_dir`)."""
 
 RESULT_SUFFIX: Final = ".json"
-"""Of the file beside the socket with the SentFiles; it is written before the stream ends."""
+"""The ending of the file beside the socket with the SentFiles; it is written before the stream ends."""
 
 _TEMPORARY: Final = "/tmp"  # noqa: S108 - nothing is written to it
 

@@ -33,7 +33,7 @@ from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
 from datamover.pod.reporting import Termination, build_success
 
 _LISTED_BYTES: Final = 8 << 20
-"""Of the lines of a list: kubelets keep 10 MiB of a log by default. Source: Kubernetes v1.34, KubeletConfiguration,
+"""The limit of a list: kubelets keep 10 MiB of a log by default. Source: Kubernetes v1.34, KubeletConfiguration,
 `containerLogMaxSize`."""
 
 
@@ -301,7 +301,7 @@ class FileSender:
             writer.write(data)
             await writer.drain()
         except ConnectionError as e:
-            raise DataPathError("the command that asked for the files does not read them any more") from e
+            raise DataPathError("the command that reads the files does not read them any more") from e
         self.sent_bytes += len(data)
 
     async def _end(

@@ -2,7 +2,7 @@
 
 A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. TERM, on request, lets it do
 so. Data is synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
-Source: Linux, syncfs(2), fsync(2); fs/sync.c (an error is told once to each descriptor that was open when it happened).
+Source: Linux, syncfs(2), fsync(2); fs/sync.c (an error comes once to each descriptor that was open then).
 """
 
 import asyncio
@@ -54,7 +54,7 @@ if getattr(ctypes.CDLL(None, use_errno=True), sys.argv[1])(int(sys.argv[2])):
     sys.exit(os.strerror(ctypes.get_errno()))
 """,
 )
-"""The program `sync` would open the path once more, and the kernel tells a new descriptor no error that another got."""
+"""The program `sync` would open the path once more, and the kernel gives a new descriptor no error that another got."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _FAST_SECONDS: Final = 0.005
 
 _FILE_SECONDS: Final = 0.0008
 _BYTE_SECONDS: Final = 4.6e-9
-"""Of a CPU: 20,000 files of 10 kB take kopia 15 s, and 1 GB in large files 4.4 s."""
+"""Share of a CPU: 20,000 files of 10 kB take kopia 15 s, and 1 GB in large files 4.4 s."""
 
 _REQUEST_BYTES: Final = 4 * _MIB
 """kopia reads a large file in pieces of this size, on average, one after the other."""
@@ -64,7 +64,7 @@ _BACKUP_MIB: Final = 290
 """What a backup takes without its index: this process, what the soft limit bounds, and packs that are being sent."""
 
 _INDEX_PERCENT: Final = 25
-"""Of the memory limit, what is there for the index at least: a small limit lowers the soft limit too."""
+"""The part of the memory limit that is there for the index at least: a small limit lowers the soft limit too."""
 
 _CONTENT_BYTES: Final = 800
 """What kopia takes for each new content until its index is written: 450, and almost as much while it writes it."""
@@ -73,7 +73,7 @@ _CONTENTS_A_SECOND: Final = 18_000
 """The most that one CPU was seen to make, of files of 16 bytes."""
 
 _MAINTENANCE_PERCENT: Final = 70
-"""Of the memory limit: a full run over 500,000 contents then peaks at 198 instead of 363 MiB."""
+"""A part of the memory limit: a full run over 500,000 contents then peaks at 198 instead of 363 MiB."""
 
 
 @dataclass(frozen=True)

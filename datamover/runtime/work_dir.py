@@ -183,7 +183,7 @@ def walk_tree(
     """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
 
     A directory is left out if `skip` returns True for it, or if it cannot be read, unless the walk is `strict`.
-    `stop` ends the walk early. Of a directory with very many others in it their names are not kept, but read again.
+    `stop` ends the walk early. If a directory has very many others in it, their names are not kept, but read again.
 
     Raises:
         OSError: the root cannot be opened; in a strict walk, a directory cannot be read.

@@ -102,7 +102,7 @@ class AzureStorage(BucketStorage):
         return not any(self.variables.get(name) for name in SECRET_VARIABLES)
 
     async def with_fetched_credentials(self, clock: Clock, redactor: Redactor) -> Self:
-        """Return this storage with the account's key, if Azure's management has to be asked for it."""
+        """Return this storage with the account's key, if Azure's management has to give it."""
         if self.account_key is None:
             return self
         from datamover.storage.azure_keys import fetch_account_key  # noqa: PLC0415 - few locations need it

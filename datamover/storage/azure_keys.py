@@ -177,10 +177,10 @@ def _signature(wanted: AzureContainer, key: Mapping[str, str], start: str, expir
     signed = [
         *(_PERMISSIONS, start, expiry, f"/blob/{wanted.account}/{wanted.name}"),
         *(*of_key, key["SignedVersion"]),
-        # Of other users, a correlation, and addresses.
+        # Other users, a correlation, and addresses.
         *("", "", "", ""),
         *("https", _STORAGE_VERSION, "c"),
-        # Of a blob's version, an encryption scope, and headers of the answer.
+        # A blob's version, an encryption scope, and headers of the answer.
         *("", "", "", "", "", "", ""),
     ]
     digest = hmac.digest(b64decode(key["Value"]), "\n".join(signed).encode(), "sha256")

@@ -41,7 +41,7 @@ _XML_MESSAGE: Final = re.compile(r"<Message>([^<]*)")
 
 
 class RefusedError(RepositoryError):
-    """A service did not grant what it was asked for; repeating the request would change nothing."""
+    """A service did not grant what was requested; repeating the request would change nothing."""
 
 
 class UnavailableError(StorageOutageError):

@@ -25,7 +25,7 @@ sys.path.insert(0, sys.argv[1])
 from datamover.restore_helper import main
 sys.exit(main(sys.argv[3:], sys.argv[2]))
 """
-"""Arguments: the folder of the project, that of the volumes, then those of the helper."""
+"""Arguments: the folders of the project and of the volumes, then the helper's."""
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ async def test_any_other_error_ends_the_restore(tmp_path: Path, answers: Sequenc
 
 
 async def test_placeholders_are_made_for_each_kopia_and_none_stays(tmp_path: Path) -> None:
-    """kopia removes that of a directory which it has finished, and no other one."""
+    """kopia removes a directory's once it has finished that, and no other one."""
     parts = [Part(f"{name}", 1, 1, _DIRECTORY) for name in ("d", "e", "no/such")]
     restorer, calls = _restorer(tmp_path, [_answer(1, _REFUSED), _answer(0)])
     await restorer.restore(Parts(parts), 9)

@@ -35,7 +35,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 def test_a_file_system_of_linux_is_sound(tmp_path: Path) -> None:
     need_root("owners")
-    # Of an attempt that was killed.
+    # An attempt that was killed left it.
     (tmp_path / ".nodeagent-probe-ä").touch()
     assert _probe(tmp_path) == _SOUND
     assert _probe(tmp_path, "no time") == _SOUND

@@ -1,4 +1,4 @@
-"""Backups and restores of devices whose kopia is killed or stopped: another attempt goes on, or begins anew."""
+"""Backups and restores of devices whose kopia is killed or stopped: another attempt goes on, or begins again."""
 
 import asyncio
 import os

@@ -84,7 +84,7 @@ async def test_a_drained_backup_keeps_its_checkpoints(
 async def test_the_next_backup_deletes_the_remaining_checkpoints(
     mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of a mover that was killed; none is used as parent."""
+    """Also the ones of a mover that was killed; none is used as parent."""
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(0))
     await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]

@@ -280,7 +280,7 @@ class _Attack:
     names: list[str]
 
     async def run(self, number: int) -> list[bytes]:
-        """Return the contents of files in a backup other than those of the volume."""
+        """Return the contents of files in a backup that are not the volume's."""
         volume, restored = (self.folder / f"{name}-{number}" for name in ("volume", "restored"))
         folder = _fill(volume, self.names)
         with opened(self.storage) as mover:
@@ -377,7 +377,7 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
 
         def on_line(line: str) -> str:
             if line.startswith("starting "):
-                # Of its metrics, before it reads password and configuration.
+                # For its metrics, before it reads password and configuration.
                 return line
             seen.extend(bytes(file) for file in work.glob("kopia-run-*/*") if not file.is_dir())
             for process in Path("/proc").glob("[0-9]*"):

@@ -72,7 +72,7 @@ class _Cluster:
     async def moving(
         self, kind: str, mode: VolumeMode = VolumeMode.FILESYSTEM, means: str = ""
     ) -> AsyncIterator[tuple[Process, int]]:
-        """Run the mover; yield its process and the ID of that of its kopia, which moves data."""
+        """Run the mover; yield its process and the ID of its kopia's, which moves data."""
         await self.prepare(kind, mode)
         self.pod.kube.requests.clear()
         run = MoverRun(FLAGS[kind], str(self.target), self.server.port, str(self.pod.folder), str(mode), means=means)

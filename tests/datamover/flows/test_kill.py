@@ -101,7 +101,7 @@ async def test_a_kill_at_any_moment_needs_no_repair(
     for number in range(KILLS):
         volume = make_large_file(tmp_path / f"volume {number}" / "file", _SIZE_MIB).parent
         before = _stored(repository)
-        # Of few kills, the last one waits for the second of three packs: after the third kopia has almost ended.
+        # With few kills, the last one waits for the second of three packs: after the third kopia has almost ended.
         wanted = (number + 0.1) / (KILLS + 0.5) * (_SIZE_MIB << 20)
         async with run(volume, repository) as find, asyncio.timeout(60):
             while not (pid := find()):

@@ -74,7 +74,7 @@ def volume(tmp_path: Path) -> Path:
     for name in ("one", "deep/two", "deep/er/three"):
         _write(folder / name, name)
     (folder / "link").symlink_to("one")
-    # Of a link, kopia keeps microseconds.
+    # kopia keeps a link's microseconds.
     os.utime(folder / "link", (1_700_000_000, 1_700_000_000), follow_symlinks=False)
     return folder
 

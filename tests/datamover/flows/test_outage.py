@@ -60,7 +60,7 @@ def _remove_bucket(server: S3Server) -> None:
 
 
 def _empty_bucket(server: S3Server) -> None:
-    """Of a bucket that is gone the server says that it does not exist, or that a file does not: kopia retries one."""
+    """If a bucket is gone, the server says that it does not exist, or that a file does not: kopia retries one."""
     aside = Path(mkdtemp(dir=server.folder.parent))
     for entry in (server.folder / "backups").iterdir():
         entry.rename(aside / entry.name)

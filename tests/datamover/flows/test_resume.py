@@ -158,7 +158,7 @@ async def test_a_checkpoint_that_may_be_another_transfers_is_removed(
 async def test_the_last_attempt_removes_the_complete_snapshots_of_those_it_overtook(
     mover_repository: Repository, tree: Path, kopia: PlainKopia
 ) -> None:
-    """Not those of other transfers of the same source."""
+    """Not the ones of other transfers of the same source."""
     earlier, _ = await _resume(mover_repository, _of_another(_parameters(tree, 1)))
     await _resume(mover_repository, _parameters(tree, 1))
     assert len(kopia.snapshots()) == 2
@@ -209,5 +209,5 @@ async def test_a_device_is_read_again_and_only_what_no_checkpoint_covers_is_sent
         await running
     result, data_path = await _resume(mover_repository, replace(_parameters(device, 2), mode=VolumeMode.BLOCK))
     assert (data_path.meter.cached_bytes, result.incremental_bytes) == (0, _TOTAL_BYTES)
-    # Of the first half, at least half was in an index.
+    # At least half of the first half was in an index.
     assert sent_bytes() <= 1.25 * _TOTAL_BYTES

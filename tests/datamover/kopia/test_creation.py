@@ -1,4 +1,4 @@
-"""Creations of one repository at once, and creations that something ended: whoever comes next can read it."""
+"""Creations of one repository at once, and creations that something ended: the next one can read it."""
 
 import asyncio
 import errno

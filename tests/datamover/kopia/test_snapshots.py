@@ -18,7 +18,7 @@ def test_a_checkpoint_writes_the_index_before_the_memory_is_full(index_seconds: 
 
 
 async def test_a_failed_backup_deletes_only_the_checkpoints_of_its_own_start() -> None:
-    """Not those of a later attempt that has overtaken it, or of another transfer."""
+    """Not the ones of a later attempt that has overtaken it, or of another transfer."""
     start, source = datetime(2026, 11, 30, 12, tzinfo=UTC), {"userName": "default", "host": "default", "path": "a/b"}
     seconds = {"earlier": -60, "own": 0.1, "second": 0.1, "later": 60}
     times = {name: (start + timedelta(seconds=after)).isoformat() for name, after in seconds.items()}

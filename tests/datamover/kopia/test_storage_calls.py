@@ -148,7 +148,7 @@ async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Repor
 
 @pytest.mark.looptime
 async def test_a_failed_upload_of_a_new_repository_is_repeated(tmp_path: Path, reports: _Reports) -> None:
-    """The storage may have it all the same, or that of another process."""
+    """The storage may have it all the same, or another process's."""
     none, empty, other = "repository not initialized", CHECKED, OTHER_REPOSITORY
     kopia = _ScriptedKopia(none, "", "", empty, _REFUSED, _BUSY, other)
     kopia.on_call = partial(_write_repository, tmp_path / "new-repository")

@@ -158,7 +158,7 @@ async def test_a_repository_without_labels_is_used_by_its_spec(tmp_path: Path, r
     pod.kube.put(
         _ready("app-dr", "default", labels={}) | {"spec": _APP_DR["spec"] | {"repositoryType": repository_type}}
     )
-    # Users can edit labels: this one has those of the wanted one.
+    # Users can edit labels: this one has the wanted one's.
     pod.kube.put(_ready("a", "other", labels=_APP_DR["metadata"]["labels"]))
     found = await _ensure_repository(pod)
     assert (found.name, found.spec.volume_namespace) == ("app-dr-default-kopia", "app-dr")

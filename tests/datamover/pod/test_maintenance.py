@@ -44,7 +44,7 @@ def _info(kopia: PlainKopia) -> Any:
 
 
 def _finished(pod: MoverPod, name: str) -> None:
-    """Let the runs so far be those of a Job of this cluster."""
+    """Let the runs so far be a Job's of this cluster."""
     pod.put_job(name, status={"completionTime": format_time(pod.clock.now())})
 
 

@@ -92,7 +92,7 @@ async def test_a_checkpoint_is_deleted_once_nothing_continues_from_it(
 
     assert await maintain() == {own, deleted, complete}
     monkeypatch.setattr(maintenance, "_CHECKPOINT_AGE", timedelta(0))
-    # Of a transfer that cannot be read, only its own one stays.
+    # A transfer cannot be read: only its own one stays.
     pod.kube.put({**transfer, "metadata": {**transfer["metadata"], "labels": "none"}, "status": "Failed"})
     assert await maintain() == {own, complete}
     pod.put_transfer("DataUpload")

@@ -52,7 +52,7 @@ class Bed(LocationBed):
         (root,) = [one["rootEntry"]["obj"] for one in self.kopia.snapshots() if one["id"] == snapshot_id]
         first = pack = self._pack(root)
         while pack == first:
-            # Of contents that were written in the same second, kopia takes any.
+            # If contents were written in the same second, kopia takes any.
             self.kopia.run("content", "rewrite", "--dangerous-commands=enabled", "--safety=none", root)
             pack = self._pack(root)
         (blob,) = [one for one in self.root.rglob("*") if one.is_file() and pack in str(one).replace("/", "")]

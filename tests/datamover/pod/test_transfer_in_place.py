@@ -32,7 +32,7 @@ class _Row:
 
     @property
     def rule(self) -> InPlace | None:
-        """What the agent tells the data mover; None: a plain restore."""
+        """What the agent gives the data mover; None: a plain restore."""
         return InPlace.of(self.restore_type, self.settings)
 
     def put(self, pod: MoverPod) -> None:

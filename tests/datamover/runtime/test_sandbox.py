@@ -1,4 +1,4 @@
-"""The jail, the rules by what a real kernel enforces and a fake one is asked for, and flushes that are left out."""
+"""The jail, the rules by what a real kernel enforces and a fake one gets, and flushes that are left out."""
 
 import ctypes
 import os

@@ -32,7 +32,7 @@ plain_only = pytest.mark.plain
 
 
 def use_plain_mover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transfers that name no other way be plain, those of processes that tests start too."""
+    """Let transfers that name no other way be plain, also in processes that tests start."""
     monkeypatch.setenv(_VARIABLE, MoverMethod.PLAIN)
 
 

@@ -76,7 +76,7 @@ def restorable(tree: Tree, root: Path) -> Outcome:
     kept = {path: found for path, found in tree.items() if _is_kept(path, found)}
     # A socket is of no use without its process.
     unkept = [path for path, found in tree.items() if path not in kept and found.kind != stat.S_IFSOCK]
-    # Of an entry whose path is too long for the system, kopia cannot find out what it is.
+    # If an entry's path is too long for the system, kopia cannot find out what it is.
     unread = [path for path in tree if len(os.fsencode(root) + path) > _SYSTEM_PATH_BYTES]
     counts = Counter(map(_name, kept))
     return Outcome(

@@ -38,7 +38,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 def mounted_folding(folder: Path, *rules: str) -> Iterator[Path]:
     """Mount a file system that takes some names for others or refuses them, and unmount it at the end.
 
-    The rules are those of tools/foldfs; the program also unmounts it if this process ends.
+    The rules are tools/foldfs's; the program also unmounts it if this process ends.
     """
     need_root("mounts")
     kept = folder.with_name(f"{folder.name}-kept")

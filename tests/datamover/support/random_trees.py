@@ -246,7 +246,7 @@ class _Creator:
     def fill(self, fd: int, folder: Folder) -> None:
         for name, entry in folder.entries.items():
             self._create(fd, name, entry)
-        # Of another folder, its descriptor is closed.
+        # Another folder's descriptor is closed.
         self._last = None
         _keep(fd, b".", folder.kept)
 

@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.upstream is None:
             scheme, _, address = proxy.server.url.partition("://")
-            # The certificate is that of the storage's real name.
+            # The certificate is for the storage's real name.
             tls = ssl._create_unverified_context()
             self.upstream = HTTPConnection(address) if scheme == "http" else HTTPSConnection(address, context=tls)
         sent = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}

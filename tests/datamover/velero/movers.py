@@ -96,7 +96,7 @@ class VeleroMover:
         return VeleroRun([*enter, *argv], environment, folder / "dev/termination-log")
 
     def _copy(self, pod: MoverPod) -> None:
-        """Replace the objects of the API server by those of `pod`."""
+        """Replace the objects of the API server by the ones of `pod`."""
         for resource in _COPIED:
             for stored in pod.stored(resource):
                 self._put(resource, stored)

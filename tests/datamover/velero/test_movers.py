@@ -1,4 +1,4 @@
-"""Our data mover and those of Velero's releases restore what the other backed up."""
+"""Our data mover and the ones of Velero's releases restore what the other backed up."""
 
 import json
 import shutil
