@@ -22,10 +22,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from core.errors import DataPathError
 from datamover.kopia.process import FULL
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import join, open_below, open_root, opened, walk_tree
+from datamover.runtime.work_dir import attempting, join, open_below, open_root, opened, walk_tree
 
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
@@ -321,20 +320,17 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
     Raises:
         DataPathError: it cannot be written.
     """
-    try:
-        with open_root(volume) as root:
-            _remove(_DONE_DIRECTORY, root)
-            try:
-                os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
-                with open_below(root, _DONE_DIRECTORY.encode()) as directory:
-                    _let_remove(directory, root)
-                    _create_empty(owner_uid, directory)
-            except OSError as e:
-                if e.errno not in FULL:
-                    raise
-                _write_without_block(owner_uid, root)
-    except OSError as e:
-        raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+    with attempting(f"write done file {volume / _DONE_DIRECTORY / owner_uid}"), open_root(volume) as root:
+        _remove(_DONE_DIRECTORY, root)
+        try:
+            os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
+            with open_below(root, _DONE_DIRECTORY.encode()) as directory:
+                _let_remove(directory, root)
+                _create_empty(owner_uid, directory)
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            _write_without_block(owner_uid, root)
 
 
 def has_done_file(volume: Path, owner_uid: str) -> bool:
@@ -343,13 +339,14 @@ def has_done_file(volume: Path, owner_uid: str) -> bool:
     A tenant who writes it loses only data of its own. The restore helper removes it before the pod's containers start,
     so without one the pod may have started too. Raises DataPathError if it cannot be read.
     """
-    try:
-        with open_root(volume) as root, open_below(root, _done_directory(root)) as directory:
-            return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as e:
-        raise DataPathError(f"cannot read done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+    with (
+        attempting(f"read done file {volume / _DONE_DIRECTORY / owner_uid}"),
+        suppress(FileNotFoundError, NotADirectoryError),
+        open_root(volume) as root,
+        open_below(root, _done_directory(root)) as directory,
+    ):
+        return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
+    return False
 
 
 def _done_directory(root: int) -> bytes:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlacePlan, PlannedEntries
 from datamover.data_path.in_place import has_entries
@@ -21,7 +20,7 @@ from datamover.data_path.refused import Directories, keep_name
 from datamover.data_path.stage import Step, Unit
 from datamover.kopia.location_files import open_output
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import join, open_root, walk_tree
+from datamover.runtime.work_dir import attempting, join, open_root, walk_tree
 
 
 @dataclass
@@ -78,10 +77,8 @@ class RestorePlanner(Comparison):
         Raises:
             DataPathError: the snapshot (KopiaError) or the volume cannot be read.
         """
-        try:
+        with attempting(f"read {self.target}"):
             filled = await self._in_thread(partial(has_entries, self.target), f"reading {self.target}")
-        except OSError as e:
-            raise DataPathError(f"cannot read {self.target}: {e.strerror}") from e
         # Into an empty volume, all is written, and nothing deleted.
         if filled and self.rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
             return InPlacePlan(refusal=fault)

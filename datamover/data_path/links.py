@@ -13,20 +13,19 @@ import re
 import stat
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from core.errors import DataPathError
 from core.models.base import JsonDict
 from datamover.data_path.file_names import mangle
 from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import WorkDir, escape_controls, join, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import WorkDir, attempting, escape_controls, join, open_below, open_root, walk_tree
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too. Source: kopia 0.23.1,
@@ -126,7 +125,7 @@ class TargetLinks:
 
 def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool = False) -> None:
     """Add symbolic links in the target, and with `hard` files' other names; raises DataPathError."""
-    try:
+    with attempting(f"read target {target}"):
         for directory, entries in walk_tree(target, stop):
             for entry in entries:
                 found.entries += 1
@@ -137,8 +136,6 @@ def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool
                     elif hard and (status := entry.stat(follow_symlinks=False)).st_nlink > 1 and _is_file(status):
                         inode = status.st_dev, status.st_ino, status.st_nlink
                         found.add(join(directory, entry.name), inode)
-    except OSError as e:
-        raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
 
 
 def _is_file(status: os.stat_result) -> bool:
@@ -147,16 +144,17 @@ def _is_file(status: os.stat_result) -> bool:
 
 def remove_links(target: Path, links: Sequence[bytes]) -> None:
     """Remove links by relative paths, but no last name of a file. Raises DataPathError if one cannot be removed."""
-    with open_root(target) as root:
-        try:
-            for link in links:
-                directory, name = os.path.split(link)
-                with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as fd:
-                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
-                        os.unlink(name, dir_fd=fd)
-        except OSError as e:
-            raise DataPathError(f"cannot replace link {show_path(link)} in the target: {e.strerror}") from e
+    with attempting(f"open target {target}"), open_root(target) as root:
+        for link in links:
+            directory, name = os.path.split(link)
+            with (
+                attempting(f"replace link {show_path(link)} in the target"),
+                suppress(FileNotFoundError, NotADirectoryError),
+                open_below(root, directory) as fd,
+            ):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
+                    os.unlink(name, dir_fd=fd)
 
 
 def show_path(path: bytes) -> str:
@@ -164,13 +162,9 @@ def show_path(path: bytes) -> str:
     return escape_controls(path.decode(errors="backslashreplace"))
 
 
-@contextmanager
-def named(path: bytes, doing: str = "restore") -> Iterator[None]:
+def named(path: bytes, doing: str = "restore") -> AbstractContextManager[None]:
     """Name the entry in an error of the system. Raises DataPathError if the block raised an OSError."""
-    try:
-        yield
-    except OSError as e:
-        raise DataPathError(f"cannot {doing} {show_path(path) or '/'}: {e.strerror}") from e
+    return attempting(f"{doing} {show_path(path) or '/'}")
 
 
 async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:

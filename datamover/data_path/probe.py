@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from core.errors import ContractError, DataPathError
+from core.errors import ContractError
 from core.models.base import JsonDict
 from datamover.data_path.links import TargetLinks, read_entries
 from datamover.data_path.run import DataPath
@@ -30,7 +30,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import join, open_below, open_root, opened, walk_tree
+from datamover.runtime.work_dir import attempting, join, open_below, open_root, opened, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ def _find(target: Path, stop: ShouldStop, found: TargetLinks, *, files: bool) ->
     """Add the root, and each entry whose owner may not write to it."""
     user = os.geteuid()
     found.add(b"")
-    try:
+    with attempting(f"read target {target}"):
         for directory, entries in walk_tree(target, stop):
             for entry in entries:
                 found.entries += 1
@@ -283,8 +283,6 @@ def _find(target: Path, stop: ShouldStop, found: TargetLinks, *, files: bool) ->
                     status = entry.stat(follow_symlinks=False)
                     if status.st_uid == user and _missing(status.st_mode, files=files):
                         found.add(join(directory, entry.name))
-    except OSError as e:
-        raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
 
 
 def _missing(mode: int, *, files: bool = True) -> int:

@@ -36,6 +36,7 @@ from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
+from datamover.runtime.work_dir import attempting
 
 _logger = logging.getLogger(__name__)
 
@@ -240,12 +241,10 @@ class _Restoring:
         """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel."""
         if self.parameters.in_place is None:
             return False
-        try:
+        with attempting(f"read target {self.target}"):
             return await self.data_path.run_in_thread(
                 partial(has_entries, self.target), f"reading target {self.target}"
             )
-        except OSError as e:
-            raise DataPathError(f"cannot read target {self.target}: {e.strerror}") from e
 
     async def _restore_in_place(self, fd: int) -> tuple[PartRestorer, Refused, _Written]:
         """Make the target equal to the snapshot; `fd` is open on it."""
@@ -425,14 +424,13 @@ def _is_missing(target: Path, _: ShouldStop) -> bool:
 
 
 def _make_target(target: Path, _: ShouldStop) -> int:
-    try:
+    with attempting(f"create target {target}"):
         # In local mode it may be missing, and kopia is confined to it.
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as e:
+            raise DataPathError(f"target {target} is not a directory") from e
         return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileExistsError as e:
-        raise DataPathError(f"target {target} is not a directory") from e
-    except OSError as e:
-        raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
 
 
 def _remove_links(target: Path, links: Sequence[bytes], _: ShouldStop) -> None:

@@ -10,8 +10,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -33,6 +33,7 @@ from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
 from datamover.runtime.child import WRITING, sync_file_system
+from datamover.runtime.work_dir import attempting
 
 _logger = logging.getLogger(__name__)
 
@@ -238,10 +239,5 @@ def _discard_list(path: Path, _: ShouldStop) -> None:
         path.unlink()
 
 
-@contextmanager
-def _named(target: Path) -> Iterator[None]:
-    """Name the target in an error of the system."""
-    try:
-        yield
-    except OSError as e:
-        raise DataPathError(f"cannot continue the restore in target {target}: {e.strerror}") from e
+def _named(target: Path) -> AbstractContextManager[None]:
+    return attempting(f"continue the restore in target {target}")

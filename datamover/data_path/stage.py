@@ -12,14 +12,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, Final
 
-from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from datamover.data_path.finished import Fingerprints
@@ -29,7 +28,7 @@ from datamover.data_path.probe import Attribute, Attributes
 from datamover.data_path.refused import count_entries
 from datamover.kopia.snapshots import EntryType
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import DIRECTORY, open_root, opened
+from datamover.runtime.work_dir import DIRECTORY, attempting, open_root, opened
 
 _STAGE: Final = ".nodeagent-restore-files"
 STAGE_PATTERN: Final = f"/{_STAGE}/"
@@ -207,12 +206,8 @@ class Stage:
         ):
             yield OpenStage(root, new, old, self)
 
-    @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            raise DataPathError(f"cannot {what} directory {self._target / _STAGE}: {e.strerror}") from e
+    def _named(self, what: str) -> AbstractContextManager[None]:
+        return attempting(f"{what} directory {self._target / _STAGE}")
 
 
 def _make_directory(name: str, directory: int) -> None:

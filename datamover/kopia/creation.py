@@ -22,7 +22,7 @@ from core.models.storage import BlockHash
 from datamover.kopia.client_config import IDENTITY, CacheLimit, build_config
 from datamover.kopia.location_files import QUICK_FORMAT
 from datamover.kopia.process import Kopia, KopiaAnswer
-from datamover.runtime.work_dir import WorkDir
+from datamover.runtime.work_dir import WorkDir, attempting
 
 _FOLDER: Final = "new-repository"
 _BLOB: Final = ".f"
@@ -72,7 +72,7 @@ class NewRepository:
             RepositoryError: there is no repository, but its files.
             ConfigError: the directory cannot be written to.
         """
-        try:
+        with attempting(f"create a repository in {directory}", ConfigError):
             walk = os.walk(directory, onerror=_fail)
             found = {name for _, _, names in walk for name in names if name.endswith(_BLOB)}
             if _FORMAT in found or (directory / _FORMAT).exists():
@@ -85,8 +85,6 @@ class NewRepository:
             (directory / _STORAGE_CONFIG).unlink(missing_ok=True)
             # First, since kopia writes its own where it finds none, for another arrangement of the folders.
             return _publish(self.folder / _SHARDS, directory) & _publish(self.folder / _FORMAT, directory)
-        except OSError as e:
-            raise ConfigError(f"cannot create a repository in {directory}: {e.strerror}") from e
 
     async def upload(self, kopia: Kopia, storage_arguments: list[str], attempted: str) -> KopiaAnswer:
         """Make it the repository of a storage that has none; fail if it has another.

@@ -32,7 +32,7 @@ from datamover.kopia.snapshot_files import StoredEntry, fetch_blocks, find_below
 from datamover.runtime.child import ChildCommand, ChildExit, ChildFiles, run_child
 from datamover.runtime.confinement import Bounds, confine, find_means
 from datamover.runtime.lazy_file import LazyFile
-from datamover.runtime.work_dir import escape_controls
+from datamover.runtime.work_dir import attempting, escape_controls
 
 _PROGRAM: Final = "debugfs"
 _FOLDERS: Final = "/usr/sbin:/sbin"
@@ -203,11 +203,9 @@ class DeviceFiles:
         # A pipe without a writer would have ended: so this process is one until the content is complete.
         # debugfs may have been taken over, and have put a link there.
         flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
+        with attempting("open the pipe of debugfs"):
             ours = os.open(self.pipe, os.O_RDONLY | flags)
             return ours, os.open(self.pipe, os.O_WRONLY | flags)
-        except OSError as e:
-            raise DataPathError(f"cannot open the pipe of debugfs: {e.strerror}") from e
 
     async def copy_content(self, file: StoredEntry, _: int) -> None:
         """Write the content of a file into the pipe. Raises AgentError if it cannot be read."""

@@ -21,7 +21,7 @@ from typing import Final
 from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
 from datamover.runtime.sandbox import Step, notify_reads
-from datamover.runtime.work_dir import opened
+from datamover.runtime.work_dir import attempting, opened
 
 _logger = logging.getLogger(__name__)
 
@@ -74,10 +74,8 @@ class LazyFile:
     def create(cls, path: Path, size_bytes: int) -> Iterator["LazyFile"]:
         """Create it, and close it at the end; raises DataPathError."""
         with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-            try:
+            with attempting(f"create a sparse file of {size_bytes} bytes"):
                 os.ftruncate(fd, size_bytes)
-            except OSError as e:
-                raise DataPathError(f"cannot create a sparse file of {size_bytes} bytes: {e.strerror}") from e
             yield cls(path, fd, size_bytes)
 
     async def read(self, offset: int, length: int) -> bytes:

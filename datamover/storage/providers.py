@@ -18,7 +18,7 @@ from core.clock import Clock
 from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.runtime.work_dir import WorkDir
+from datamover.runtime.work_dir import WorkDir, attempting
 
 GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 """The variable that names the credentials file of Google's library."""
@@ -263,10 +263,8 @@ class FileStorage(Storage):
     def prepare_creation(self) -> None:
         """Create the directory. Raises ConfigError if it cannot be created, or its root is not mounted."""
         self.check_root()
-        try:
+        with attempting(f"create repository directory {self.path}", ConfigError):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as e:
-            raise ConfigError(f"cannot create repository directory {self.path}: {e.strerror}") from e
 
 
 @dataclass(frozen=True)
