@@ -150,7 +150,9 @@ async def open_device(path: Path, flags: int, data_path: DataPath) -> AsyncItera
 
     def open_and_measure(_: ShouldStop) -> tuple[int, int]:
         fd = os.open(path, flags | os.O_CLOEXEC)
-        return fd, _device_size(fd)
+        size = os.lseek(fd, 0, os.SEEK_END)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd, size
 
     try:
         fd, size = await data_path.run_in_thread(open_and_measure, f"opening device {path}")
@@ -186,13 +188,6 @@ def _list_holders(device: Path) -> list[str]:
         except OSError:
             found.append(holder.name)
     return found
-
-
-def _device_size(fd: int) -> int:
-    """Return the device's size in bytes; the position is at its start afterward."""
-    size = os.lseek(fd, 0, os.SEEK_END)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return size
 
 
 HEAD_BYTES: Final = 72 * 1024

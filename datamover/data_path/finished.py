@@ -24,7 +24,7 @@ from typing import Final
 
 from datamover.kopia.process import FULL
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import attempting, join, open_below, open_root, opened, walk_tree
+from datamover.runtime.work_dir import NEW, attempting, join, open_below, open_root, opened, walk_tree
 
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
@@ -143,9 +143,10 @@ def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> Finish
             if (found := _read(fd, header)) is not None:
                 return FinishedList(target, name, *found)
         (target / name).unlink()
-    if _has_files(target, stop) or stop():
+    walk = walk_tree(target, stop, strict=True)
+    if any(not entry.is_dir(follow_symlinks=False) for _, entries in walk for entry in entries) or stop():
         return None
-    with opened(target / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
+    with opened(target / name, NEW) as fd:
         _write(fd, header, 0)
         os.fsync(fd)
     with opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
@@ -250,11 +251,6 @@ def _mark_above(root: int, directory: bytes, marked: Container[bytes]) -> list[b
             with open_below(root, above) as fd:
                 os.utime(fd)
     return way
-
-
-def _has_files(target: Path, stop: ShouldStop) -> bool:
-    walk = walk_tree(target, stop, strict=True)
-    return any(not entry.is_dir(follow_symlinks=False) for _, entries in walk for entry in entries)
 
 
 def _is_set(status: os.stat_result) -> bool:
@@ -366,9 +362,8 @@ def _write_without_block(owner_uid: str, root: int) -> None:
 
 
 def _create_empty(name: str, directory: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, mode=0o644, dir_fd=directory), "wb") as file:
-        _let_read(file.fileno(), 0o644)
+    with opened(name, NEW, directory) as fd:
+        _let_read(fd, 0o644)
 
 
 def _let_remove(directory: int, root: int) -> None:

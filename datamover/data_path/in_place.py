@@ -29,7 +29,7 @@ from datamover.data_path.stage import RUN_BYTES, OpenStage, PendingUnits, Stage,
 from datamover.kopia.location_files import open_output
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.work_dir import join, open_below, open_root
+from datamover.runtime.work_dir import NEW, join, open_below, open_root
 
 _logger = logging.getLogger(__name__)
 
@@ -187,7 +187,6 @@ class InPlaceRestorer(Comparison):
         return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._units]
 
     def _make_placeholders(self, units: Sequence[Unit], stop: ShouldStop) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as stage:
             # Placeholders of a kopia that the target has refused something.
             for name in os.listdir(stage.new):  # noqa: PTH208 - a descriptor
@@ -197,7 +196,7 @@ class InPlaceRestorer(Comparison):
                 if stop():
                     return
                 number = self._stage.next_number()
-                with os.fdopen(os.open(f"{number}{PLACEHOLDER}", flags, 0o600, dir_fd=stage.new), "wb") as file:
+                with os.fdopen(os.open(f"{number}{PLACEHOLDER}", NEW, 0o600, dir_fd=stage.new), "wb") as file:
                     file.write(unit.placeholder)
                 self._units.append((number, unit))
 

@@ -26,14 +26,14 @@ from typing import Final
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from datamover.data_path.links import DirectoryReader, named, show_path
-from datamover.data_path.probe import Attribute, Attributes
+from datamover.data_path.probe import NO_TIME, Attribute, Attributes
 from datamover.data_path.run import DataPath
 from datamover.kopia.location_files import open_output, read_directories
 from datamover.kopia.process import TARGET_FAILURES, IgnoredErrors, KopiaAnswer, KopiaFiles, is_refusal
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import is_name, open_below, open_root, walk_tree
+from datamover.runtime.work_dir import NEW, is_name, open_below, open_root, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ _PATH_BYTES: Final = 3500
 
 _ENTRY_BYTES: Final = 64 * 1024
 """A placeholder's limit: it is much smaller."""
-
-_NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +268,7 @@ def _describe(directory: str, entry: JsonDict) -> Part:
     summary = entry.get("summ") or {}
     entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
     # kopia gives a directory the latest time of what is below it (repofs.go, loadLocked).
-    entry = {**entry, "mtime": summary.get("maxTime") or entry.get("mtime", _NO_TIME)}
+    entry = {**entry, "mtime": summary.get("maxTime") or entry.get("mtime", NO_TIME)}
     return Part(path, entries, int(summary.get("size", 0)), json.dumps(entry))
 
 
@@ -288,8 +286,7 @@ def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> 
     with open_below(root, directory) as fd:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=fd)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(name, flags, mode=0o600, dir_fd=fd), "w") as file:
+        with os.fdopen(os.open(name, NEW, 0o600, dir_fd=fd), "w") as file:
             file.write(entry)
 
 

@@ -30,7 +30,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.work_dir import attempting, join, open_below, open_root, opened, walk_tree
+from datamover.runtime.work_dir import NEW, attempting, join, open_below, open_root, opened, walk_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def probe_target(target: Path, snapshot: Snapshot, _: ShouldStop) -> Probe:
             # An attempt that was killed may have left them.
             _remove(root)
             try:
-                with opened(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, root) as fd:
+                with opened(_NAME, NEW, root) as fd:
                     probe.owner = all(_keeps_owner(probe, fd, owner) for owner in owners)
                     # After the owner: setgid needs a permission for files of other groups.
                     accepted = probe.attempt(lambda: os.fchmod(fd, _MODE))
@@ -141,8 +141,7 @@ def _times(root_entry: JsonDict) -> list[int]:
 
 
 def _keeps_names(probe: Probe, root: int, *, links: bool) -> bool:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    odd = probe.attempt(lambda: os.close(os.open(_ODD, flags, 0o600, dir_fd=root)))
+    odd = probe.attempt(lambda: os.close(os.open(_ODD, NEW, 0o600, dir_fd=root)))
     linked = not links or probe.attempt(lambda: os.symlink(_NAME, _LINK, dir_fd=root))
     if not linked:
         # Unlike a refused attribute, kopia ignores no refused link.
@@ -175,7 +174,7 @@ def _is_ours(name: str, root: int) -> bool:
 
 
 _SECOND_NS: Final = 10**9
-_NO_TIME: Final = "1970-01-01T00:00:00Z"
+NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
 class Attribute(StrEnum):
@@ -200,7 +199,7 @@ class Attributes:
         time = "" if root else (entry.get("summ") or {}).get("maxTime", "")
         time_ns = None
         with suppress(ContractError):
-            time_ns = parse_time_ns(str(time or entry.get("mtime", _NO_TIME)))
+            time_ns = parse_time_ns(str(time or entry.get("mtime", NO_TIME)))
         mode = None if entry.get("type") == EntryType.LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
 

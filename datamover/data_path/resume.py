@@ -225,18 +225,14 @@ async def open_resumable(
     except OSError as e:
         cause = f"cannot list finished files: {e.strerror}"
     if begun is None:
-        await data_path.run_in_thread(partial(_discard_list, target / name), _LISTING.format(target))
+        with suppress(OSError):
+            await data_path.run_in_thread(lambda _: (target / name).unlink(), _LISTING.format(target))
         _logger.info("all files are written to target %s: %s", target, cause)
         return None
     restore = ResumableRestore(*begun, settings, data_path)
     if begun[0].resumed:
         await restore.discard_unfinished()
     return restore
-
-
-def _discard_list(path: Path, _: ShouldStop) -> None:
-    with suppress(OSError):
-        path.unlink()
 
 
 def _named(target: Path) -> AbstractContextManager[None]:

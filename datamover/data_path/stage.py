@@ -158,11 +158,6 @@ class Stage:
         self.steps = 0
 
     @property
-    def name(self) -> str:
-        """Its name in the root of the volume."""
-        return _STAGE
-
-    @property
     def files(self) -> Path:
         """Where kopia writes."""
         return self._target / _STAGE / _NEW

@@ -145,16 +145,13 @@ class Repository:
         with self._request_time.measuring() as flags:
             answer = await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
             self._request_time.take(answer.counters)
-        self._check_id()
+        if self._address.unique_id is not None and (found := read_cached_id(self.work_dir.cache)):
+            self.check_id(found)
         return answer
 
     async def start(self, meter: Meter, work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
         """Return the answer of `work`, a kopia that has opened the repository and runs on; otherwise as `call`."""
         return (await self._calls.repeat(partial(self._calls.open_once, meter, work))).check()
-
-    def _check_id(self) -> None:
-        if self._address.unique_id is not None and (found := read_cached_id(self.work_dir.cache)):
-            self.check_id(found)
 
     def check_id(self, found: str) -> None:
         """Check the unique ID of the repository that was opened. Raises RepositoryError if it must have another one."""

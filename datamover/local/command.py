@@ -143,12 +143,12 @@ class LocalMover:
         self, source: Path, name: str, bar: ProgressBar | None, *, wanted: LocalBackup | None = None
     ) -> BackupResult:
         """Back up a directory or device under the path `name`, as `wanted`; create the repository if there is none."""
-        volume, wanted = _absolute(source), wanted or LocalBackup(source)
-        if wanted.exclude and _mode(volume) is VolumeMode.BLOCK:
+        (volume, mode), wanted = _locate(source), wanted or LocalBackup(source)
+        if wanted.exclude and mode is VolumeMode.BLOCK:
             raise ConfigError(f"--exclude is for file systems, and {volume} is a block device")
         parameters = BackupParameters(
             volume,
-            _mode(volume),
+            mode,
             name or str(volume),
             parallel=self.limits.backup_workers,
             compression=wanted.compression,
@@ -174,10 +174,11 @@ class LocalMover:
         self, snapshot_id: str, target: Path, bar: ProgressBar | None, *, mover: MoverMethod = MoverMethod.PLAIN
     ) -> RestoreResult:
         """Restore a snapshot to a directory or device."""
-        volume, limits = _absolute(target), self.limits
-        mode, workers = _mode(volume), limits.restore_workers
+        (volume, mode), limits = _locate(target), self.limits
         # A disk image would otherwise take its full size.
-        parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True, mover=mover)
+        parameters = RestoreParameters(
+            snapshot_id, volume, mode, limits.restore_workers, limits, sparse=True, mover=mover
+        )
         meter = Meter(self.clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
@@ -229,14 +230,10 @@ async def _with_bar(moving: Coroutine[None, None, _R], meter: Meter, bar: Progre
     return result
 
 
-def _absolute(path: Path) -> Path:
-    """Return the absolute path for kopia, with symbolic links unresolved."""
-    return path.absolute()
-
-
-def _mode(volume: Path) -> VolumeMode:
-    device = volume.exists() and stat.S_ISBLK(volume.stat().st_mode)
-    return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
+def _locate(path: Path) -> tuple[Path, VolumeMode]:
+    """Return the absolute path for kopia, with symbolic links unresolved, and what is there."""
+    device = path.exists() and stat.S_ISBLK(path.stat().st_mode)
+    return path.absolute(), VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
 
 
 def _check_empty(target: Path) -> None:
@@ -260,22 +257,23 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     report_means(find_means())
     clock = SystemClock()
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
-    bar = None if options.json else ProgressBar(sys.stderr, clock)
+    bar, code = None if options.json else ProgressBar(sys.stderr, clock), 0
     match options.command:
         case LocalBackup() as backup:
             result = await mover.back_up(backup.source, backup.name, bar, wanted=backup)
-            _print(result.to_json() if options.json else _describe_backup(result))
+            text = result.to_json() if options.json else _describe_backup(result)
         case LocalRestore(snapshot_id, target, overwrite, method):
             if not overwrite:
                 _check_empty(target)
             restored = await mover.restore(snapshot_id, target, bar, mover=method)
             size, path = format_bytes(restored.total_bytes), escape_controls(restored.target.by_path)
-            _print(restored.to_json() if options.json else f"restored {size} to {path}")
-            return UnsetAttributesError.exit_code if restored.note else 0
+            text = restored.to_json() if options.json else f"restored {size} to {path}"
+            code = UnsetAttributesError.exit_code if restored.note else 0
         case LocalList():
             found = await mover.list()
-            _print(json.dumps([asdict(one) for one in found]) if options.json else _describe_list(found))
-    return 0
+            text = json.dumps([asdict(one) for one in found]) if options.json else _describe_list(found)
+    sys.stdout.write(f"{text}\n")
+    return code
 
 
 def _describe_backup(result: BackupResult) -> str:
@@ -292,7 +290,3 @@ def _describe_list(snapshots: list[Snapshot]) -> str:
         for one in snapshots
     )
     return "\n".join(lines) or "no snapshots in the repository"
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")

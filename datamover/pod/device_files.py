@@ -289,7 +289,7 @@ class _Debugfs:
             command = ChildCommand(argv, environment, files, replace(confinement, steps=steps))
             self._child = asyncio.create_task(run_child(command, self._take), name=_PROGRAM)
             self._child.add_done_callback(lambda _: os.close(reading))
-            stack.push_async_callback(self._end)
+            stack.push_async_callback(end_task, self._child)
             what = "the file system of the device"
             if errors := [line for line in await self.run("", what) if not _VERSION.fullmatch(line)]:
                 raise self.error(what, errors[0])
@@ -330,10 +330,6 @@ class _Debugfs:
             self._ended.set()
         elif line:
             self._lines.append(line)
-
-    async def _end(self) -> None:
-        if self._child is not None:
-            await end_task(self._child)
 
 
 def _limit() -> int:

@@ -134,9 +134,7 @@ class TransferFollower:
         match change.kind:
             case ChangeKind.LISTING:
                 self._listed = False
-            case ChangeKind.LISTED if not self._listed:
-                self._canceler.cancel(f"{self._watched.description} no longer exists")
-            case ChangeKind.DELETED:
+            case ChangeKind.LISTED | ChangeKind.DELETED if change.kind is ChangeKind.DELETED or not self._listed:
                 self._canceler.cancel(f"{self._watched.description} no longer exists")
             case ChangeKind.MALFORMED:
                 self._listed = True

@@ -110,9 +110,8 @@ class PodTransfer:
                 termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
         except Exception as e:
             termination = build_failure(e, context.redactor)
-            _logger.log(
-                logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "data mover failed", exc_info=True
-            )
+            level = logging.DEBUG if isinstance(e, AgentError) else logging.ERROR
+            _logger.log(level, "data mover failed", exc_info=True)
         write_termination_message(termination, context.termination_file)
         await self._report(termination)
         return termination.exit_code
@@ -398,9 +397,7 @@ async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, s
             for raw in page.items:
                 shrinkage = Shrinkage.from_annotations(raw["metadata"].get("annotations") or {})
                 if shrinkage is not None and shrinkage.acknowledged is not None:
-                    other = kind.model.parse(raw)
-                    plan = plan_of(other)
-                    named = other.status.snapshot_id
+                    plan, named = plan_of(other := kind.model.parse(raw)), other.status.snapshot_id
                     if isinstance(plan, BackupPlan) and plan.source == source and named is not None:
                         found.add(named)
     except AgentError as e:

@@ -25,6 +25,7 @@ from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
 from datamover.runtime.cancellation import run_beside
 from datamover.runtime.confinement import Confinement
+from datamover.runtime.work_dir import attempting
 
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
@@ -100,7 +101,7 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
         DataPathError: the program cannot be started.
     """
     files = command.files
-    try:
+    with attempting(f"start {command.argv[0]}"):
         process = await asyncio.create_subprocess_exec(
             *command.argv,
             stdin=asyncio.subprocess.DEVNULL if files.stdin_fd is None else files.stdin_fd,
@@ -112,8 +113,6 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             process_group=0,
             preexec_fn=partial(_before_exec, command, _die_with_parent(os.getpid())),
         )
-    except OSError as e:
-        raise DataPathError(f"cannot start {command.argv[0]}: {e.strerror}") from e
     _running.add(process.pid)
     try:
         return await run_beside(

@@ -21,7 +21,7 @@ from typing import Final
 from core.aio import wait_for_fd
 from core.errors import AgentError, DataPathError
 from datamover.runtime.sandbox import Step, notify_reads
-from datamover.runtime.work_dir import attempting, opened
+from datamover.runtime.work_dir import NEW, attempting, opened
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class LazyFile:
     @contextmanager
     def create(cls, path: Path, size_bytes: int) -> Iterator["LazyFile"]:
         """Create it, and close it at the end; raises DataPathError."""
-        with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+        with opened(path, NEW) as fd:
             with attempting(f"create a sparse file of {size_bytes} bytes"):
                 os.ftruncate(fd, size_bytes)
             yield cls(path, fd, size_bytes)

@@ -118,6 +118,9 @@ DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _Skip = Callable[[bytes, "os.DirEntry[str]"], bool]
 """Gets the path of the directory that the entry is in."""
 
+NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that make a file, and fail if anything is in its place."""
+
 _KEPT_NAMES: Final = 1000
 _REREAD_LEVELS: Final = 100
 """Below so many levels all names are kept: those that are read again are open, and files that are open are limited."""
@@ -150,9 +153,9 @@ def attempting(what: str, error: type[AgentError] = DataPathError) -> Iterator[N
 
 
 @contextmanager
-def opened(path: Path | str | bytes, flags: int, directory: int | None = None, mode: int = 0o600) -> Iterator[int]:
+def opened(path: Path | str | bytes, flags: int, directory: int | None = None) -> Iterator[int]:
     """Open a file, in the open `directory` if there is one, and close it at the end; children do not inherit it."""
-    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=directory)
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         yield fd
     finally:

@@ -145,7 +145,9 @@ def build_azure(
     account = config.get("storageAccount", "")
     if not account:
         raise RepositoryError("config.storageAccount is not set")
-    cloud = _cloud(given.get("AZURE_CLOUD_NAME", ""))
+    cloud_name = given.get("AZURE_CLOUD_NAME", "")
+    if (cloud := _CLOUDS.get(cloud_name.lower())) is None:
+        raise RepositoryError(f'AZURE_CLOUD_NAME: unknown cloud "{cloud_name}"')
     authority = config.get("activeDirectoryAuthorityURI", "") or cloud.authority
     domain = _domain(account, config.get("storageAccountURI", "")) or cloud.domain
     key = _account_key(config, given)
@@ -249,13 +251,6 @@ def _uses_identity(config: Mapping[str, str]) -> bool:
     if text not in _TRUE | _FALSE:
         raise RepositoryError(f'config.useAAD: must be true or false: "{text}"')
     return text in _TRUE
-
-
-def _cloud(name: str) -> _Cloud:
-    cloud = _CLOUDS.get(name.lower())
-    if cloud is None:
-        raise RepositoryError(f'AZURE_CLOUD_NAME: unknown cloud "{name}"')
-    return cloud
 
 
 def _account_key(config: Mapping[str, str], given: Mapping[str, str]) -> str | None:

@@ -46,9 +46,9 @@ def test_a_directory_is_deleted_however_deep_it_is(tmp_path: Path, stage: Stage,
     os.close(fd)
     opened.delete("d", opened.root)
     opened.delete("link", opened.root)
-    assert [*tmp_path.iterdir()] == [tmp_path / stage.name]
+    assert [*tmp_path.iterdir()] == [stage.files.parent]
     opened.empty(_never)
-    assert not [*(tmp_path / stage.name / "old").iterdir()]
+    assert not [*(stage.files.parent / "old").iterdir()]
     assert Path("/etc/passwd").exists()
 
 
@@ -97,7 +97,7 @@ def test_what_was_left_goes_when_the_next_one_begins(tmp_path: Path, left: str) 
     outside.mkdir()
     (outside / "f").write_text("other")
     (tmp_path / "volume").mkdir()
-    place = tmp_path / "volume" / stage.name
+    place = stage.files.parent
     if left == "file":
         place.write_text("x")
     elif left == "link":
