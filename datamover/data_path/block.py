@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.errors import DataPathError, KopiaError
+from core.errors import DataPathError
 from datamover.data_path.run import DataPath
 from datamover.kopia.backup_process import device_flags, read_blocks
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import EntryType, Snapshot
-from datamover.kopia.storage_calls import KopiaCaller
+from datamover.kopia.snapshot_files import find_only_file
+from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 from datamover.runtime.work_dir import attempting
@@ -245,8 +245,8 @@ class DeviceRestore:
 
     With `compare`, what the device has already is not written. An `existing` device must not be mounted on this node,
     nor used by its kernel otherwise, such as by LVM: that could write over what is restored. It cannot be meanwhile.
-    Each method raises a DataPathError if the target is smaller than the data, or in use, and nothing was written; and a
-    KopiaError if the snapshot is not one of a device, or damaged, or the data path failed.
+    Each method raises a DataPathError if the target is smaller than the data, or in use, or the snapshot is not one of
+    a device, and nothing was written; and a KopiaError if it is damaged, or the data path failed.
     """
 
     repository: Repository
@@ -259,17 +259,17 @@ class DeviceRestore:
     async def write_stream(self) -> None:
         """Write the snapshot's only file sequentially."""
         snapshot, target, data_path = self.snapshot, self.target, self.data_path
-        name, data = await _streamed_file(self.repository, snapshot)
+        device = await find_only_file(self.repository, snapshot)
         async with self._open(os.O_RDWR if self.compare else os.O_WRONLY) as (fd, _):
             ours, kopias = os.pipe()
             writer = HoleWriter(os.dup(fd), compare=self.compare)
             copy = partial(copy_stream, ours, writer)
             async with run_in_background(copy, name="device-writer") as copying:
-                attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
+                attempted = f"restore {device.name} of snapshot {snapshot.snapshot_id} to device {target}"
                 files, kopia = KopiaFiles(stdout_fd=kopias), self.repository.kopia
                 try:
                     answer = await self.repository.run(
-                        partial(data_path.run, kopia, attempted, "show", data, files=files)
+                        partial(data_path.run, kopia, attempted, "show", device.object_id, files=files)
                     )
                 finally:
                     # So that the copy reaches the end of the stream.
@@ -327,14 +327,3 @@ def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:
     with attempting(f"write restored data of {device} to the disk"):
         os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-async def _streamed_file(kopia: KopiaCaller, snapshot: Snapshot) -> tuple[str, str]:
-    """Return the name and object ID of the only file of a device's snapshot."""
-    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
-    entries = answer.check().document().get("entries") or []
-    if len(entries) != 1 or entries[0].get("type") != EntryType.FILE:
-        raise KopiaError(
-            f"snapshot {snapshot.snapshot_id} is not one of a block device: it does not hold a single file"
-        )
-    return entries[0]["name"], entries[0]["obj"]

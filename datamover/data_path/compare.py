@@ -205,7 +205,20 @@ class _Comparison:
 
     def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str | None:
         """Return what differs, the content aside; None: nothing."""
-        return _compare_status(entry, status)
+        kinds = ((entry.isdir(), stat.S_ISDIR), (entry.issym(), stat.S_ISLNK), (entry.isreg(), stat.S_ISREG))
+        if not any(wanted and is_kind(status.st_mode) for wanted, is_kind in kinds):
+            return "it is of another type"
+        if (owner := (status.st_uid, status.st_gid)) != (entry.uid, entry.gid):
+            return f"its owner is {owner[0]}:{owner[1]} instead of {entry.uid}:{entry.gid}"
+        mode = convert_mode(entry.mode)
+        if not entry.issym() and stat.S_IMODE(status.st_mode) != mode:
+            return f"its mode is {stat.S_IMODE(status.st_mode):o} instead of {mode:o}"
+        if entry.isreg() and status.st_size != entry.size:
+            return f"it has {status.st_size} bytes instead of {entry.size}"
+        # A directory has in kopia the latest time of what is in it.
+        if not entry.isdir() and abs(status.st_mtime_ns - int(entry.mtime) * _NANOSECONDS) > _NANOSECONDS:
+            return f"its time is {status.st_mtime:.0f} instead of {entry.mtime:.0f} (seconds since 1970)"
+        return None
 
     def _add(self, path: bytes, fault: str) -> None:
         self.fault_count += 1
@@ -246,21 +259,3 @@ def _build_root(snapshot: Snapshot) -> tarfile.TarInfo | None:
     found.uid, found.gid = int(root.get("uid", 0)), int(root.get("gid", 0))
     found.type, found.mode = tarfile.DIRTYPE, int(mode, 8)
     return found
-
-
-def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str | None:
-    """Return what differs between the snapshot's entry and the file; None: nothing."""
-    kinds = ((entry.isdir(), stat.S_ISDIR), (entry.issym(), stat.S_ISLNK), (entry.isreg(), stat.S_ISREG))
-    if not any(wanted and is_kind(status.st_mode) for wanted, is_kind in kinds):
-        return "it is of another type"
-    if (owner := (status.st_uid, status.st_gid)) != (entry.uid, entry.gid):
-        return f"its owner is {owner[0]}:{owner[1]} instead of {entry.uid}:{entry.gid}"
-    mode = convert_mode(entry.mode)
-    if not entry.issym() and stat.S_IMODE(status.st_mode) != mode:
-        return f"its mode is {stat.S_IMODE(status.st_mode):o} instead of {mode:o}"
-    if entry.isreg() and status.st_size != entry.size:
-        return f"it has {status.st_size} bytes instead of {entry.size}"
-    # A directory has in kopia the latest time of what is in it.
-    if not entry.isdir() and abs(status.st_mtime_ns - int(entry.mtime) * _NANOSECONDS) > _NANOSECONDS:
-        return f"its time is {status.st_mtime:.0f} instead of {entry.mtime:.0f} (seconds since 1970)"
-    return None

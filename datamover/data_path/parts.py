@@ -25,10 +25,10 @@ from typing import Final
 
 from core.errors import KopiaError
 from core.models.base import JsonDict
-from datamover.data_path.links import DirectoryReader, named, show_path
+from datamover.data_path.links import DirectoryReader, named, open_directories, show_path
 from datamover.data_path.probe import NO_TIME, Attribute, Attributes
 from datamover.data_path.run import DataPath
-from datamover.kopia.location_files import open_output, read_directories
+from datamover.kopia.location_files import open_output
 from datamover.kopia.process import TARGET_FAILURES, IgnoredErrors, KopiaAnswer, KopiaFiles, is_refusal
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
@@ -275,10 +275,7 @@ def _describe(directory: str, entry: JsonDict) -> Part:
 async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
     """Return the entries of a directory, or one more than `most` of them: it may have millions."""
     with open_output(kopia.work_dir) as file:
-        answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", object_id, output_fd=file.fileno())
-        entries = next(read_directories(answer, file), None)
-        if entries is None:
-            raise answer.error("kopia's output is not a directory")
+        entries = next(await open_directories(kopia, snapshot, [object_id], file))
         return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
 
 

@@ -108,6 +108,11 @@ class ClusterReader:
         """Return the BackupRepository. Raises RepositoryError if it does not exist."""
         return BackupRepository.parse(await self._read(BACKUP_REPOSITORIES, name))
 
+    async def place(self, name: str) -> tuple[BackupRepository, BackupStorageLocation]:
+        """Return the BackupRepository, and its location. Raises RepositoryError if one does not exist."""
+        found = await self.repository(name)
+        return found, await self.location(found.spec.backup_storage_location)
+
     async def location_secrets(self, location: BackupStorageLocation) -> LocationSecrets:
         """Return the contents of the Secrets that the location references. Raises RepositoryError without one."""
         credential: CredentialsText | None = None

@@ -86,9 +86,7 @@ async def maintain(spec: MaintainRepository, context: PodContext) -> Termination
     longest = await _wait_for_release(spec.job, context)
     if await has_velero_server(context.patient_client, context.namespace):
         raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")
-    reader = context.reader
-    wanted = await reader.repository(spec.name)
-    location = await reader.location(wanted.spec.backup_storage_location)
+    wanted, location = await context.reader.place(spec.name)
     _check_writable(location)
     recorder = EventRecorder(context.client, context.clock, component=spec.job, host=context.node)
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)

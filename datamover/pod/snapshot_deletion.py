@@ -111,7 +111,9 @@ class _Deleter:
             wanted = {(one.backup, one.uid) for one in self.spec.transfers if one.volume_namespace == namespace}
             listed = await self._find(repository, wanted)
             found = [one for one in listed if self._is_of(one, wanted)]
-            await self._check_bucket(BackupFiles(repository.kopia, repository.work_dir, namespace))
+            if not self.usable:
+                # The first repository in a bucket that can be opened shows what else is in it.
+                self._refuse(found=await BackupFiles(repository.kopia, repository.work_dir, namespace).exist())
             # As late as possible: a restore may just have been started. A check runs before the transfers are deleted.
             without = {one.uid for one in self.spec.transfers} if self.spec.dry_run else frozenset[str]()
             named = await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
@@ -170,11 +172,6 @@ class _Deleter:
             except ConfigError as e:
                 raise RepositoryError(str(e)) from e
             self._refuse(found=_BACKUPS in folders)
-
-    async def _check_bucket(self, files: BackupFiles) -> None:
-        """Check a bucket, by the first repository in it that can be opened."""
-        if not self.usable:
-            self._refuse(found=await files.exist())
 
     def _refuse(self, *, found: bool) -> None:
         if found:

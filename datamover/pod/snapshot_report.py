@@ -209,9 +209,7 @@ _REASON_LIMIT: Final = 500
 
 async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termination:
     """Return the SnapshotReport of a BackupRepository's repository. Raises AgentError if it cannot be listed."""
-    reader = context.reader
-    wanted = await reader.repository(spec.name)
-    location = await reader.location(wanted.spec.backup_storage_location)
+    wanted, location = await context.reader.place(spec.name)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         reporter = SnapshotReporter(access.context, repository, wanted.spec.volume_namespace)

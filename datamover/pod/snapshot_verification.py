@@ -58,9 +58,7 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
     Raises:
         AgentError: the repository, its location or its credentials could not be read from the cluster.
     """
-    reader = context.reader
-    wanted = await reader.repository(spec.name)
-    location = await reader.location(wanted.spec.backup_storage_location)
+    wanted, location = await context.reader.place(spec.name)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.waits.limits)

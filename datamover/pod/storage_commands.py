@@ -68,10 +68,8 @@ async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
 
 
 async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
-    reader, name = context.reader, spec.name
-    wanted = await reader.repository(name)
-    location = await reader.location(wanted.spec.backup_storage_location)
-    recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
+    wanted, location = await context.reader.place(spec.name)
+    recorder = EventRecorder(context.client, context.clock, component=spec.name, host=context.node)
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
     with open_access(context.with_go_settings(), reporter) as access:
         repository = await access.resolve(location, wanted)

@@ -6,7 +6,6 @@ Source: Linux, syncfs(2), fsync(2); fs/sync.c (an error comes once to each descr
 """
 
 import asyncio
-import ctypes
 import os
 import re
 import resource
@@ -25,6 +24,7 @@ from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
 from datamover.runtime.cancellation import run_beside
 from datamover.runtime.confinement import Confinement
+from datamover.runtime.sandbox import LIBC
 from datamover.runtime.work_dir import attempting
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -157,8 +157,8 @@ def _before_exec(command: ChildCommand, die_with_parent: Callable[[], None]) -> 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
     """Return what the child runs before the program: have the kernel kill it when `parent` exits."""
-    # PyDLL keeps the interpreter's lock, which could not be reacquired between fork and exec.
-    prctl = ctypes.PyDLL(None).prctl
+    # Looked up before the fork: another thread may hold the loader's lock at that moment.
+    prctl = LIBC.prctl
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

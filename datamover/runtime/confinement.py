@@ -21,6 +21,7 @@ from typing import Final
 from core.errors import DataPathError
 from core.landlock import landlock_abi
 from datamover.runtime.sandbox import (
+    LIBC,
     SYS_RESTRICT_SELF,
     Jail,
     Rights,
@@ -107,8 +108,8 @@ def find_means() -> Means:
         abi, missing = landlock_abi(), None
     except OSError as e:
         abi, missing = None, e.strerror
-    chroot = ctypes.PyDLL(None, use_errno=True).chroot
-    return Means(abi, missing, mounts=_works(share_nothing()), chroot=_works([("chroot", partial(chroot, b"/"))]))
+    chroot = [("chroot", partial(LIBC.chroot, b"/"))]
+    return Means(abi, missing, mounts=_works(share_nothing()), chroot=_works(chroot))
 
 
 def report_means(means: Means) -> None:
@@ -206,11 +207,9 @@ def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | No
 
 def _no_new_privs() -> Step:
     """Return the step that the following ones require without a capability."""
-    libc = ctypes.PyDLL(None, use_errno=True)
     zero, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
-    return "no_new_privs", partial(libc.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)
+    return "no_new_privs", partial(LIBC.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)
 
 
 def _restrict(ruleset: int) -> Step:
-    libc = ctypes.PyDLL(None, use_errno=True)
-    return "Landlock", partial(libc.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0))
+    return "Landlock", partial(LIBC.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0))

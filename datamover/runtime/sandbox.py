@@ -39,6 +39,9 @@ _MS_BIND: Final = 0x1000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 0x80000
 
+LIBC: Final = ctypes.PyDLL(None, use_errno=True)
+"""PyDLL keeps the interpreter's lock, which could not be reacquired between fork and exec."""
+
 Step = tuple[str, Callable[[], int]]
 """A system call between fork and exec: its name, and the call, which returns a negative number if it failed."""
 
@@ -53,18 +56,16 @@ class Jail:
 
     def steps(self) -> list[Step]:
         """Return what the child does to enter it."""
-        # PyDLL keeps the interpreter's lock, which could not be reacquired between fork and exec.
-        libc = ctypes.PyDLL(None, use_errno=True)
         root = os.fsencode(self.root)
         steps = share_nothing() if self.trees else []
         # A tree may lie in another one.
         for tree in sorted(self.trees, key=lambda one: len(one.parts)):
             source, target = os.fsencode(tree), os.fsencode(below(self.root, tree))
             flags = ctypes.c_ulong(_MS_BIND | _MS_REC)
-            steps.append((f"mount {tree}", partial(libc.mount, source, target, None, flags, None)))
+            steps.append((f"mount {tree}", partial(LIBC.mount, source, target, None, flags, None)))
             limits = ctypes.c_ulong(_MS_REMOUNT | _MS_BIND | self._limits(tree))
-            steps.append((f"remount {tree}", partial(libc.mount, None, target, None, limits, None)))
-        return [*steps, ("chroot", partial(libc.chroot, root)), ("chdir", partial(libc.chdir, b"/"))]
+            steps.append((f"remount {tree}", partial(LIBC.mount, None, target, None, limits, None)))
+        return [*steps, ("chroot", partial(LIBC.chroot, root)), ("chdir", partial(LIBC.chdir, b"/"))]
 
     def _limits(self, tree: Path) -> int:
         """Return the flags of a mount: a tenant's device nodes must not lead to the devices of the node."""
@@ -75,11 +76,10 @@ class Jail:
 
 def share_nothing() -> list[Step]:
     """Return the steps into a mount namespace of its own, which still takes over what the node unmounts."""
-    libc = ctypes.PyDLL(None, use_errno=True)
     flags = ctypes.c_ulong(_MS_SLAVE | _MS_REC)
     return [
-        ("unshare", partial(libc.unshare, ctypes.c_int(_CLONE_NEWNS))),
-        ("mount / as slave", partial(libc.mount, b"none", b"/", None, flags, None)),
+        ("unshare", partial(LIBC.unshare, ctypes.c_int(_CLONE_NEWNS))),
+        ("mount / as slave", partial(LIBC.mount, b"none", b"/", None, flags, None)),
     ]
 
 
@@ -277,9 +277,8 @@ def notify_reads(send: Callable[[int], object]) -> list[Step]:
 def _install(numbers: _Numbers, calls: Sequence[int], action: int, flags: int) -> Callable[[], int]:
     """Return the call that installs a filter with one action for these system calls."""
     program = _build(numbers.audit, calls, action)
-    libc = ctypes.PyDLL(None, use_errno=True)
     return partial(
-        libc.syscall,
+        LIBC.syscall,
         ctypes.c_long(numbers.seccomp),
         ctypes.c_ulong(_SET_MODE_FILTER),
         ctypes.c_ulong(flags),

@@ -6,7 +6,6 @@ azidentity 1.13; azcore 1.22, arm/runtime/runtime.go.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from datamover.storage.providers import (
     CredentialsText,
     KopiaAccess,
     parse_variables,
+    read_credentials,
     trust_variables,
 )
 
@@ -173,7 +173,7 @@ def _identity(config: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
         )
     variables = {name: given[name] for name in _IDENTITY if given.get(name)}
     if certificate := given.get(f"{_CERTIFICATE}_PATH", ""):
-        variables[_CERTIFICATE] = _read(certificate)
+        variables[_CERTIFICATE] = read_credentials(certificate, f"{_CERTIFICATE}_PATH").text
     proof = variables.get(_SECRET) or variables.get(_CERTIFICATE) or given.get(_TOKEN_FILE)
     if given.get(_SAS_TOKEN) or (proof and given.get(_TENANT) and given.get(_CLIENT)):
         return variables
@@ -274,10 +274,3 @@ def _domain(account: str, uri: str) -> str | None:
     if parts.scheme != "https" or name != account or not domain or parts.path.strip("/"):
         raise RepositoryError(f'config.storageAccountURI: must be https://{account}.<domain>: "{uri}"')
     return domain
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise RepositoryError(f"AZURE_CLIENT_CERTIFICATE_PATH: cannot read {path}: {e}") from e

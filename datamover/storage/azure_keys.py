@@ -116,8 +116,7 @@ class _SignIn:
             raise RefusedError(f'the authority of Azure identities must be https: "{identity.authority}"')
         proof = {"client_secret": identity.secret}
         if not identity.secret:
-            assertion = read_token(identity.token_file, "AZURE_FEDERATED_TOKEN_FILE")
-            self.redactor.add(assertion)
+            assertion = read_token(identity.token_file, "AZURE_FEDERATED_TOKEN_FILE", self.redactor)
             proof = {"client_assertion_type": _ASSERTION, "client_assertion": assertion}
         form = {
             "grant_type": "client_credentials",

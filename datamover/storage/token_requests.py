@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from html import escape, unescape
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -25,6 +24,7 @@ from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
+from datamover.storage.providers import read_credentials
 from datamover.storage.s3 import DEFAULT_SESSION, AwsRole
 
 _logger = logging.getLogger(__name__)
@@ -91,12 +91,11 @@ def build_direct_client() -> OpenerDirector:
     return build_opener(ProxyHandler({}), _NoRedirect)
 
 
-def read_token(file: str, named_by: str) -> str:
-    """Return the token in a file. Raises RefusedError if it cannot be read."""
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise RefusedError(f"{named_by}: cannot read {file}: {e}") from e
+def read_token(file: str, named_by: str, redactor: Redactor) -> str:
+    """Return the token in a file, which `redactor` learns. Raises RepositoryError if it cannot be read."""
+    token = read_credentials(file, named_by).text.strip()
+    redactor.add(token)
+    return token
 
 
 def send(
@@ -168,8 +167,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
     Raises:
         RepositoryError: they were not granted, or the service does not answer.
     """
-    token = read_token(role.token_file, "AWS_WEB_IDENTITY_TOKEN_FILE")
-    redactor.add(token)
+    token = read_token(role.token_file, "AWS_WEB_IDENTITY_TOKEN_FILE", redactor)
     form = {
         "Action": "AssumeRoleWithWebIdentity",
         "Version": _VERSION,
@@ -185,8 +183,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
 
 def ask_node(url: str, token_file: str, redactor: Redactor) -> bytes:
     """Return keys of this pod's role from the agent of EKS Pod Identity on the node, as `assume_role` does."""
-    token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
-    redactor.add(token)
+    token = read_token(token_file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", redactor)
     attempted = f"cannot get keys of this pod's role with the token in {token_file}"
     request = Request(url, headers={"Authorization": token})  # noqa: S310 - link-local
     answer = parse_json(send(build_direct_client(), request, attempted))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from core.contract import BackupResult, VolumeMode
-from core.errors import DataPathError, KopiaError
+from core.errors import DataPathError
 from datamover.data_path.block import read_file_system
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import back_up_volume, restore_data_path, restore_volume
@@ -91,7 +91,7 @@ async def test_a_smaller_device_is_rejected_before_a_byte_is_written(
 async def test_a_snapshot_of_a_directory_is_not_written_to_a_device(
     mover_repository: Repository, tree: Path, device: Path, kopia: PlainKopia
 ) -> None:
-    with pytest.raises(KopiaError, match="is not one of a block device"):
+    with pytest.raises(DataPathError, match="is not one of a block device"):
         await _restore(mover_repository, kopia.snapshot(tree), device)
 
 

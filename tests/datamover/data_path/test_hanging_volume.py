@@ -55,8 +55,14 @@ def _repository(volume: Path) -> Mock:
     repository = Mock()
     repository.work_dir = WorkDir(volume.parent, volume.parent)
     repository.open = AsyncMock(return_value=Snapshot("id", "s", "", "k0", 0, 0))
-    repository.call = AsyncMock(return_value=KopiaAnswer("show", 0, _DEVICE))
+    repository.call = _show
     return repository
+
+
+async def _show(*_: str, output_fd: int | None = None) -> KopiaAnswer:
+    if output_fd is not None:
+        os.write(output_fd, _DEVICE)
+    return KopiaAnswer("show", 0, b"")
 
 
 async def _back_up(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:

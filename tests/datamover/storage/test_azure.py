@@ -137,7 +137,7 @@ def test_a_sovereign_cloud_has_its_own_addresses(
         ({"storageAccountURI": "https://10.0.0.1/acc"}, "", "storageAccountURI: must be https://acc"),
         ({"storageAccountURI": "http://acc.z1.blob.example.net"}, "", "storageAccountURI: must be https://acc"),
         ({"storageAccountURI": "https://[acc"}, "", "storageAccountURI: invalid"),
-        ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "cannot read /no/such/file"),
+        ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "cannot read credentials file /no/such/file"),
         ({"useAAD": "maybe"}, "AZURE_CLIENT_SECRET=s", "config.useAAD: must be true or false"),
         ({}, "AZURE_CLIENT_SECRET=topsecret\nAZURE_CLIENT_ID=c", "not in the credentials: AZURE_TENANT_ID"),
         ({"useAAD": "true"}, "", "useAAD: kopia cannot read and write blobs with the managed identity"),

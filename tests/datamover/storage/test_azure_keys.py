@@ -167,7 +167,7 @@ async def test_an_answer_without_what_was_asked_for_is_reported(
             {"activeDirectoryAuthorityURI": f"http://{_LOGIN}/"},
             "the authority of Azure identities must be https",
         ),
-        ("", {**_WORKLOAD, "AZURE_FEDERATED_TOKEN_FILE": "/none"}, {}, "AZURE_FEDERATED_TOKEN_FILE: cannot read /none"),
+        ("", {**_WORKLOAD, "AZURE_FEDERATED_TOKEN_FILE": "/none"}, {}, "cannot read credentials file /none"),
     ],
     ids=["secret", "permission", "no TLS", "token file"],
 )
