@@ -175,8 +175,8 @@ def inspect_names(
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
     report = report or NameReport()
-    filtered = _Filter(root, exclude, report) if exclude else None
     with suppress(OSError):
+        filtered = _Filter(root, exclude, report) if exclude else None
         skip = filtered.skip if filtered is not None else lambda _, __: False
         for directory, entries in walk_tree(root, stop, skip=skip):
             # As kopia keeps it, with a slash.

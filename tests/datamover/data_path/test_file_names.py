@@ -181,7 +181,9 @@ def test_directories_and_links_collide_too_and_all_are_counted(tmp_path: Path) -
 def test_the_walk_can_be_stopped_and_skips_deleted_entries(tmp_path: Path) -> None:
     volume = _fill(tmp_path / "v", b"\xff")
     assert inspect_names(volume, lambda: True).mangled.count == 0
-    assert inspect_names(tmp_path / "gone", _go_on).mangled.count == 0
+    for exclude in (None, Exclusions(patterns=("*.tmp",))):
+        report = inspect_names(tmp_path / "gone", _go_on, exclude=exclude)
+        assert (report.mangled.count, report.complete) == (0, False)
 
 
 async def test_a_transfer_records_its_warnings_as_events(pod: MoverPod, tmp_path: Path) -> None:
