@@ -17,12 +17,11 @@ from typing import Any, Final
 
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
-from core.errors import ConfigError, KopiaError
+from core.errors import KopiaError
 from core.models.backups import SavedSize
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
 from core.models.transfer_settings import Exclusions
-from core.models.units import format_duration
 from datamover.kopia.process import Kopia
 from datamover.kopia.stalls import read_duration
 from datamover.kopia.storage_calls import KopiaCaller
@@ -298,11 +297,7 @@ def read_checkpoint_interval(environment: Mapping[str, str]) -> timedelta | None
     """
     if not environment.get(_INTERVAL_VARIABLE):
         return None
-    interval = read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL)
-    if not _SHORTEST <= interval <= _LONGEST:
-        limits = f"must be from {format_duration(_SHORTEST)} to {format_duration(_LONGEST)}"
-        raise ConfigError(f'{_INTERVAL_VARIABLE}: {limits}: "{environment[_INTERVAL_VARIABLE]}"')
-    return interval
+    return read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL, (_SHORTEST, _LONGEST))
 
 
 def _is_of(one: JsonDict, target: str) -> bool:

@@ -181,11 +181,13 @@ def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
     return StallLimits(read_duration(environment, _VARIABLE, StallLimits.timeout))
 
 
-def read_duration(environment: Mapping[str, str], variable: str, default: timedelta) -> timedelta:
+def read_duration(
+    environment: Mapping[str, str], variable: str, default: timedelta, limits: tuple[timedelta, timedelta] | None = None
+) -> timedelta:
     """Return the duration in a variable, such as 30m; `default` if it is not set or empty.
 
     Raises:
-        ConfigError: its value is not a duration, or negative.
+        ConfigError: its value is not a duration, negative, or outside of the `limits`.
     """
     text = environment.get(variable, "")
     if not text:
@@ -196,6 +198,8 @@ def read_duration(environment: Mapping[str, str], variable: str, default: timede
         raise ConfigError(f"{variable}: {e}") from e
     if duration < timedelta(0):
         raise ConfigError(f'{variable}: must not be negative: "{text}"')
+    if limits and not limits[0] <= duration <= limits[1]:
+        raise ConfigError(f'{variable}: must be from {" to ".join(map(format_duration, limits))}: "{text}"')
     return duration
 
 

@@ -46,11 +46,10 @@ _STEP: Final = 1000
 
 def format_bytes(count: float) -> str:
     """Return `count` in a readable unit, such as `1.2 GB`."""
-    for unit in _UNITS:
-        if count < _STEP or unit == _UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= _STEP
-    return ""
+    unit, *larger = _UNITS
+    while count >= _STEP and larger:
+        count, unit = count / _STEP, larger.pop(0)
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 class ProgressBar:

@@ -76,6 +76,9 @@ class _StoredFiles:
         (await kopia.call(attempted, "restore", directory.object_id, str(pipe), "--mode=tar", seconds=None)).check()
 
 
+_Files = _StoredFiles | DeviceFiles
+
+
 @asynccontextmanager
 async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator[tuple[Repository, Snapshot]]:
     """Connect to the repository, read-only, and yield it with the snapshot.
@@ -94,9 +97,7 @@ async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator
 
 
 @asynccontextmanager
-async def _open_files(
-    source: FilesSpec, repository: Repository, snapshot: Snapshot
-) -> "AsyncIterator[_StoredFiles | DeviceFiles]":
+async def _open_files(source: FilesSpec, repository: Repository, snapshot: Snapshot) -> AsyncIterator[_Files]:
     """Yield the files that the source is one of: as kopia has them, or in the file system of a device."""
     if not (source.path if source.device else snapshot.by_block):
         yield _StoredFiles(repository, snapshot, source.device)
@@ -209,9 +210,7 @@ class FileSender:
             finally:
                 writer.transport.abort()
 
-    async def _send(
-        self, files: "_StoredFiles | DeviceFiles", entry: StoredEntry, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _send(self, files: _Files, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
         await self._write(writer, f"{ENTRY_LINE.format(entry.describe())}\n".encode())
         if entry.type is not FileType.DIRECTORY:
             await self._send_member(files, entry, writer)
@@ -224,7 +223,7 @@ class FileSender:
         await self._write(writer, _END_OF_TAR)
 
     async def _send_stored_directory(
-        self, files: "_StoredFiles", entry: StoredEntry, writer: asyncio.StreamWriter
+        self, files: _StoredFiles, entry: StoredEntry, writer: asyncio.StreamWriter
     ) -> None:
         pipe = files.repository.work_dir.path / "tar"
         os.mkfifo(pipe, mode=0o600)
@@ -233,9 +232,7 @@ class FileSender:
         kopias = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
         await self._forward(files.copy_tar(entry, pipe), ours, kopias, writer)
 
-    async def _send_member(
-        self, files: "_StoredFiles | DeviceFiles", entry: StoredEntry, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _send_member(self, files: _Files, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
         """Send what is not a directory, or the header of one."""
         target = await files.read_link(entry) if entry.type is FileType.LINK else ""
         await self._write(writer, _header(entry, target))

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from core.clock import Clock
 from core.contract import FENCE_TIMEOUT
-from core.errors import AgentError, ConfigError, ContractError, DataPathError, FencedError
+from core.errors import AgentError, ContractError, DataPathError, FencedError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.transport import Retry
@@ -26,7 +26,6 @@ from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.phases import Attempts, AttemptStage, Phase
 from core.models.transfers import Transfer
-from core.models.units import format_duration
 from datamover.kinds import MoverKind
 from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, run_beside
@@ -213,11 +212,7 @@ def read_fence_timeout(environment: Mapping[str, str]) -> timedelta:
     Raises:
         ConfigError: its value is not a duration, or the next attempt could start before it is over.
     """
-    timeout = read_duration(environment, _VARIABLE, FENCE_TIMEOUT)
-    if not _SHORTEST <= timeout <= FENCE_TIMEOUT:
-        limits = f"must be from {format_duration(_SHORTEST)} to {format_duration(FENCE_TIMEOUT)}"
-        raise ConfigError(f'{_VARIABLE}: {limits}: "{environment[_VARIABLE]}"')
-    return timeout
+    return read_duration(environment, _VARIABLE, FENCE_TIMEOUT, (_SHORTEST, FENCE_TIMEOUT))
 
 
 def _boot_seconds() -> float:

@@ -54,7 +54,7 @@ async def delete_transfers(spec: DeleteSnapshots, context: PodContext) -> Termin
 
     Raises:
         RepositoryError: the location is read-only, or holds Velero's backups, or no repository could be read.
-        AgentError: what the cluster refers to cannot be read.
+        StorageOutageError: the storage does not answer.
     """
     location = await context.reader.location(spec.name)
     if location.read_only:

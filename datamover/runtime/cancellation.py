@@ -96,7 +96,8 @@ async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: A
 async def run_in_background(work: Callable[[ShouldStop], _T], *, name: str) -> AsyncIterator["asyncio.Future[_T]"]:
     """Run `work` in a thread, and yield a future of what it returns or raises.
 
-    At the end of the block the work is stopped; after a second without an end it is abandoned.
+    At the end of the block the work is stopped; after a second without an end it is abandoned, and at once if a wait
+    for the future was canceled.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
