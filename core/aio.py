@@ -89,9 +89,11 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def wait_for_fd(fd: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-    """Return once `fd` is ready, for which `add`, a method of the event loop, registers it."""
-    ready = asyncio.get_running_loop().create_future()
+async def wait_for_fd(fd: int, *, to_write: bool = False) -> None:
+    """Return once `fd` can be read from, or written to."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if to_write else (loop.add_reader, loop.remove_reader)
 
     def wake() -> None:
         # The event loop may call it again before the waiter has run.

@@ -120,8 +120,7 @@ class _Relay:
             try:
                 return os.splice(source, self.pipe_in, most_bytes, flags=_FLAGS)
             except BlockingIOError:
-                loop = asyncio.get_running_loop()
-                await wait_for_fd(source, loop.add_reader, loop.remove_reader)
+                await wait_for_fd(source)
 
     async def _pass_on(self, size_bytes: int) -> None:
         target = self.target.fileno()
@@ -129,8 +128,7 @@ class _Relay:
             try:
                 size_bytes -= os.splice(self.pipe_out, target, size_bytes, flags=_FLAGS)
             except BlockingIOError:
-                loop = asyncio.get_running_loop()
-                await wait_for_fd(target, loop.add_writer, loop.remove_writer)
+                await wait_for_fd(target, to_write=True)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class LazyFile:
                     _logger.error("serving reads failed", exc_info=error)
 
     async def _serve(self, ours: socket.socket) -> None:
-        await _wait_readable(ours.fileno())
+        await wait_for_fd(ours.fileno())
         _, (listener,), _, _ = socket.recv_fds(ours, 1, 1)
         try:
             while await _has_call(listener):
@@ -163,12 +163,7 @@ class LazyFile:
 
 async def _has_call(listener: int) -> bool:
     """Wait for a call, and return True; False: the child has ended, and receiving would wait forever."""
-    await _wait_readable(listener)
+    await wait_for_fd(listener)
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     return any(events & select.POLLIN for _, events in poll.poll(0))
-
-
-async def _wait_readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    await wait_for_fd(fd, loop.add_reader, loop.remove_reader)
