@@ -142,10 +142,12 @@ def _is_file(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode)
 
 
-def remove_links(target: Path, links: Sequence[bytes]) -> None:
+def remove_links(target: Path, links: Sequence[bytes], stop: ShouldStop) -> None:
     """Remove links by relative paths, but no last name of a file. Raises DataPathError if one cannot be removed."""
     with attempting(f"open target {target}"), open_root(target) as root:
         for link in links:
+            if stop():
+                return
             directory, name = os.path.split(link)
             with (
                 attempting(f"replace link {show_path(link)} in the target"),

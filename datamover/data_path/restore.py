@@ -5,7 +5,7 @@ Source: kopia 0.23.1, cli/command_restore.go.
 
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -371,7 +371,7 @@ class _Restoring:
             for links in found.in_parts():
                 entries = await read_entries(self.repository, self.snapshot, links.paths)
                 if replaced := links.in_the_way(entries):
-                    remove = partial(_remove_links, self.target, replaced)
+                    remove = partial(remove_links, self.target, replaced)
                     await self.data_path.run_in_thread(remove, "replacing links in the target")
                     count, example = count + len(replaced), example or replaced[0]
                 expected += sum(path not in entries for path in links.symbolic)
@@ -431,7 +431,3 @@ def _make_target(target: Path, _: ShouldStop) -> int:
         except FileExistsError as e:
             raise DataPathError(f"target {target} is not a directory") from e
         return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _remove_links(target: Path, links: Sequence[bytes], _: ShouldStop) -> None:
-    remove_links(target, links)

@@ -247,8 +247,7 @@ class SnapshotReporter:
         try:
             return True, replace(references, in_bucket=await files.find_named(wanted))
         except DataPathError as e:
-            lines = str(e).splitlines()
-            text = ": ".join(dict.fromkeys((lines[0], lines[-1])))
+            text = summarize(str(e))
             _logger.warning("cannot read the files of all backups: %s", text)
             unread = "; ".join(filter(None, (references.unread, f"cannot read the files of all backups: {text}")))
             return False, replace(references, unread=unread)
@@ -390,6 +389,12 @@ def _claim_of(source: str) -> SavedClaim | None:
     # Whether it had a file system is not known: the device itself is right in any case.
     mode = VolumeMode.BLOCK if found.get("uploader") == BLOCK_DATA_MOVER else VolumeMode.FILESYSTEM
     return SavedClaim(namespace=found["namespace"], name=found["claim"], volume_mode=str(mode))
+
+
+def summarize(text: str) -> str:
+    """Return the cause of an error, its first line, and the last one, which has kopia's most specific words."""
+    lines = text.splitlines() or [""]
+    return ": ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
 def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:

@@ -41,7 +41,7 @@ from datamover.kopia.verification import (
 )
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.snapshot_report import list_stored, read_backup_snapshots
+from datamover.pod.snapshot_report import list_stored, read_backup_snapshots, summarize
 
 _logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class _Verifier:
             id=snapshot_id,
             outcome=VerificationOutcome.FAILED if damaged else None,
             percent=WHOLE_PERCENT if self.spec.volume_path is not None else self.spec.percent,
-            faults=[_summarize(text)],
+            faults=[summarize(text)[:_CAUSE_CHARACTERS]],
             fault_count=1,
         )
 
@@ -216,9 +216,3 @@ class _ShareVerifier:
             read = await list_stored(self.verifier.repository, file)
             # A backup may delete an incomplete one at any time.
             return {one.id for one in read() if not one.incomplete}
-
-
-def _summarize(text: str) -> str:
-    """Return the cause of an error, its first line, and the last one, which has kopia's most specific words."""
-    lines = text.splitlines() or [""]
-    return ": ".join(dict.fromkeys((lines[0], lines[-1])))[:_CAUSE_CHARACTERS]
