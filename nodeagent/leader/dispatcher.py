@@ -21,7 +21,7 @@ from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
-from nodeagent.leader.admission.pending import PendingTransfers, PodWatch
+from nodeagent.leader.admission.pending_records import PendingTransfers, PodWatch
 from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations
 from nodeagent.leader.admission.writer import AdmissionWriter, QueueView
 from nodeagent.leader.context import Cluster, DispatchRules
@@ -29,7 +29,7 @@ from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
-from nodeagent.leader.recovery.orphans import OrphanRecovery
+from nodeagent.leader.recovery.orphaned_transfers import OrphanRecovery
 from nodeagent.leader.volumes.states import HistoryKeeper
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics import NODE_PASSED_OVER

@@ -22,7 +22,7 @@ from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.config.value_types import LabelSelector
-from nodeagent.leader.admission.pending import PodKey, PodWatch
+from nodeagent.leader.admission.pending_records import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node
 from nodeagent.node.steps import OwnSlots
 from tests.support.deletion import force_delete

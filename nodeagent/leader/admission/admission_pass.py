@@ -19,7 +19,7 @@ from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
-from nodeagent.leader.admission.pending import PendingTransfers
+from nodeagent.leader.admission.pending_records import PendingTransfers
 from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules

@@ -17,7 +17,7 @@ from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
-from nodeagent.leader.admission.pending import PendingTransfers
+from nodeagent.leader.admission.pending_records import PendingTransfers
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node

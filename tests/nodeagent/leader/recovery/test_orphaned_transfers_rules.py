@@ -9,7 +9,7 @@ import pytest
 from core.models.phases import AttemptStage, Phase
 from core.models.reasons import PendingReason
 from nodeagent.leader.index import Entry
-from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery
+from nodeagent.leader.recovery.orphaned_transfers import OwnerState, RecoveryAction, decide_recovery
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 
 ANY = (False, True)

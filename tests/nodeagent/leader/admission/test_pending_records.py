@@ -9,7 +9,7 @@ from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.transfers import DataUpload
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
-from nodeagent.leader.admission.pending import PendingTransfer, PendingTransfers, PodWatch
+from nodeagent.leader.admission.pending_records import PendingTransfer, PendingTransfers, PodWatch
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.dispatching import ScriptedKind
