@@ -16,8 +16,7 @@ from core.models.backups import Shrinkage
 from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
 from core.models.transfer_settings import InPlace, LeftOut
 from core.models.units import format_duration
-from core.models.verification import SnapshotVerification
-from core.snapshot_contract import FileListing, SnapshotDeletion, SnapshotListing, SnapshotReport
+from core.snapshot_contract import SnapshotReport
 
 CANCELED_ENDING: Final = "data path is canceled"
 """A termination message with this ending means canceled, not failed."""
@@ -382,19 +381,7 @@ class MaintenanceResult(SparseModel, omit_defaults=True):
         cut_texts(self, reason=_REASON_BYTES, report_error=_ERROR_BYTES)
 
 
-_Result = TypeVar(
-    "_Result",
-    BackupResult,
-    RestoreResult,
-    InitResult,
-    LocationResult,
-    MaintenanceResult,
-    SnapshotReport,
-    SnapshotListing,
-    SnapshotVerification,
-    SnapshotDeletion,
-    FileListing,
-)
+_Result = TypeVar("_Result", bound=WireModel)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:

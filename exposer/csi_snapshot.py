@@ -16,13 +16,11 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
-from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies, read_storage_access
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
 from exposer.manifests import (
     GROUP_ANNOTATION,
-    VOLUME_ANNOTATION,
     SnapshotSource,
     build_backup_claim,
     build_backup_content,
@@ -31,6 +29,7 @@ from exposer.manifests import (
     diagnose_snapshot,
     find_group,
     parse_source_annotation,
+    recorded_volume,
     track_snapshot,
 )
 from exposer.model import Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
@@ -40,7 +39,7 @@ from exposer.ownership import (
     belongs,
     delete_owned,
     delete_with_volume,
-    explain_deletion,
+    find_snapshot_volume,
     is_provisioned,
     is_refused,
     patch_if_there,
@@ -121,17 +120,17 @@ class CSISnapshotExposer:
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the owner's expose objects, then the source snapshot, at any stage; None once nothing is left."""
         owner = request.owner
-        if pending := await delete_owned(self._client, owner, PODS, owner.name):
+        if pending := await delete_owned(self._client, owner, PODS):
             return pending
-        content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
+        content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
         pending = await self._delete_claim(request, content)
         pending = pending or await delete_copies(self._client, request.copies)
         pending = pending or await delete_source(self._client, request)
         replaces = request.by_block and request.completed
         if pending is None and replaces and content is not None:
             pending = await self._keep_base(request, content)
-        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
-        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
+        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS)
+        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
         if pending is None and replaces:
             pending = await replace_base_snapshots(self._client, request)
         if pending is None:
@@ -188,10 +187,10 @@ class CSISnapshotExposer:
 
     async def _drop_device(self, owner: Owner) -> Pending | None:
         """Delete the backup PVC that was refused as a device, and its pod before it; None once there is none."""
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
         if claim is None or not is_refused(claim):
             return None
-        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        pending = await delete_owned(self._client, owner, PODS)
         return pending or await delete_with_volume(self._client, claim)
 
     async def _read_exclusions(self, request: SnapshotRequest) -> str | None:
@@ -261,31 +260,13 @@ class CSISnapshotExposer:
         return diagnose_group(content, group)
 
     async def _delete_claim(self, request: SnapshotRequest, content: VolumeSnapshotContent | None) -> Pending | None:
-        """Delete the backup PVC and its volume; the snapshot is deleted after both, as some storages require.
-
-        The volume's name is recorded on the content, since the PVC is deleted first.
-        """
-        owner = request.owner
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
-        if claim is not None:
-            volume = claim["spec"].get("volumeName", "")
-            if content is not None and volume:
-                await self._record_volume(content, volume)
-            pending = await delete_with_volume(self._client, claim)
-            if pending:
-                return pending
-        elif content is not None:
-            volume = (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, "")
+        """Delete the backup PVC and its volume; the snapshot is deleted after both, as some storages require."""
+        contents = [content] if content is not None else []
+        claim = await read_owned(self._client, request.owner, PERSISTENT_VOLUME_CLAIMS)
+        if claim is None:
+            volume = recorded_volume(content) if content is not None else None
+        elif pending := await delete_with_volume(self._client, claim, *contents):
+            return pending
         else:
-            return None
-        left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
-        if left is None or not is_provisioned(left):
-            return None
-        message = f"PersistentVolume {volume} of the snapshot is being deleted{explain_deletion(left)}"
-        return Pending(PendingReason.CLEANING_UP, message)
-
-    async def _record_volume(self, content: VolumeSnapshotContent, volume: str) -> None:
-        if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:
-            return
-        patch: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
-        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+            volume = claim["spec"].get("volumeName")
+        return await find_snapshot_volume(self._client, volume)

@@ -51,6 +51,7 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, Re
 from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     DELETE,
+    RETAIN,
     delete_claim,
     delete_owned,
     explain_deletion,
@@ -60,7 +61,6 @@ from exposer.ownership import (
     read_owned,
     replace_volume,
     restore_reclaim_policy,
-    retain_for,
     set_reclaim_policy,
     withdraw_mover,
 )
@@ -125,7 +125,7 @@ class GenericRestoreExposer:
         """Return the restored volume, before its rebind starts; raise ExposeError if PVC or volume no longer exist."""
         owner = request.owner
         place = f"PersistentVolumeClaim {owner.namespace}/{owner.name} with the restored data"
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
         if claim is None:
             raise ExposeError(f"{place} no longer exists")
         name = claim["spec"].get("volumeName", "")
@@ -143,7 +143,7 @@ class GenericRestoreExposer:
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""
         owner = request.owner
-        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        pending = await delete_owned(self._client, owner, PODS)
         pending = pending or await delete_claim(self._client, owner, owner.name)
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
         if pending is None and request.by_block and request.volume:
@@ -320,7 +320,7 @@ class GenericRestoreExposer:
                 raise ExposeError(f"PersistentVolume {name} with the restored data {owner}")
             # The label lets garbage collection delete it.
             labels = request.owner.labels if kept.provisioned else {}
-            volume = await retain_for(self._client, volume, labels)
+            volume = await set_reclaim_policy(self._client, volume, RETAIN, labels=labels)
             shown = shown_name(request, volume) if request.volume else name
             pending = await self._delete_pod_and_claim(request.owner, attached=shown)
             if pending is None and shown != name:
@@ -380,10 +380,10 @@ class GenericRestoreExposer:
 
     async def _delete_pod_and_claim(self, owner: Owner, *, attached: str | None = None) -> Pending | None:
         """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
-        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        pending = await delete_owned(self._client, owner, PODS)
         if pending is None and attached:
             pending = await find_detaching(self._client, attached)
-        return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
+        return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
 
     async def _read_bound_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
         namespace, name = request.target_namespace, request.target_claim

@@ -43,7 +43,7 @@ from core.models.names import (
 )
 from core.models.reasons import PendingReason
 from exposer.in_place import delete_shown, existing_name, give_back, read_claim_of
-from exposer.manifests import GROUP_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
+from exposer.manifests import GROUP_ANNOTATION, SnapshotSource, recorded_volume
 from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
     DELETE,
@@ -51,7 +51,7 @@ from exposer.ownership import (
     delete_object,
     delete_with_volume,
     find_detaching,
-    is_provisioned,
+    find_snapshot_volume,
     patch_if_there,
     set_reclaim_policy,
 )
@@ -242,16 +242,8 @@ async def _delete_all(client: KubeClient, leaked: LeakedObjects, resources: Iter
 
 
 async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> list[str]:
-    pending = []
-    for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS):
-        volume = claim["spec"].get("volumeName", "")
-        for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
-            # Nothing else records the volume, which must be deleted before the snapshot and after the PVC.
-            if volume and not _volume_of(content):
-                patch: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
-                await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
-        pending.append(await delete_with_volume(client, claim))
-    return _messages(pending)
+    claims, contents = leaked.of(PERSISTENT_VOLUME_CLAIMS), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
+    return _messages([await delete_with_volume(client, claim, *contents) for claim in claims])
 
 
 async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> list[str]:
@@ -290,10 +282,8 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str
     if not contents:
         return []
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
-    names = filter(None, bound | {_volume_of(content) for content in contents})
-    found = [await client.read(PERSISTENT_VOLUMES, "", name) for name in sorted(names)]
-    left = [volume["metadata"]["name"] for volume in found if volume is not None and is_provisioned(volume)]
-    return [f"PersistentVolume {name} of the snapshot is being deleted" for name in left]
+    names = filter(None, bound | {recorded_volume(content) for content in contents})
+    return _messages([await find_snapshot_volume(client, name) for name in sorted(names)])
 
 
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[str]:
@@ -304,7 +294,3 @@ async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[s
 
 async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     return _messages([await delete_base_snapshot(client, content) for content in leaked.bases])
-
-
-def _volume_of(content: VolumeSnapshotContent) -> str | None:
-    return (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) or None

@@ -258,6 +258,11 @@ def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
         ) from e
 
 
+def recorded_volume(content: VolumeSnapshotContent) -> str | None:
+    """Return the name of the volume that is recorded on the backup `content`; None: none is."""
+    return (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) or None
+
+
 def snapshot_handle(content: VolumeSnapshotContent) -> str | None:
     """Return the storage's handle of the snapshot; None while it has none."""
     status = content.get("status") or {}

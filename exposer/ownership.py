@@ -27,7 +27,16 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSnapshot
+from core.kube.types import (
+    Manifest,
+    Object,
+    ObjectT,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    VolumeSnapshot,
+    VolumeSnapshotContent,
+)
 from core.logs import fields
 from core.models.base import CustomResource
 from core.models.names import (
@@ -41,7 +50,7 @@ from core.models.names import (
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import read_error
+from exposer.manifests import VOLUME_ANNOTATION, read_error, recorded_volume
 from exposer.model import Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
@@ -191,17 +200,17 @@ async def delete_object(
     return pending if deletion is Deletion.STARTED else None
 
 
-async def read_owned(client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str) -> ObjectT | None:
-    """Return the owner's object of that name, also a snapshot or content of Velero; None: there is none."""
-    obj = await client.read(resource, owner.namespace if resource.namespaced else "", name)
+async def read_owned(
+    client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str | None = None
+) -> ObjectT | None:
+    """Return the owner's object of its name or `name`, also a snapshot or content of Velero; None: there is none."""
+    obj = await client.read(resource, owner.namespace if resource.namespaced else "", name or owner.name)
     return obj if obj is not None and (belongs(obj, owner) or created_by_velero(obj, owner)) else None
 
 
-async def delete_owned(
-    client: KubeClient, owner: Owner, resource: Resource, name: str, *, forced: bool = False
-) -> Pending | None:
-    """Delete the owner's object of that name; None once there is none. `forced`: as in `delete_object`."""
-    obj = await read_owned(client, owner, resource, name)
+async def delete_owned(client: KubeClient, owner: Owner, resource: Resource, *, forced: bool = False) -> Pending | None:
+    """Delete the owner's object of its name; None once there is none. `forced`: as in `delete_object`."""
+    obj = await read_owned(client, owner, resource)
     return None if obj is None else await delete_object(client, resource, obj, forced=forced)
 
 
@@ -253,21 +262,14 @@ async def find_detaching(reader: Reader, volume: str) -> Pending | None:
     return Pending(PendingReason.DETACHING, text) if nodes else None
 
 
-async def set_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
-    """Return `volume` with that reclaim policy."""
-    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
+async def set_reclaim_policy(
+    client: KubeClient, volume: PersistentVolume, policy: str, *, labels: dict[str, str] | None = None
+) -> PersistentVolume:
+    """Return `volume` with that reclaim policy and, beside its own labels, `labels`."""
+    added, present = labels or {}, volume["metadata"].get("labels") or {}
+    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and present.items() >= added.items():
         return volume
-    return await client.patch_if_unchanged(
-        PERSISTENT_VOLUMES, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}}
-    )
-
-
-async def retain_for(client: KubeClient, volume: PersistentVolume, labels: dict[str, str]) -> PersistentVolume:
-    """Return `volume` with reclaim policy Retain and `labels`."""
-    present = volume["metadata"].get("labels") or {}
-    if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and present.items() >= labels.items():
-        return volume
-    patch: Manifest = {"metadata": {"labels": labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
+    patch: Manifest = {"metadata": {"labels": added}, "spec": {"persistentVolumeReclaimPolicy": policy}}
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
@@ -321,18 +323,25 @@ async def withdraw_mover(
 
     The pod's node may be the only one that reaches the volume of the PVC. `forced`: as for `delete_owned`, of the pod.
     """
-    if pending := await delete_owned(client, owner, PODS, owner.name, forced=forced):
+    if pending := await delete_owned(client, owner, PODS, forced=forced):
         return pending
     return None if interruption.in_place else await delete_claim(client, owner, claim)
 
 
-async def delete_with_volume(client: KubeClient, claim: PersistentVolumeClaim) -> Pending | None:
+async def delete_with_volume(
+    client: KubeClient, claim: PersistentVolumeClaim, *contents: VolumeSnapshotContent
+) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
-    A claim that is being provisioned is waited for if its class retains volumes: nothing would name the volume. One
-    that is bound to another PVC, or was not provisioned for this one, is left alone.
+    Before, the volume is recorded on the `contents`, whose snapshots must be deleted after it: nothing else names it
+    then. A claim that is being provisioned is waited for if its class retains volumes, as nothing would name the
+    volume. One that is bound to another PVC, or was not provisioned for this one, is left alone.
     """
     name = claim["spec"].get("volumeName")
+    for content in contents:
+        if name and recorded_volume(content) != name:
+            recorded: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: name}}}
+            await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, recorded)
     if await is_being_provisioned(client, claim):
         place = describe_object(PERSISTENT_VOLUME_CLAIMS, claim)
         return Pending(PendingReason.CLEANING_UP, f"{place} is being provisioned, will be deleted with its volume")
@@ -352,6 +361,15 @@ def explain_deletion(volume: PersistentVolume) -> str:
     """
     error = " ".join(str((volume.get("status") or {}).get("message") or "").split())
     return f": {error}" if error else ""
+
+
+async def find_snapshot_volume(client: KubeClient, name: str | None) -> Pending | None:
+    """Return that the PersistentVolume of that name, created from a snapshot, must be deleted first; None: it was."""
+    volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
+    if volume is None or not is_provisioned(volume):
+        return None
+    message = f"PersistentVolume {name} of the snapshot is being deleted{explain_deletion(volume)}"
+    return Pending(PendingReason.CLEANING_UP, message)
 
 
 _REFUSED_ANNOTATION: Final = "nodeagent.io/provisioning-refused"

@@ -157,7 +157,7 @@ class PodVolumeExposer:
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""
         owner = request.owner
-        pending = await delete_owned(self._client, owner, PODS, owner.name)
+        pending = await delete_owned(self._client, owner, PODS)
         return pending or await delete_claim(self._client, owner, cache_claim_name(owner))
 
     async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod | Pending:
@@ -178,7 +178,7 @@ class PodVolumeExposer:
     async def _read_ref(self, request: PodVolumeRequest) -> WorkloadRef:
         """Return the workload pod of the mover's directory, for a request without a UID; ExposeError: not known."""
         owner, ref = request.owner, request.workload
-        mover = await read_owned(self._client, owner, PODS, owner.name)
+        mover = await read_owned(self._client, owner, PODS)
         if mover is None:
             raise ExposeError(
                 f"cannot determine the UID of workload pod {ref}: spec.pod has none, and there is no data mover pod"

@@ -108,7 +108,7 @@ async def take_over_source(
 
 async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending | None:
     """Delete the source's snapshot, and its content unless that keeps the snapshot on the storage."""
-    content = await read_owned(client, request.owner, VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
+    content = await read_owned(client, request.owner, VOLUME_SNAPSHOT_CONTENTS)
     source = recorded_source(content) if content is not None else None
     if content is None or source is None:
         return await _delete_unrecorded(client, request, handover_began=content is not None)

@@ -53,7 +53,7 @@ async def meet(obj: JsonDict, resource: Resource) -> Pending | JsonDict:
     try:
         return await ExposeRun(client, OWNER, no_guard).ensure(resource, build(resource, OWNER))
     finally:
-        await delete_owned(client, OWNER, resource, OWNER.name)
+        await delete_owned(client, OWNER, resource)
         await delete_claim(client, OWNER, OWNER.name)
         assert kube.objects(resource) == before
 
@@ -85,7 +85,7 @@ async def test_a_slow_deletion_names_the_node_and_is_not_forced(resource: Resour
     obj["metadata"]["finalizers"] = ["test/held"]
     kube.put(obj | {"spec": {"nodeName": "node-a"}, "status": {"error": {"message": "is in use"}}})
     client = KubeClient(kube, Retry(LoopClock()))
-    results = [await delete_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
+    results = [await delete_owned(client, OWNER, resource) for _ in range(2)]
     text = "du-1 is being deleted" + (" on node node-a" if resource == PODS else "")
     assert [each.message.endswith(text) for each in results if each] == [True, False]
     assert str(results[1]).count(f"{text} (finalizers: test/held)") == 1
