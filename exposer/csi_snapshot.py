@@ -16,6 +16,7 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, MetadataServiceSpec, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.phases import Interruption, InterruptionCause
+from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_copies, read_storage_access
 from exposer.leaked_objects import keep_base_snapshot, replace_base_snapshots
@@ -154,9 +155,8 @@ class CSISnapshotExposer:
         snapshot = await self._ensure_snapshot(request, run, content, source=source)
         if isinstance(snapshot, Pending):
             return snapshot
-        pending = await take_over_source(self._client, request, source, run.confirm)
-        if pending:
-            return pending
+        if pending := await take_over_source(self._client, request, source, run.confirm):
+            return replace(pending, reason=PendingReason.SNAPSHOT_HANDOVER)
         if pending := diagnose_snapshot(snapshot, content):
             pending = await self._leave_group(run, content) or pending
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")

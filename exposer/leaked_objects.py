@@ -50,6 +50,8 @@ from exposer.ownership import (
     RETAIN,
     delete_object,
     delete_with_volume,
+    describe_object,
+    explain_deletion,
     find_detaching,
     find_snapshot_volume,
     patch_if_there,
@@ -273,14 +275,13 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[
 
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     """Return the volumes that still exist; their PVCs are deleted, so their provisioner deletes them."""
-    for volume in leaked.of(PERSISTENT_VOLUMES):
+    volumes, contents = leaked.of(PERSISTENT_VOLUMES), leaked.of(VOLUME_SNAPSHOT_CONTENTS)
+    for volume in volumes:
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE)
-    if volumes := leaked.of(PERSISTENT_VOLUMES):
-        return [f"PersistentVolume {volume['metadata']['name']} is being deleted" for volume in volumes]
-    contents = leaked.of(VOLUME_SNAPSHOT_CONTENTS)
-    if not contents:
-        return []
+    if volumes or not contents:
+        shown = [(describe_object(PERSISTENT_VOLUMES, one), explain_deletion(one)) for one in volumes]
+        return [f"{place} is being deleted{why}" for place, why in shown]
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
     names = filter(None, bound | {recorded_volume(content) for content in contents})
     return _messages([await find_snapshot_volume(client, name) for name in sorted(names)])

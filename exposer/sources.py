@@ -13,7 +13,6 @@ and its use in pkg/exposer/csi_snapshot.go.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -92,15 +91,13 @@ async def take_over_source(
     Only after the snapshot's deletion the content's controller knows that it is unused. `confirm` is called before the
     first write, if there is one; it raises where nothing may be written.
     """
-    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-    if content is not None and content["metadata"]["uid"] != source.content_uid:
-        content = None
-    snapshot = await _read_snapshot(client, request, source)
+    content = await _read_content(client, source)
+    snapshot = await _read_snapshot(client, request.source_namespace, request.volume_snapshot, source)
     if confirm is not None and (content is not None or snapshot is not None):
         await confirm()
     if content is not None:
         await _set_deletion_policy(client, content, RETAIN)
-    pending = await _delete_snapshot(client, snapshot, PendingReason.SNAPSHOT_HANDOVER)
+    pending = await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
     if pending is None and content is not None:
         await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, content)
     return pending
@@ -114,14 +111,12 @@ async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending
         return await _delete_unrecorded(client, request, handover_began=content is not None)
     if source.deletion_policy == RETAIN and await _read_source_content(client, source) is not None:
         await _set_deletion_policy(client, content, RETAIN)
-        return await _delete_snapshot(client, await _read_snapshot(client, request, source), PendingReason.CLEANING_UP)
-    pending = await take_over_source(client, request, source)
-    if pending:
-        return replace(pending, reason=PendingReason.CLEANING_UP)
-    left = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-    if left is None or left["metadata"]["uid"] != source.content_uid:
-        return None
-    return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
+        snapshot = await _read_snapshot(client, request.source_namespace, request.volume_snapshot, source)
+        return await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
+    if pending := await take_over_source(client, request, source):
+        return pending
+    left = await _read_content(client, source)
+    return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, left) if left is not None else None
 
 
 async def _read_bound(client: KubeClient, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
@@ -131,16 +126,18 @@ async def _read_bound(client: KubeClient, snapshot: VolumeSnapshot) -> VolumeSna
     return content if content is not None and _is_bound(snapshot, content) else None
 
 
-async def _read_snapshot(client: KubeClient, request: SnapshotRequest, source: SnapshotSource) -> VolumeSnapshot | None:
-    snapshot = await client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
+async def _read_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
+    """Return the source's content; None: it is gone, or another one has its name."""
+    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
+    return None if content is None or content["metadata"]["uid"] != source.content_uid else content
+
+
+async def _read_snapshot(
+    client: KubeClient, namespace: str, name: str, source: SnapshotSource
+) -> VolumeSnapshot | None:
+    """Return the source's snapshot; None: it is gone, or another one has its name."""
+    snapshot = await client.read(VOLUME_SNAPSHOTS, namespace, name)
     return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
-
-
-async def _delete_snapshot(
-    client: KubeClient, snapshot: VolumeSnapshot | None, reason: PendingReason
-) -> Pending | None:
-    pending = await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
-    return replace(pending, reason=reason) if pending else None
 
 
 async def _delete_unrecorded(client: KubeClient, request: SnapshotRequest, *, handover_began: bool) -> Pending | None:
@@ -185,9 +182,8 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
     reference = source_content["spec"].get("volumeSnapshotRef") or {}
     if not (reference.get("namespace") and reference.get("name")):
         raise ContractError(f"VolumeSnapshotContent {source.content} refers to no VolumeSnapshot")
-    snapshot = await client.read(VOLUME_SNAPSHOTS, reference["namespace"], reference["name"])
-    exists = snapshot is not None and snapshot["metadata"]["uid"] == source.snapshot_uid
-    if not exists and source.deletion_policy != RETAIN:
+    snapshot = await _read_snapshot(client, reference["namespace"], reference["name"], source)
+    if snapshot is None and source.deletion_policy != RETAIN:
         await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, source_content)
         return
     if source.deletion_policy:
@@ -197,10 +193,8 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
 
 async def _read_source_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
     """Return the content that is not handed over yet; None once its deletion has begun."""
-    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
-    if content is None or content["metadata"]["uid"] != source.content_uid:
-        return None
-    return None if content["metadata"].get("deletionTimestamp") else content
+    content = await _read_content(client, source)
+    return None if content is None or content["metadata"].get("deletionTimestamp") else content
 
 
 async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotContent, policy: str) -> None:

@@ -158,14 +158,6 @@ class SavedClaim(WireModel, omit_defaults=True):
         }
         return cls.from_wire(wire)
 
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Return the claim in the value of the annotation or of the tag; None where it is invalid."""
-        try:
-            return cls.from_json(text)
-        except ContractError:
-            return None
-
     @property
     def text(self) -> str:
         """The value of the annotation and of the tag; without the labels where they are too long."""

@@ -357,9 +357,10 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
 
     A PVC of another namespace counts as none: who may write to one repository could name one of anybody else.
     """
+    tagged = SavedClaim.from_annotations({SavedClaim.annotation: one.tag(CLAIM_TAG) or ""})
     saved, named = (
         claim if claim is not None and claim.namespace == volume_namespace else None
-        for claim in (SavedClaim.parse(one.tag(CLAIM_TAG) or ""), _claim_of(one.shown_source))
+        for claim in (tagged, _claim_of(one.shown_source))
     )
     return StoredSnapshot(
         id=one.id,

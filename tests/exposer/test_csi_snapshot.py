@@ -292,3 +292,20 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
     assert messages[3] == f"PersistentVolume {volume} of the snapshot is being deleted: it is in use"
     assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
     assert_clean(scene)
+
+
+async def test_a_source_content_that_stays_is_named_with_its_reason() -> None:
+    scene = BackupScene()
+    content = only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)
+    await expose(scene)
+    content["status"]["error"] = {"message": "the driver\nrefuses"}
+    scene.world.kube.put(content)
+    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
+
+    for _ in range(10):
+        pending = await scene.exposer().clean_up(scene.request)
+        await scene.world.settle()
+
+    assert pending is not None
+    place, (finalizer,) = f"VolumeSnapshotContent {SOURCE_CONTENT}", content["metadata"]["finalizers"]
+    assert pending.message == f"{place} is being deleted (finalizers: {finalizer}): the driver refuses"

@@ -76,7 +76,7 @@ def test_the_data_mover_reads_what_is_written(
     assert plan.source.split("/")[0] in SNAPSHOT_REQUESTERS
     assert plan.source.endswith("/data")
     assert plan.tags["nodeagent.io/backup"] == "night"
-    assert SavedClaim.parse(plan.tags["nodeagent.io/claim"]) == _CLAIM
+    assert SavedClaim.from_json(plan.tags["nodeagent.io/claim"]) == _CLAIM
     request = replace(_REQUEST, read_all_files=True)
     transfer = model.parse(replace(volume, request=request).build_transfer())
     assert parse_settings(transfer.settings, MoverVerb.BACKUP).read_all_files

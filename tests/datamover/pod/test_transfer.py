@@ -80,7 +80,7 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
         "night.1",
         "2",
     )
-    assert SavedClaim.parse(listed.tag(CLAIM_TAG) or "") == claim
+    assert SavedClaim.from_json(listed.tag(CLAIM_TAG) or "") == claim
 
 
 async def test_a_data_download_restores_the_backup_of_a_pod_volume(pod: MoverPod, tree: Path, tmp_path: Path) -> None:

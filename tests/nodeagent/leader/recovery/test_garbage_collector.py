@@ -25,7 +25,7 @@ from core.models.names import (
     STORAGE_LOCATION_LABEL,
 )
 from core.models.phases import Phase
-from exposer.leaked_objects import LeakedObjects, list_leaked_objects
+from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
 from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
@@ -361,3 +361,24 @@ async def test_a_bug_that_one_object_triggers_does_not_end_the_leader(
 def test_only_a_transfer_that_may_have_leaked_objects_causes_a_collection(transfer: object, left: bool) -> None:
     assert may_have_leaked({"du": transfer}, {}) is left  # type: ignore[dict-item] # an entry
     assert may_have_leaked({"du": transfer}, {"du": transfer}) is False  # type: ignore[dict-item] # an entry
+
+
+@pytest.mark.parametrize("labels", [{}, {OWNER_UID_LABEL: "gone"}], ids=["of a snapshot", "of a restore"])
+async def test_a_volume_that_cannot_be_deleted_is_named_with_its_reason(labels: dict[str, str]) -> None:
+    scene = open_scene("node-a")
+    leave_backup(scene, "gone")
+    volume = scene.kube.objects(PERSISTENT_VOLUMES)[0]
+    volume["metadata"]["labels"] = labels
+    volume["spec"]["claimRef"] |= {"namespace": "velero", "name": "gone"}
+    scene.kube.put(volume | {"status": {"phase": "Failed", "message": "it is\nin use"}})
+    for resource in (PODS, PERSISTENT_VOLUME_CLAIMS):
+        await scene.client.delete(resource, "velero", "gone")
+    (content,) = scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS)
+    content["metadata"]["annotations"][VOLUME_ANNOTATION] = "pv-gone"
+    scene.kube.put(content)
+
+    leaked = await list_leaked_objects(scene.client, "velero")
+    message = await delete_leaked_objects(scene.client, leaked["gone"])
+
+    of = "" if labels else " of the snapshot"
+    assert message == f"PersistentVolume pv-gone{of} is being deleted: it is in use"
