@@ -16,15 +16,12 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Return the time of day in UTC."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes back."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
-        ...
 
 
 class SystemClock:

@@ -44,11 +44,9 @@ class Reader(Protocol):
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, or None where it does not exist; callers must not modify it."""
-        ...
 
     async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
         """Return the selected objects; from a cache, they may have only the fields that show who uses a volume."""
-        ...
 
 
 class Guard(Protocol):
@@ -56,7 +54,6 @@ class Guard(Protocol):
 
     async def __call__(self, *, sure: bool) -> None:
         """Raise NotOwnerError unless the owner is this agent's to expose; `sure`: by a read from the API server."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ snapshot/restore/local_fs_output.go, placeholders of shallow restores.
 """
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
@@ -395,7 +395,7 @@ def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, s
         "image": template.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "datamover"],
-        "args": args.argv,
+        "args": escape_words(args.argv),
         "env": files.env,
         "volumeMounts": files.mounts,
         # A mover that exits without a message reports the end of its log instead.
@@ -407,6 +407,15 @@ def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, s
     if settings.resources:
         container["resources"] = settings.resources
     return container
+
+
+def escape_words(words: Iterable[str]) -> list[str]:
+    """Return the `args` of a container that gets these words: of `$(NAME)` Kubernetes makes a variable, of `$$` a `$`.
+
+    A word may be chosen by a tenant, and a variable may be a key of the storage.
+    Source: Kubernetes v1.34, third_party/forked/golang/expansion/expand.go.
+    """
+    return [word.replace("$", "$$") for word in words]
 
 
 def _build_security(plan: MoverPod) -> Manifest:

@@ -43,7 +43,15 @@ from core.models.transfer_settings import Compression
 from core.mover_specs import InitRepository, MaintainRepository, MoverSpec, SendFiles, ValidateLocation, VerifySnapshots
 from exposer.manifests import cache_claim_name, claim_for_one_pod, claim_read_only, volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
-from exposer.pod_manifest import MoverPod, MoverVolume, Placement, build_mover_pod, build_node_affinity, complete_spec
+from exposer.pod_manifest import (
+    MoverPod,
+    MoverVolume,
+    Placement,
+    build_mover_pod,
+    build_node_affinity,
+    complete_spec,
+    escape_words,
+)
 from exposer.settings import Alternatives, CacheVolume, ExposeSettings, MoverOptions, StorageAccess
 from exposer.template import AgentTemplate
 
@@ -438,7 +446,7 @@ def build_client_pod(
         "image": agent.image,
         "imagePullPolicy": agent.pull_policy,
         "command": ["python", "-m", "nodeagent"],
-        "args": list(argv),
+        "args": escape_words(argv),
         "env": [{"name": JOB_VARIABLE, "valueFrom": job}],
         "resources": _RESOURCES,
         "securityContext": {

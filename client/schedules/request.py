@@ -250,7 +250,8 @@ def _words_of(cron_job: UncheckedObject) -> list[str]:
     """Return the words after the program; none: it is not a schedule of ours."""
     template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
-    words = [str(word) for word in containers[0].get("args") or []]
+    # As Kubernetes reads them, and `escape_words` of the exposer wrote them.
+    words = [str(word).replace("$$", "$") for word in containers[0].get("args") or []]
     return words if words[:1] == [SCHEDULE_COMMAND] else []
 
 

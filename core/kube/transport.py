@@ -81,7 +81,6 @@ class Transport(Protocol):
         Raises:
             UnreachableError: no response within the request's timeout, or a larger one than any object.
         """
-        ...
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open a streamed response and yield it line by line, without line ends.
@@ -94,11 +93,9 @@ class Transport(Protocol):
             UnreachableError: the connection failed, broke, or was idle for too long.
             GoneError: a line is longer than any object; list again.
         """
-        ...
 
     async def close(self) -> None:
         """Release all connections; calling it twice is allowed."""
-        ...
 
 
 def check_size(request: Request, size_bytes: int) -> None:

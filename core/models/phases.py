@@ -236,22 +236,18 @@ class Queued(Protocol):
     @property
     def kind(self) -> str:
         """The kind of the custom resource."""
-        ...
 
     @property
     def queue(self) -> str:
         """The namespace of the volume."""
-        ...
 
     @property
     def created(self) -> str:
         """The creation time, RFC 3339 in UTC with whole seconds: it sorts as time does."""
-        ...
 
     @property
     def name(self) -> str:
         """The name of the custom resource."""
-        ...
 
 
 _Q = TypeVar("_Q", bound=Queued)

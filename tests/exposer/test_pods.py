@@ -334,6 +334,15 @@ def test_the_annotation_of_a_pvc_adds_to_the_rules_for_its_namespace_and_class()
     assert ExclusionRules().exclude(namespace, "slow", "d") is None
 
 
+def test_a_pattern_of_a_tenant_names_no_variable_of_the_data_mover() -> None:
+    """Kubernetes would put its value, such as a key of the storage, into the rules."""
+    namespace = snapshot_request().source_namespace
+    upload = snapshot_request(exclusions=ExclusionRules(annotation_namespaces=frozenset({namespace})))
+    claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
+    pod = build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS, excluded="$(AWS_SECRET_ACCESS_KEY)\n~$a")
+    assert '--exclude={"patterns":["$$(AWS_SECRET_ACCESS_KEY)","~$$a"]}' in pod["spec"]["containers"][0]["args"]
+
+
 def test_settings_without_effect_build_the_same_pod() -> None:
     """An empty set of labels replaces none, and no relabeling requires a read-only volume."""
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()

@@ -58,6 +58,14 @@ def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleReq
     assert read_cron_job(cron_job) == request_
 
 
+def test_no_word_of_a_user_names_a_variable_of_the_pod() -> None:
+    request = ScheduleRequest("night", "velero", Choice((DATA,)), annotations={"note": "$(HOME) $$5"})
+    cron_job: JsonDict = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "--annotations=note=$$(HOME) $$$$5"
+    assert read_cron_job(cron_job) == request
+
+
 def test_another_cron_job_is_no_schedule() -> None:
     assert not is_schedule(only(metadata={}))
     template = {"spec": {"containers": [{"args": ["serve"]}]}}
