@@ -75,12 +75,12 @@ class CSISnapshotExposer:
         content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
         if content is None or not belongs(content, request.owner):
             # Otherwise an earlier attempt has taken the snapshot over; the source may no longer exist.
-            found = await read_source(self._client, request, reader)
+            found = await read_source(reader, request)
             if isinstance(found, Pending):
                 return found
         pending = await check_copies(reader, request.copies)
         template = request.settings.template
-        if pending is None and template.windows and await needs_windows(self._client, request):
+        if pending is None and template.windows and await needs_windows(reader, request):
             return leave_to_velero(template)
         return pending
 
@@ -203,7 +203,7 @@ class CSISnapshotExposer:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
-        found = await read_source(self._client, request, self._client)
+        found = await read_source(self._client, request)
         if isinstance(found, Pending):
             return found
         source, source_content = found

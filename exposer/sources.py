@@ -55,7 +55,7 @@ from exposer.template import AgentTemplate
 
 
 async def read_source(
-    client: KubeClient, request: SnapshotRequest, reader: Reader
+    reader: Reader, request: SnapshotRequest
 ) -> tuple[SnapshotSource, VolumeSnapshotContent] | Pending:
     """Return the source and its content once the snapshot is ready.
 
@@ -73,7 +73,7 @@ async def read_source(
     if pending and (pending.blocked or _is_taken(snapshot)):
         return pending
     if pending:
-        return diagnose_snapshot(snapshot, await _read_bound(client, snapshot)) or pending
+        return diagnose_snapshot(snapshot, await _read_bound(reader, snapshot)) or pending
     content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
     content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
     pending = diagnose_binding(snapshot, content)
@@ -119,10 +119,10 @@ async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending
     return await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, left) if left is not None else None
 
 
-async def _read_bound(client: KubeClient, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
+async def _read_bound(reader: Reader, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
     """Return the content that is bound to the snapshot; None: there is none yet."""
     name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
-    content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+    content = await reader.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
     return content if content is not None and _is_bound(snapshot, content) else None
 
 
@@ -277,41 +277,41 @@ def leave_to_velero(template: AgentTemplate) -> Pending:
     return Pending(PendingReason.LEFT_TO_VELERO, f"{WINDOWS_ONLY}: left to Velero's node agent there")
 
 
-async def needs_windows(client: KubeClient, request: SnapshotRequest) -> bool:
+async def needs_windows(reader: Reader, request: SnapshotRequest) -> bool:
     """Return whether the volume of the snapshot can only be read on a Windows node."""
-    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
-    return claim is not None and await _is_for_windows(client, request, claim, await _read_class(client, request))
+    claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    return claim is not None and await _is_for_windows(reader, request, claim, await _read_class(reader, request))
 
 
-async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placement:
+async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
     """Return the nodes where the volume created from the snapshot can be read; ExposeError: only Windows nodes can.
 
     A source PVC that no longer exists adds no restriction.
     """
     rules = request.settings.nodes.choose(request.backup_class)
-    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
     if claim is None:
         return Placement(alternatives=rules)
-    storage_class = await _read_class(client, request)
-    if await _is_for_windows(client, request, claim, storage_class):
+    storage_class = await _read_class(reader, request)
+    if await _is_for_windows(reader, request, claim, storage_class):
         # Velero's agent accepted it, or there is none.
         raise ExposeError(WINDOWS_ONLY)
     avoided = list[str]()
     if _FAST_CLONE_ANNOTATION in (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations:
         # A linked clone cannot be attached where its source is.
-        avoided = await _attached_nodes(client, claim)
+        avoided = await _attached_nodes(reader, claim)
     return Placement(
-        avoid_nodes=tuple(avoided), alternatives=rules, topology=await _read_topology(client, claim, storage_class)
+        avoid_nodes=tuple(avoided), alternatives=rules, topology=await _read_topology(reader, claim, storage_class)
     )
 
 
-async def _read_class(client: KubeClient, request: SnapshotRequest) -> StorageClass | None:
+async def _read_class(reader: Reader, request: SnapshotRequest) -> StorageClass | None:
     name = request.storage_class
-    return await client.read(STORAGE_CLASSES, "", name) if name else None
+    return await reader.read(STORAGE_CLASSES, "", name) if name else None
 
 
 async def _read_topology(
-    client: KubeClient, claim: PersistentVolumeClaim, storage_class: StorageClass | None
+    reader: Reader, claim: PersistentVolumeClaim, storage_class: StorageClass | None
 ) -> tuple[NodeSelectorTerm, ...]:
     """Return the topology of the source volume, as `nodeSelectorTerms`.
 
@@ -321,13 +321,13 @@ async def _read_topology(
     volume = claim["spec"].get("volumeName")
     if not volume or not binds_late(storage_class):
         return ()
-    found = await client.read(PERSISTENT_VOLUMES, "", volume)
+    found = await reader.read(PERSISTENT_VOLUMES, "", volume)
     affinity = (found["spec"].get("nodeAffinity") or {}) if found else {}
     return tuple((affinity.get("required") or {}).get("nodeSelectorTerms") or [])
 
 
 async def _is_for_windows(
-    client: KubeClient, request: SnapshotRequest, claim: PersistentVolumeClaim, storage_class: StorageClass | None
+    reader: Reader, request: SnapshotRequest, claim: PersistentVolumeClaim, storage_class: StorageClass | None
 ) -> bool:
     """Return whether only Windows nodes can read the volume.
 
@@ -337,20 +337,20 @@ async def _is_for_windows(
     if volume_mode(claim) is VolumeMode.BLOCK:
         return False
     if request.settings.template.windows:
-        nodes = await _attached_nodes(client, claim)
+        nodes = await _attached_nodes(reader, claim)
         selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
-        if found := await _read_node_os(client, nodes[0] if nodes else selected):
+        if found := await _read_node_os(reader, nodes[0] if nodes else selected):
             return found == WINDOWS
     parameters = (storage_class.get("parameters") or {}) if storage_class else {}
     return str(parameters.get(_FS_TYPE, "")).lower() == _WINDOWS_FS
 
 
-async def _read_node_os(client: KubeClient, node: str | None) -> str | None:
-    found = await client.read(NODES, "", node) if node else None
+async def _read_node_os(reader: Reader, node: str | None) -> str | None:
+    found = await reader.read(NODES, "", node) if node else None
     labels = (found["metadata"].get("labels") or {}) if found else {}
     return labels.get(_OS_LABEL)
 
 
-async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> list[str]:
+async def _attached_nodes(reader: Reader, claim: PersistentVolumeClaim) -> list[str]:
     volume = claim["spec"].get("volumeName")
-    return await attached_nodes(client, volume) if volume else []
+    return await attached_nodes(reader, volume) if volume else []

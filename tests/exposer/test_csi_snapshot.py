@@ -1,5 +1,6 @@
 """Expose and cleanup of CSI snapshots."""
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -20,9 +21,9 @@ from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import Exposed, Pending
 from exposer.settings import BackupPVCSettings, PlacementRule, PlacementRules
 from tests.exposer.support.cuts import CUTS, Cut, cut_short, interruptions
-from tests.exposer.support.inputs import snapshot_request
+from tests.exposer.support.inputs import snapshot_request, template
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.world import World, no_guard
 from tests.support.objects import JsonDict
 
 BYSTANDERS = {
@@ -309,3 +310,15 @@ async def test_a_source_content_that_stays_is_named_with_its_reason() -> None:
     assert pending is not None
     place, (finalizer,) = f"VolumeSnapshotContent {SOURCE_CONTENT}", content["metadata"]["finalizers"]
     assert pending.message == f"{place} is being deleted (finalizers: {finalizer}): the driver refuses"
+
+
+async def test_a_check_sends_no_request_beside_its_reader() -> None:
+    """It is repeated for each pending transfer, and the reader shares the attachments of the whole cluster."""
+    scene = BackupScene()
+    scene.request = snapshot_request(template=replace(template(), windows=True))
+    client, reader = Cut(scene.world.kube), Cut(scene.world.kube)
+
+    assert await scene.exposer(client).check(scene.request, World.client_over(reader)) is None
+
+    assert not client.calls
+    assert any(call.endswith("/volumeattachments") for call in reader.calls)
