@@ -336,7 +336,8 @@ class GenericRestoreExposer:
             # at the PVC again only 15 seconds later.
             return _binding(request, name)
         if not target["spec"].get("volumeName"):
-            target = await self._point_target(target, name)
+            change: Manifest = {"spec": {"volumeName": name}}
+            target = await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
         if not _bound(volume, target):
             return _binding(request, name)
         await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
@@ -409,10 +410,6 @@ class GenericRestoreExposer:
             "spec": {"claimRef": point_at_claim(meta["namespace"], meta["name"], meta["uid"])},
         }
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
-
-    async def _point_target(self, target: PersistentVolumeClaim, volume: str) -> PersistentVolumeClaim:
-        change: Manifest = {"spec": {"volumeName": volume}}
-        return await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
 
 
 def _binding(request: RestoreRequest, volume: str) -> Pending:

@@ -343,12 +343,13 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     if plugin in matching:
         return directory
     if not matching:
-        found = _describe([f"{each}/{other}" for each, names in volumes.items() for other in names])
+        others = [f"{each}/{other}" for each, names in volumes.items() for other in names]
+        found = some_of(others, _SHOWN) or "nothing"
         raise ExposeError(
             f"{what} is not in the kubelet's directories of the pod: looked for volumes/*/{name}, found {found}"
         )
     if len(matching) > 1:
-        found = _describe([f"{each}/{name}" for each in matching])
+        found = some_of([f"{each}/{name}" for each in matching], _SHOWN)
         raise ExposeError(f"{what} is in several of the kubelet's directories of the pod: {found}")
     return join_directory(pod_directory, matching[0], name)
 
@@ -395,7 +396,3 @@ def _list(directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _describe(directories: list[str]) -> str:
-    return some_of(directories, _SHOWN) or "nothing"

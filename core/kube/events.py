@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -17,7 +16,7 @@ from core.kube.errors import AlreadyExistsError
 from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
 from core.kube.resources import EVENTS
 from core.kube.types import Manifest, Object
-from core.models.base import CustomResource, format_time
+from core.models.base import CustomResource, WireModel, format_time
 from core.redact import redact
 
 _log = logging.getLogger(__name__)
@@ -29,44 +28,22 @@ _CLUSTER_SCOPED_NAMESPACE: Final = "default"
 """Namespace of Events on cluster-scoped objects. Source: Kubernetes, validation of Events."""
 
 
-@dataclass(frozen=True)
-class ObjectRef:
-    """The object that an Event refers to."""
+class ObjectRef(WireModel, omit_defaults=True):
+    """The object that an Event refers to: `involvedObject`."""
 
     api_version: str
     kind: str
-    namespace: str
+    namespace: str = ""
     name: str
-    uid: str
+    uid: str = ""
     resource_version: str = ""
 
     @classmethod
     def of(cls, obj: Object | CustomResource) -> Self:
         """Return the reference to `obj`."""
         if isinstance(obj, CustomResource):
-            meta = obj.metadata
-            return cls(obj.api_version, obj.kind, meta.namespace, meta.name, meta.uid, meta.resource_version)
-        raw = obj["metadata"]
-        return cls(
-            obj["apiVersion"],
-            obj["kind"],
-            raw.get("namespace", ""),
-            raw["name"],
-            raw.get("uid", ""),
-            raw.get("resourceVersion", ""),
-        )
-
-    def to_wire(self) -> dict[str, str]:
-        """Return it as `involvedObject`."""
-        fields = {
-            "apiVersion": self.api_version,
-            "kind": self.kind,
-            "namespace": self.namespace,
-            "name": self.name,
-            "uid": self.uid,
-            "resourceVersion": self.resource_version,
-        }
-        return {key: value for key, value in fields.items() if value}
+            return cls.like(obj.metadata, api_version=obj.api_version, kind=obj.kind)
+        return cls.from_wire({**obj["metadata"], "apiVersion": obj["apiVersion"], "kind": obj["kind"]})
 
 
 class EventRecorder:

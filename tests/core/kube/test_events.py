@@ -17,7 +17,14 @@ from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
 _RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
-_ABOUT = ObjectRef("velero.io/v2alpha1", "DataUpload", "velero", "b1", "uid-1", "7")
+_ABOUT = ObjectRef(
+    api_version="velero.io/v2alpha1",
+    kind="DataUpload",
+    namespace="velero",
+    name="b1",
+    uid="uid-1",
+    resource_version="7",
+)
 
 
 @pytest.fixture
@@ -60,14 +67,14 @@ async def test_long_message_keeps_its_start_within_the_limit(kube: FakeKube) -> 
 
 
 async def test_long_name_stays_within_the_limit(kube: FakeKube) -> None:
-    about = ObjectRef("v1", "Pod", "velero", "n" * 235 + "." + "m" * 17, "uid-1")
+    about = ObjectRef(api_version="v1", kind="Pod", namespace="velero", name="n" * 235 + "." + "m" * 17, uid="uid-1")
     name = (await _record(kube, about=about))["metadata"]["name"]
     assert len(name) <= 253
     assert ".." not in name
 
 
 async def test_event_of_a_cluster_scoped_object_is_in_default(kube: FakeKube) -> None:
-    event = await _record(kube, about=ObjectRef("v1", "Node", "", "node-a", "uid-1"))
+    event = await _record(kube, about=ObjectRef(api_version="v1", kind="Node", name="node-a", uid="uid-1"))
     assert event["metadata"]["namespace"] == "default"
 
 
@@ -92,7 +99,14 @@ def test_reference_of_a_dict_and_of_a_model_agree() -> None:
     }
     reference = ObjectRef.of(obj)
     assert reference == ObjectRef.of(BackupRepository.parse(obj))
-    assert reference == ObjectRef("velero.io/v1", "BackupRepository", "velero", "r", "u", "3")
+    assert reference == ObjectRef(
+        api_version="velero.io/v1",
+        kind="BackupRepository",
+        namespace="velero",
+        name="r",
+        uid="u",
+        resource_version="3",
+    )
 
 
 async def test_what_has_the_form_of_a_secret_is_redacted(kube: FakeKube) -> None:

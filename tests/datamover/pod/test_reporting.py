@@ -33,7 +33,7 @@ _NAMES: Final = {
 }
 """The fields that are no texts, as long as they can be."""
 
-_ABOUT = ObjectRef("velero.io/v2alpha1", "DataUpload", "velero", "du-1", "uid-1")
+_ABOUT = ObjectRef(api_version="velero.io/v2alpha1", kind="DataUpload", namespace="velero", name="du-1", uid="uid-1")
 
 
 @pytest.mark.looptime
