@@ -259,12 +259,9 @@ def in_order(entries: Iterable[_Q], *, after: str, first: AbstractSet[str] = fro
     All transfers of the kinds named in `first` go before the others. Within both groups namespaces
     alternate.
     """
-    preferred: list[_Q] = []
-    others: list[_Q] = []
-    for entry in entries:
-        (preferred if entry.kind in first else others).append(entry)
-    yield from round_robin(preferred, after=after)
-    yield from round_robin(others, after=after)
+    listed = list(entries)
+    for preferred in (True, False):
+        yield from round_robin([one for one in listed if (one.kind in first) is preferred], after=after)
 
 
 def round_robin(entries: Iterable[_Q], *, after: str) -> Iterator[_Q]:
