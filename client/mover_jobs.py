@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeVar
 
 from client.installation import read_named, read_settings
-from core.aio import run_shielded
+from client.steps import StepTimeoutError, finish
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ResultError
 from core.kube.client import KubeClient, Selection
@@ -212,8 +213,8 @@ async def run_job(
 
 async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:
     """Take the step, also while the caller is canceled, unless the API server keeps it from that."""
-    with suppress(KubeError, TimeoutError):
-        await _shielded(tools, step, "keep the results of the Job", _KEEP_TIMEOUT)
+    with suppress(KubeError, StepTimeoutError):
+        await finish(tools.clock, "keep the results of the Job", _KEEP_TIMEOUT, step)
 
 
 async def _keep_log_of(tools: JobTools, job: Job, on_log: Callable[[str], Awaitable[None]]) -> None:
@@ -226,13 +227,16 @@ async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
     """Create the Job, yield it, and delete it in any case, as `run_job` does."""
     if tools.owners:
         manifest = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": list(tools.owners)}}
+    name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
-        job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
+        create = partial(tools.client.create, JOBS, manifest)
+        job = await finish(tools.clock, f"create Job {name}", _REQUEST_TIMEOUT, create)
         tools.on_created(job)
         yield job
     finally:
-        await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
+        delete = partial(_delete, tools, manifest["metadata"])
+        await finish(tools.clock, f"delete Job {name}", _REQUEST_TIMEOUT, delete)
 
 
 async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> None:
@@ -296,22 +300,16 @@ def _check_end(what: str, pod: Pod, end: PodEnd) -> None:
         raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
 
 
-async def _shielded(
-    tools: JobTools, step: Callable[[], Awaitable[_T]], name: str, limit: timedelta = _REQUEST_TIMEOUT
-) -> _T:
-    return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, limit))
-
-
 async def _wait(tools: JobTools, job: Job, timeout: timedelta, look: Callable[[Pod], _T | None]) -> tuple[Pod, _T]:
     """Return the pod of the Job once `look` returns something about it, and what that is."""
     deadline = Deadline.after(tools.clock, timeout)
     client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
     causes, shown = CauseFinder(client, tools.clock), ""
     while True:
-        pod = await read_pod(client, namespace, name)
+        # The Job first: once it has ended, its pod has too.
+        current, pod = await client.read(JOBS, namespace, name), await read_pod(client, namespace, name)
         if pod is not None and (found := look(pod)) is not None:
             return pod, found
-        current = await client.read(JOBS, namespace, name)
         if current is None:
             raise JobError(f"Job {namespace}/{name} was deleted before it ended")
         parsed = MaintenanceJob.parse(current)

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
+from client.steps import finish
 from client.volume_check_plan import CheckCleanup, CheckPlan
-from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube import resources as kube
@@ -68,8 +69,7 @@ async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -
     try:
         await run.carry_out()
     finally:
-        deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
-        await run_shielded(run.clean, name="clean up", deadline=deadline)
+        await finish(tools.clock, "clean up", 2 * _CLEANUP_TIMEOUT, run.clean)
     return CheckReport(steps=run.steps, snapshot_id=run.snapshot_id)
 
 
@@ -230,8 +230,5 @@ class _Run:
 
     async def _create(self, resource: kube.Resource, manifest: Manifest) -> None:
         """Create an object; a request whose answer is not awaited might create it after the cleanup."""
-        await run_shielded(
-            lambda: self.tools.client.create(resource, manifest),
-            name=f"create {resource.kind}",
-            deadline=Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT),
-        )
+        create = partial(self.tools.client.create, resource, manifest)
+        await finish(self.tools.clock, f"create {resource.kind}", _CLEANUP_TIMEOUT, create)

@@ -20,8 +20,8 @@ from client.backups.manifests import (
 from client.collections.collection import Backups
 from client.collections.models import Backup
 from client.installation import explain_no_agents, explain_velero_server
-from core.aio import run_shielded
-from core.clock import Clock, Deadline
+from client.steps import StepTimeoutError, finish
+from core.clock import Clock
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -301,10 +301,9 @@ async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> 
     Raises:
         BackupError: none of the volumes could be started, or the API server does not respond.
     """
-    deadline = Deadline.after(tools.clock, _CREATION_TIMEOUT)
     try:
-        missing = await run_shielded(lambda: _create_all(tools, volumes), name="create the backup", deadline=deadline)
-    except TimeoutError as e:
+        missing = await finish(tools.clock, "create the backup", _CREATION_TIMEOUT, lambda: _create_all(tools, volumes))
+    except StepTimeoutError as e:
         raise BackupError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes: repeat the command") from e
     if missing and len(missing) == len(volumes):
         raise BackupError(f"{sum_up_missing(missing)}; nothing was started")

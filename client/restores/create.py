@@ -12,8 +12,7 @@ from client.backups.plan import ClaimName
 from client.collections.collection import RestoreTools, delete_waiting_pods
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
-from core.aio import run_shielded
-from core.clock import Deadline
+from client.steps import StepTimeoutError, finish
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
@@ -188,10 +187,9 @@ async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) 
     Raises:
         RestoreError: an object cannot be created; the message names its volume, and what there is of the restore.
     """
-    deadline = Deadline.after(tools.clock, _CREATION_TIMEOUT)
     try:
-        return await run_shielded(lambda: _create_all(tools, planned), name="create the restore", deadline=deadline)
-    except TimeoutError as e:
+        return await finish(tools.clock, "create the restore", _CREATION_TIMEOUT, lambda: _create_all(tools, planned))
+    except StepTimeoutError as e:
         raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes") from e
 
 

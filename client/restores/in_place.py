@@ -24,8 +24,8 @@ from client.collections.collection import RestoreTools
 from client.restores.create import ensure_transfer, read_transfer
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
+from client.steps import StepTimeoutError, finish
 from client.text import format_bytes
-from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
@@ -101,13 +101,9 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     Raises:
         RestoreError: another run has created it.
     """
-
-    async def create() -> None:
-        await tools.client.create(kube.VOLUME_SNAPSHOTS, snapshot)
-
-    deadline = Deadline.after(tools.clock, REQUEST_TIMEOUT)
+    create = partial(tools.client.create, kube.VOLUME_SNAPSHOTS, snapshot)
     try:
-        await run_shielded(create, name="create the snapshot", deadline=deadline)
+        await finish(tools.clock, f"create {_place(snapshot)}", REQUEST_TIMEOUT, create)
     except AlreadyExistsError as e:
         if await _read_own(tools, snapshot) is not None:
             # The answer to an earlier attempt was lost.
@@ -317,12 +313,11 @@ async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore])
     """
     created = False
     for started, plan in enumerate(planned):
-        deadline = Deadline.after(tools.clock, _TIMEOUT)
         try:
-            created |= await run_shielded(partial(_start, tools, plan), name="restore in place", deadline=deadline)
-        except (AgentError, TimeoutError) as e:
+            created |= await finish(tools.clock, "restore in place", _TIMEOUT, partial(_start, tools, plan))
+        except AgentError as e:
             late = f"not started within {_TIMEOUT.seconds // 60} minutes"
-            failure = e if isinstance(e, AgentError) else f"{late}; {await _describe_state(tools, plan.one)}"
+            failure = f"{late}; {await _describe_state(tools, plan.one)}" if isinstance(e, StepTimeoutError) else e
             state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
             raise RestoreError(f"PVC {plan.one.target} is not restored: {failure}; {state}") from e
     return created

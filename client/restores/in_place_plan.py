@@ -16,7 +16,7 @@ from client.mover_jobs import JobTools, end_jobs, find_subject, list_mounting, p
 from client.restores.in_place import REQUEST_TIMEOUT, InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError
-from core.aio import run_shielded
+from client.steps import finish
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
@@ -91,8 +91,7 @@ async def prepare_in_place(
             for snapshot in made:
                 tools.on_note(f"VolumeSnapshot {_place(snapshot)} has the data before the restore")
         else:
-            deadline = Deadline.after(jobs.clock, REQUEST_TIMEOUT)
-            await run_shielded(partial(delete_snapshots, tools, made), name="delete the snapshots", deadline=deadline)
+            await finish(jobs.clock, "delete the snapshots", REQUEST_TIMEOUT, partial(delete_snapshots, tools, made))
 
 
 def _place(snapshot: Manifest) -> str:
@@ -155,8 +154,7 @@ class _Scratch:
             await self._make(snapshot)
             answer = await run_job(jobs, job, "plan", _JOB_TIMEOUT)
         finally:
-            deadline = Deadline.after(jobs.clock, 2 * _REMOVAL_TIMEOUT)
-            await run_shielded(self._remove, name="remove the scratch volume", deadline=deadline)
+            await finish(jobs.clock, "remove the scratch volume", 2 * _REMOVAL_TIMEOUT, self._remove)
         (found,) = answer.find(PLAN_LINE)
         return found
 
@@ -184,12 +182,8 @@ class _Scratch:
         """Create the object; a cancellation is raised once that is done, so that nothing comes after the removal."""
         meta = manifest["metadata"]
         meta["labels"] = (meta.get("labels") or {}) | self._labels
-
-        async def create() -> None:
-            await self._jobs.client.create(resource, manifest)
-
-        deadline = Deadline.after(self._jobs.clock, REQUEST_TIMEOUT)
-        await run_shielded(create, name="create a scratch object", deadline=deadline)
+        create = partial(self._jobs.client.create, resource, manifest)
+        await finish(self._jobs.clock, f"create {resource.kind} {self._name}", REQUEST_TIMEOUT, create)
 
     async def _remove(self) -> None:
         """Delete the Jobs of the plan and its scratch objects, and return once they are gone; name what stays.

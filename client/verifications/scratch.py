@@ -22,9 +22,9 @@ from client.mover_jobs import JobTools, end_jobs, list_mounting
 from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
+from client.steps import finish
 from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
 from client.verifications.report import VerificationError
-from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
@@ -81,9 +81,8 @@ async def compare_restored(
         # The pod of the Job is there before the volume: it decides where a volume with late binding is.
         await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
     finally:
-        deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
         remove = partial(_remove, tools, planned[0].name, planned[0].target.name)
-        await run_shielded(remove, name="remove the scratch volume", deadline=deadline)
+        await finish(tools.clock, "remove the scratch volume", 2 * _CLEANUP_TIMEOUT, remove)
 
 
 async def remove_abandoned(tools: JobTools, now: datetime) -> None:

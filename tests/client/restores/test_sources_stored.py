@@ -8,7 +8,8 @@ import pytest
 from client.mover_jobs import JobError, JobTools
 from client.restores.sources import StoredList, list_location
 from core.kube.errors import NotFoundError
-from core.kube.resources import JOBS
+from core.kube.resources import JOBS, PODS
+from core.kube.transport import Request, Response
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot, UnreadRepository
 from tests.client.support.files_scene import FilesKube
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene, stored
@@ -86,3 +87,23 @@ async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
 async def test_an_unknown_location_is_an_error_with_the_one_that_may_be_meant() -> None:
     with pytest.raises(NotFoundError, match=r"velero/defalt does not exist \(did you mean default\?\)"):
         await _Listing().run("defalt")
+
+
+async def test_a_job_may_end_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pod was seen while it ran, and the Job once it had ended."""
+    listing = _Listing()
+    kube, send = listing.kube, listing.kube.request
+
+    async def request(one: Request) -> Response:
+        response = await send(one)
+        if one.method == "GET" and one.path.endswith("/pods") and kube.pod["phase"] == "Running":
+            listing.end(SnapshotListing(repositories=1, snapshots=1), stored(DATA, "s1"))
+            (job,), pods = kube.objects(JOBS), kube.objects(PODS)
+            (pod,) = (each for each in pods if each["metadata"]["name"].startswith(job["metadata"]["name"]))
+            kube.put(pod | {"status": kube.pod})
+            kube.logs["velero", pod["metadata"]["name"]] = kube.log
+            kube.put(job | {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+        return response
+
+    monkeypatch.setattr(kube, "request", request)
+    assert [one.id for one in (await listing.run()).snapshots] == ["s1"]
