@@ -181,6 +181,8 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     by_claim = {}
     # The newest one counts: another attempt may have made one too.
     for one in sorted(found, key=_start):
+        if source.claims and not _names_own_claim(one):
+            continue
         claim = _claim_of(one, place)
         volume = SavedVolume(one.id, one.volume_namespace, stored.location, claim, one.bytes, one.by_block)
         before = newest.get(volume.name)
@@ -201,12 +203,16 @@ def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
 
     A writer to one repository could name a PVC of another namespace otherwise.
     """
-    if one.claim is None or one.claim.namespace != one.volume_namespace:
+    if one.claim is None or not _names_own_claim(one):
         raise RestoreError(
             f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its repository: "
             f"its source is {one.source or 'unknown'}: name the others by --pvc, or -n"
         )
     return one.claim
+
+
+def _names_own_claim(one: StoredSnapshot) -> bool:
+    return one.claim is not None and one.claim.namespace == one.volume_namespace
 
 
 def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:
