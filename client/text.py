@@ -16,6 +16,9 @@ from core.text import format_age, hinted, one_line
 
 _KIB: Final = 1024
 
+MOST_SECONDS: Final = 1e9
+"""Of a duration that is shown: sizes that anyone may write lead to more than can be computed with."""
+
 
 def format_verification(found: Verification | None, now: datetime) -> str:
     """Return what the last verification found, and when; empty: there is none."""

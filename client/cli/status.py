@@ -15,7 +15,7 @@ from client.status.health import Health, is_managed
 from client.status.read import StatusReader
 from client.status.records import TRANSFER_KINDS, ClusterSnapshot, UnreadPart
 from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView, build_view
-from client.text import format_ago, format_bytes
+from client.text import MOST_SECONDS, format_ago, format_bytes
 from core.aio import wait_for_event
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
@@ -148,7 +148,7 @@ def _active_row(section: _Section, row: ActiveRow) -> list[Cell]:
         f"{row.volume_namespace}/{row.volume}",
         moved if row.began is not None or row.bytes_done else _NONE,
         f"{format_bytes(int(row.bytes_per_second))}/s" if row.bytes_per_second is not None else _NONE,
-        format_age(timedelta(seconds=min(row.eta_seconds, 1e9))) if row.eta_seconds is not None else _NONE,
+        format_age(timedelta(seconds=min(row.eta_seconds, MOST_SECONDS))) if row.eta_seconds is not None else _NONE,
         section.message(waiting) or _NONE,
     ]
 
@@ -345,12 +345,9 @@ def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | 
         return False
     expired = deadline is not None and deadline.expired
     unread = [one for one in snapshot.unread if one.part is UnreadPart.TRANSFERS]
-    if unread and (expired or not unread[0].passing):
-        why = unread[0].why
-        raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {why}")
-    if faulty := [one for one in snapshot.transfers if one.fault]:
-        why = f"{faulty[0].shown}: {faulty[0].fault}"
-        raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {why}")
+    lost = [one.why for one in unread if expired or not one.passing]
+    if lost := lost or [f"{one.shown}: {one.fault}" for one in snapshot.transfers if one.fault]:
+        raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {lost[0]}")
     left = [one.shown for one in snapshot.transfers if one.active and is_managed(snapshot, one)]
     if left and expired and options.timeout is not None:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""

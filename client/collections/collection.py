@@ -27,7 +27,7 @@ from client.collections.models import (
     build_backup,
     build_restore,
 )
-from client.text import missing
+from client.text import MOST_SECONDS, missing
 from core.clock import Clock, Deadline
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
@@ -81,7 +81,7 @@ class VolumeProgress:
         left = self.volume.total_bytes - self.volume.bytes_done
         if not self.bytes_per_second or left <= 0:
             return None
-        return timedelta(seconds=left / self.bytes_per_second)
+        return timedelta(seconds=min(left / self.bytes_per_second, MOST_SECONDS))
 
 
 @dataclass

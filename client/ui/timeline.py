@@ -7,7 +7,7 @@ from typing import Final
 
 from client.status.describe import TransferDetails, find_stages
 from client.status.records import TransferRecord
-from client.text import format_bytes
+from client.text import MOST_SECONDS, format_bytes
 from core.models.phases import Phase
 from core.text import format_age
 from nodeagent.coverage.history import HistoryDay
@@ -107,7 +107,7 @@ def _bytes(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
-    return format_age(timedelta(seconds=min(value, 1e9)))
+    return format_age(timedelta(seconds=min(value, MOST_SECONDS)))
 
 
 def _draw(

@@ -237,3 +237,9 @@ def test_a_volume_that_waits_for_another_attempt_starts_again_without_a_rate() -
 @pytest.mark.parametrize("total", [0, 100], ids=["unknown", "less than done"])
 def test_the_remaining_time_is_not_known_without_the_size(total: int) -> None:
     assert VolumeProgress(_moving(500, total=total).volumes[0], 10.0).remaining is None
+
+
+def test_the_remaining_time_has_a_limit() -> None:
+    """Sizes are what any writer of a transfer has put there."""
+    slow = VolumeProgress(_moving(1, total=1 << 62).volumes[0], 0.03)
+    assert slow.remaining == timedelta(seconds=1e9)
