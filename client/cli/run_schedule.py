@@ -29,9 +29,14 @@ async def _run(request: ScheduleRequest, access: ClusterAccess) -> None:
         await run_schedule(build_tools(cluster, print_line, os.environ.get(JOB_VARIABLE) or None), request)
 
 
-def build_tools(cluster: Connection, say: Callable[[str], None], job: str | None = None) -> ScheduleTools:
-    """Return what a run works with in this cluster; `say` gets each line of it."""
-    jobs = build_job_tools(cluster, say, say)
+def build_tools(
+    cluster: Connection,
+    say: Callable[[str], None],
+    job: str | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> ScheduleTools:
+    """Return what a run works with in this cluster; `say` gets each line of it, and notes if `on_note` does not."""
+    jobs = build_job_tools(cluster, say, on_note or say)
     deletion = DeletionTools(jobs, lambda: cluster.time.date, in_pod=bool(job))
     return ScheduleTools(
         deletion, _Changes(say).show, say, on_report=lambda report: explain_report(report, say), job=job

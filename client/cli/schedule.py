@@ -268,8 +268,7 @@ async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
             await run_schedule(build_tools(cluster, printer.line), request)
             return
         with printer.progress(f"checking schedule {name}") as show:
-            tools = build_tools(cluster, show)
-            preview = await preview_schedule(tools, request)
+            preview = await preview_schedule(build_tools(cluster, show, on_note=printer.note), request)
     for volume in preview.volumes:
         printer.line(f"back up {volume.claim.namespace}/{volume.claim.name} by {volume.method}")
     if preview.deletion is not None:

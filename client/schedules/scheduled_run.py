@@ -158,9 +158,13 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.backup, volumes)
     run.failures += missing
-    tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
     jobs = tools.deletion.jobs
-    backup = await Backups(jobs.client, request.namespace).wait(run.backup, jobs.clock, tools.show)
+    backups = Backups(jobs.client, request.namespace)
+    if not volumes and not (await backups.list_named(run.backup, only_own=True)).groups:
+        # What each volume lacks has been named.
+        return
+    tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
+    backup = await backups.wait(run.backup, jobs.clock, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
     # What is missing has been named, with its reason.
     if not run.failures and (failure := explain_end(backup)):

@@ -146,6 +146,12 @@ def test_a_dry_run_shows_both_and_changes_nothing(shell: Shell) -> None:
     assert (shell.scene.made, len(shell.scene.kube.bucket)) == ([], 2)
 
 
+def test_a_dry_run_notes_what_is_left_out(shell: Shell) -> None:
+    shell.run(*_CREATE, "--pvc=app/gone")
+    err = shell.run("schedule", "run", "night", "--dry-run")[2]
+    assert "note: PVC app/gone does not exist any more: it is left out\n" in err
+
+
 def test_a_person_can_run_it(shell: Shell) -> None:
     shell.run(*_CREATE)
     shell.scene.end_backups("Failed")

@@ -126,6 +126,12 @@ async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(s
     assert [one["kind"] for one in scene.made] == ["PodVolumeBackup"]
 
 
+async def test_if_none_can_be_backed_up_that_alone_is_the_failure(scene: ScheduleScene) -> None:
+    with pytest.raises(ScheduleError, match=r"^PVC app/loose: [^;]*; no backup of files: [^;]*$"):
+        await run_schedule(scene.tools(), scene.request(ClaimName("app", "loose")))
+    assert scene.lines == []
+
+
 async def test_a_selector_takes_the_pvcs_that_there_are_when_it_runs(scene: ScheduleScene) -> None:
     scene.claims.put_claim("late", "fast", labels={"tier": "web"})
     scene.end_backups()
