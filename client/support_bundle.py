@@ -22,7 +22,13 @@ from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, LEASES, PODS
 from core.kube.types import Pod
 from core.models.base import JsonDict, format_time
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_SELECTOR, DISPATCHER_LEASE, OWNER_UID_LABEL
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_SELECTOR,
+    DISPATCHER_LEASE,
+    MAINTENANCE_CONTAINER,
+    OWNER_UID_LABEL,
+)
 from core.redact import redact, redact_values
 from core.version import VERSION
 from exposer.pod_status import is_ready
@@ -182,9 +188,10 @@ async def _noted(bundle: Bundle, what: str) -> AsyncIterator[None]:
 
 
 def _containers(pod: Pod) -> list[str]:
-    """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's is the first."""
+    """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's its owner's UID."""
     names = [str(one.get("name", "")) for one in (pod.get("spec") or {}).get("containers") or []]
-    return sorted(names, key=lambda name: name != _AGENT_CONTAINER) or [""]
+    ours = {_AGENT_CONTAINER, MAINTENANCE_CONTAINER, (pod["metadata"].get("labels") or {}).get(OWNER_UID_LABEL)}
+    return sorted(names, key=lambda name: name not in ours) or [""]
 
 
 def _first(pods: Sequence[Pod]) -> list[Pod]:

@@ -37,7 +37,7 @@ from core.models.transfer_settings import BandwidthLimits, LeftOut
 from core.models.transfers import Transfer
 from core.redact import redact
 from core.text import format_age
-from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
+from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, mover_status, parse_pod_end
 
 _T = TypeVar("_T")
 
@@ -172,12 +172,13 @@ class TransferReader:
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
 
     async def _read_log(self, pods: list[Pod]) -> list[str]:
-        """Return the last lines of the newest pod's log, without secrets; none before its container has started."""
-        meta = pods[0]["metadata"]
-        containers = (pods[0].get("status") or {}).get("containerStatuses") or []
-        if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in containers):
+        """Return the last lines of the newest mover's log, without secrets; none before its container has started."""
+        meta, mover = pods[0]["metadata"], mover_status(pods[0])
+        if mover is None or not (mover.get("state") or {}).keys() & {"running", "terminated"}:
             return []
-        log = await self._client.pod_log(meta["namespace"], meta["name"], container="", limit_bytes=_LOG_BYTES)
+        log = await self._client.pod_log(
+            meta["namespace"], meta["name"], container=mover.get("name", ""), limit_bytes=_LOG_BYTES
+        )
         return redact(log).splitlines()[-_LOG_LINES:]
 
 
