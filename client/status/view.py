@@ -21,7 +21,7 @@ from client.status.records import (
 )
 from core.models.backups import RetentionReport
 from core.models.base import Time, WireModel
-from core.models.phases import HOLDING_PHASES, AttemptStage, Phase, in_order
+from core.models.phases import AttemptStage, Phase, in_order
 from core.models.reasons import PendingReason
 from nodeagent.config.keys import NO_QUEUE_LENGTH
 from nodeagent.runtime.preflight import DefinitionReport
@@ -252,7 +252,7 @@ def _node_rows(snapshot: ClusterSnapshot, busy: Iterable[TransferRecord]) -> lis
     """Return a row for each agent: those that are not ready, then the busiest ones."""
     running, preparing = Counter[str](), Counter[str]()
     for one in busy:
-        (preparing if one.phase in HOLDING_PHASES or not one.moving else running)[one.node] += 1
+        (running if one.moving else preparing)[one.node] += 1
     leader = node_of_holder(snapshot.lease.holder)
     rows = [
         NodeRow.like(

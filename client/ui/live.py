@@ -69,6 +69,11 @@ class State:
         return replace(view, findings=findings, health=worst(findings))
 
     @cached_property
+    def moving(self) -> frozenset[tuple[str, str]]:
+        """The transfers that have slots, by kind and name."""
+        return frozenset((one.kind, one.name) for one in self.snapshot.transfers if one.moving)
+
+    @cached_property
     def volumes(self) -> Sequence[VolumeRow]:
         """All volumes, those that need attention first."""
         coverage = self.snapshot.coverage

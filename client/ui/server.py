@@ -26,7 +26,15 @@ from aiohttp import web
 
 from client.status.describe import tell_story
 from client.status.records import TRANSFER_KINDS, Target
-from client.text import format_ago, format_bytes, format_event, format_limits, format_shrinkage, format_verification
+from client.text import (
+    MOST_SECONDS,
+    format_ago,
+    format_bytes,
+    format_event,
+    format_limits,
+    format_shrinkage,
+    format_verification,
+)
 from client.ui.live import Details, Live, Observed, State
 from client.ui.tables import (
     TransferFilter,
@@ -34,6 +42,7 @@ from client.ui.tables import (
     choose_transfers,
     cut,
     describe_configuration,
+    divide,
     find_node,
     parse_page,
     volume_of,
@@ -42,7 +51,6 @@ from client.ui.timeline import build_curves, build_timeline, sum_growth
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
 from core.models.base import parse_time
-from core.models.phases import HOLDING_PHASES
 from core.text import format_age, one_line, printable
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -169,8 +177,6 @@ _SILENCE_SECONDS: Final = 20.0
 """Between two signs of life on a stream; browsers and proxies end one that is silent."""
 
 _OVERVIEW_ROWS: Final = 20
-_MOST_SECONDS: Final = 1e9
-"""Of a duration: tenants' sizes may lead to more than can be computed with."""
 
 
 def _environment() -> jinja2.Environment:
@@ -196,7 +202,7 @@ def _environment() -> jinja2.Environment:
         "ago": format_ago,
         "moment": moment,
         "short": lambda kind: _SHORT[kind].short,
-        "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, _MOST_SECONDS))),
+        "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, MOST_SECONDS))),
         "verified": format_verification,
         "shrunk": format_shrinkage,
         "configuration": describe_configuration,
@@ -319,7 +325,7 @@ class Pages:
         chosen = TransferFilter.of(request.query)
         page = choose_transfers(state.snapshot, state.view, chosen)
         kinds = [kind.name for kind in TRANSFER_KINDS]
-        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": build_grid(state.view)}
+        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": build_grid(state.view, state.moving)}
 
     async def _transfer(self, request: web.Request, state: State) -> _Values:
         kind, name = _BY_SHORT.get(request.match_info["kind"]), request.match_info["name"]
@@ -346,9 +352,7 @@ class Pages:
         return {"node": node, "anywhere": cut(anywhere, 1)}
 
     async def _queue(self, request: web.Request, state: State) -> _Values:
-        holders = sorted(state.view.transfers, key=lambda one: (one.node, one.name))
-        quota = [one for one in holders if one.phase in HOLDING_PHASES]
-        slots = [one for one in holders if one.phase not in HOLDING_PHASES]
+        slots, quota = divide(sorted(state.view.transfers, key=lambda one: (one.node, one.name)), state.moving)
         pending = cut(state.view.pending, parse_page(request.query.get("page", "")))
         return {"pending": pending, "quota": cut(quota, 1), "slots": cut(slots, 1)}
 

@@ -1,6 +1,6 @@
 """The rows of the pages: transfers filtered, sorted and paged, the copies of each volume, what each node runs. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from client.status.records import TRANSFER_KINDS, ClusterSnapshot, TransferRecord, UnreadPart
 from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView
 from core.models.names import NO_CONFIG
-from core.models.phases import HOLDING_PHASES, Phase
+from core.models.phases import Phase
 from core.models.verification import Verification
 from nodeagent.coverage.states import VolumeCoverage
 
@@ -227,10 +227,13 @@ class SlotGrid:
     others: int
 
 
-def build_grid(view: StatusView) -> SlotGrid:
-    """Return the nodes that run or prepare something, and as many others as fit."""
+def build_grid(view: StatusView, moving: Collection[tuple[str, str]]) -> SlotGrid:
+    """Return the nodes that run or prepare something, and as many others as fit.
+
+    `moving` are the transfers that have slots, by kind and name.
+    """
     by_node = _by_node(view)
-    nodes = [_slots_of(row, by_node.get(row.node, []), []) for row in view.nodes]
+    nodes = [_slots_of(row, by_node.get(row.node, []), [], moving) for row in view.nodes]
     nodes.sort(key=lambda one: (-len(one.running), -len(one.preparing), one.row.node))
     shown = nodes[:_GRID_NODES]
     columns = max((max(one.row.slots or 0, len(one.running)) for one in shown), default=0)
@@ -251,12 +254,13 @@ def find_node(view: StatusView, transfers: Iterable[TransferRecord], name: str) 
             node=name, pod="", ready=False, leader=False, running=0, slots=None, preparing=0, config="", restarts=0
         )
     waiting = [one for one in view.pending if (one.kind, one.name) in here]
-    found = _slots_of(row, _by_node(view).get(name, []), waiting)
+    moving = {key for key, one in here.items() if one.moving}
+    found = _slots_of(row, _by_node(view).get(name, []), waiting, moving)
 
     def turn(one: ActiveRow) -> tuple[bool, datetime, str]:
         # Those that wait for a slot get one in the order in which they were accepted.
         accepted = here[one.kind, one.name].accepted
-        return one.phase is not Phase.PREPARED, accepted or datetime.max.replace(tzinfo=UTC), one.name
+        return one.phase is Phase.ACCEPTED, accepted or datetime.max.replace(tzinfo=UTC), one.name
 
     found.preparing.sort(key=turn)
     return found
@@ -282,7 +286,16 @@ def _by_node(view: StatusView) -> dict[str, list[ActiveRow]]:
     return found
 
 
-def _slots_of(row: NodeRow, rows: list[ActiveRow], waiting: list[PendingRow]) -> GridRow:
-    preparing = [one for one in rows if one.phase in HOLDING_PHASES]
-    running = [one for one in rows if one.phase not in HOLDING_PHASES]
+def _slots_of(
+    row: NodeRow, rows: list[ActiveRow], waiting: list[PendingRow], moving: Collection[tuple[str, str]]
+) -> GridRow:
+    running, preparing = divide(rows, moving)
     return GridRow(row, running, preparing, waiting)
+
+
+def divide(rows: Iterable[ActiveRow], moving: Collection[tuple[str, str]]) -> tuple[list[ActiveRow], list[ActiveRow]]:
+    """Return the transfers that have slots, and the others: also another attempt of one in progress waits for one."""
+    found: tuple[list[ActiveRow], list[ActiveRow]] = ([], [])
+    for one in rows:
+        found[(one.kind, one.name) not in moving].append(one)
+    return found

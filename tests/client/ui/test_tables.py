@@ -10,6 +10,7 @@ from client.status.view import StatusView, build_view
 from client.ui.tables import (
     PAGE_ROWS,
     GridRow,
+    SlotGrid,
     TransferFilter,
     build_grid,
     choose_transfers,
@@ -18,6 +19,7 @@ from client.ui.tables import (
     find_node,
     list_volumes,
 )
+from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.verification import Verification, VerificationOutcome
 from nodeagent.coverage.states import CoverageState, VolumeCoverage
@@ -174,6 +176,11 @@ async def _view(scene: StatusScene) -> StatusView:
     return (await _read(scene))[0]
 
 
+async def _grid(scene: StatusScene) -> SlotGrid:
+    view, snapshot = await _read(scene)
+    return build_grid(view, {(one.kind, one.name) for one in snapshot.transfers if one.moving})
+
+
 async def _node(scene: StatusScene, name: str) -> GridRow:
     view, snapshot = await _read(scene)
     node = find_node(view, snapshot.transfers, name)
@@ -182,7 +189,7 @@ async def _node(scene: StatusScene, name: str) -> GridRow:
 
 
 async def test_the_grid_has_what_runs_and_how_many_slots_are_free() -> None:
-    grid = build_grid(await _view(StatusScene()))
+    grid = await _grid(StatusScene())
     assert [one.row.node for one in grid.nodes] == ["a", "b"]
     assert (grid.columns, grid.others) == (2, 0)
     first, second = grid.nodes
@@ -195,7 +202,7 @@ async def test_only_some_of_many_nodes_are_in_the_grid_the_busy_ones_first() -> 
     scene = StatusScene()
     for number in range(60):
         scene.put_agent(f"n{number:02}")
-    grid = build_grid(await _view(scene))
+    grid = await _grid(scene)
     assert (len(grid.nodes), grid.others) == (50, 12)
     assert [one.row.node for one in grid.nodes[:2]] == ["a", "b"]
 
@@ -218,6 +225,17 @@ async def test_what_is_prepared_comes_in_the_order_in_which_it_gets_a_slot() -> 
         scene.kube.put(transfer("DataUpload", name, phase, node="b", acceptedTimestamp=f"2026-11-21T11:50:0{second}Z"))
     node = await _node(scene, "b")
     assert [one.name for one in node.preparing] == ["c-first", "a-last", "ready", "b-accepted"]
+
+
+async def test_an_attempt_whose_data_mover_is_prepared_has_no_slot() -> None:
+    scene = StatusScene()
+    again = transfer("DataUpload", "again", "InProgress", node="b", acceptedTimestamp="2026-11-21T11:50:00Z")
+    again["metadata"]["annotations"][ATTEMPTS_ANNOTATION] = '{"number": 2, "stage": "Exposing"}'
+    scene.kube.put(again)
+    (second,) = (one for one in (await _grid(scene)).nodes if one.row.node == "b")
+    assert (second.row.running, second.row.preparing, second.free) == (0, 2, 2)
+    assert {one.name for one in second.preparing} == {"again", "ready"}
+    assert [one.name for one in (await _node(scene, "b")).preparing] == ["again", "ready"]
 
 
 async def test_a_node_without_an_agent_is_shown_while_a_transfer_is_on_it() -> None:
@@ -270,6 +288,6 @@ async def test_whether_a_configuration_is_current_may_not_be_known() -> None:
 async def test_free_slots_are_not_known_without_the_configuration() -> None:
     scene = StatusScene()
     scene.kube.fail_next("GET", "/configmaps/", 403, message="forbidden", times=99)
-    grid = build_grid(await _view(scene))
+    grid = await _grid(scene)
     assert {one.free for one in grid.nodes} == {None}
     assert grid.columns == 1
