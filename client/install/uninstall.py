@@ -65,8 +65,8 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
     pods = await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))
     named = [one for one in daemon_sets if one["metadata"]["name"] in _DAEMON_SETS]
     return [
-        *(_place(kube.DAEMON_SETS, one) for one in named if not is_ours(one)),
-        *(_place(kube.PODS, one) for one in pods if not is_ours(one)),
+        *(place_of(one) for one in named if not is_ours(one)),
+        *(place_of(one) for one in pods if not is_ours(one)),
     ]
 
 
@@ -74,10 +74,10 @@ async def find_class_user(client: KubeClient, namespace: str, name: str) -> str 
     """Return a Deployment or pod of the namespace that names this PriorityClass, as text; None: none does."""
     for one in await client.list(Selection(kube.DEPLOYMENTS, namespace)):
         if one["spec"]["template"].get("spec", {}).get("priorityClassName") == name:
-            return _place(kube.DEPLOYMENTS, one)
+            return place_of(one)
     for pod in await client.list(Selection(kube.PODS, namespace)):
         if pod["spec"].get("priorityClassName") == name:
-            return _place(kube.PODS, pod)
+            return place_of(pod)
     return None
 
 
@@ -101,7 +101,7 @@ async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
             continue
         found = [one for one in stored if one["metadata"]["namespace"] != namespace]
         if resource is kube.DAEMON_SETS:
-            elsewhere += [_place(resource, one) for one in found if is_ours(one)]
+            elsewhere += [place_of(one) for one in found if is_ours(one)]
         elif found:
             elsewhere.append(f"{len(found)} {resource.kind}s of other namespaces")
     if unknown:
@@ -117,10 +117,6 @@ async def _list(
         return await client.list(Selection(resource, namespace, label_selector))
     except NotServedError:
         return []
-
-
-def _place(resource: kube.Resource, obj: Object) -> str:
-    return place_of({"kind": resource.kind, **obj})
 
 
 _KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})

@@ -116,8 +116,7 @@ class OwnedObjects:
         except ForbiddenError as e:
             self.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
             return []
-        # Items of a list have no kind.
-        return [one | {"kind": resource.kind} for one in listed if is_role_of(self.request, one)]
+        return [one for one in listed if is_role_of(self.request, one)]
 
     async def remove(self, manifests: Iterable[Manifest | Object]) -> None:
         """Delete these objects where they are of the schedule.
