@@ -9,21 +9,15 @@ from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.options import resource_of
 from core.kube import resources as kube
 from core.kube.types import Manifest, Object
-from core.models.names import (
-    ADMISSIONS_CONFIGMAP,
-    AGENT_DAEMONSET,
-    AGENT_DAEMONSET_WINDOWS,
-    DELETIONS_LEASE,
-    DISPATCHER_LEASE,
-    HISTORY_CONFIGMAPS,
-    REPO_CREDENTIALS_SECRET,
-)
+from core.models import names as wire
 from nodeagent.runtime.permissions import Permission, everywhere, own
 
 _BACKED_UP: Final = (kube.DATA_UPLOADS, kube.POD_VOLUME_BACKUPS)
 
 _NO_SERVER_CHECK: Final = "--ignore-velero-server is needed"
 _PARTLY: Final = "get and describe show less, with a note"
+_CLASS_UNNOTICED: Final = "a class that does not exist is not noticed"
+_DAEMON_SETS: Final = (wire.AGENT_DAEMONSET, wire.AGENT_DAEMONSET_WINDOWS)
 _NO_REPORT: Final = "there is no report"
 
 
@@ -34,7 +28,7 @@ def _where(resource: kube.Resource) -> "partial[Permission]":
 def _for_job(reason: str) -> list[Permission]:
     """Return what it takes to plan a Job of a data mover, to run it and to find its pod."""
     return [
-        own(kube.DAEMON_SETS, "get", reason, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+        own(kube.DAEMON_SETS, "get", reason, names=_DAEMON_SETS),
         own(kube.CONFIG_MAPS, "get", reason),
         own(kube.JOBS, "get create delete", reason),
         own(kube.PODS, "list", reason),
@@ -47,13 +41,9 @@ REPO_PERMISSIONS: Final = (
     own(kube.PODS, "list", "the leader's pod, and pods of Jobs", without=_PARTLY),
     own(kube.PODS, "get", "the leader's status page", subresource="proxy", without=_PARTLY),
     own(kube.PODS, "get", "the list of the report", subresource="log", without=_NO_REPORT),
-    own(kube.LEASES, "get", "which agent is the leader", names=(DISPATCHER_LEASE,), without=_PARTLY),
+    own(kube.LEASES, "get", "which agent is the leader", names=(wire.DISPATCHER_LEASE,), without=_PARTLY),
     own(
-        kube.DAEMON_SETS,
-        "get",
-        "the flags of the agents; the image of the report",
-        names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS),
-        without=_PARTLY,
+        kube.DAEMON_SETS, "get", "the flags of the agents; the image of the report", names=_DAEMON_SETS, without=_PARTLY
     ),
     own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here", without=_PARTLY),
     own(kube.CONFIG_MAPS, "get", "windows of maintenance; settings of the report", without=_PARTLY),
@@ -71,7 +61,7 @@ BACKUP_PERMISSIONS: Final = (
     *(own(one, "list", _SHOWN) for one in _BACKED_UP),
     *(own(one, "patch", "backup cancel, acknowledge") for one in _BACKED_UP),
     *(own(one, "get create", _MADE) for one in _BACKED_UP),
-    own(kube.DAEMON_SETS, "get", "backup create: whether agents are there", names=(AGENT_DAEMONSET,)),
+    own(kube.DAEMON_SETS, "get", "backup create: whether agents are there", names=(wire.AGENT_DAEMONSET,)),
     own(kube.DEPLOYMENTS, "list", "backup create: whether a Velero server runs here", without=_NO_SERVER_CHECK),
     own(kube.BACKUP_STORAGE_LOCATIONS, "list", "backup create: the location"),
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "get list", "backup create: the PVCs"),
@@ -94,7 +84,7 @@ VOLUMES_PERMISSIONS: Final = (
     own(kube.CRON_JOBS, "list", "schedules of nodeagent schedule", without=_UNSEEN),
     own(kube.SCHEDULES, "list", "Schedules of Velero", without=_UNSEEN),
     own(kube.DEPLOYMENTS, "list", "the Velero server and its flags", without=_UNSEEN),
-    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNSEEN),
+    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(wire.AGENT_DAEMONSET,), without=_UNSEEN),
     own(kube.CONFIG_MAPS, "get", "volume policies; the configuration", without=_UNSEEN),
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "list", "the volumes", without=_UNSEEN),
     everywhere(kube.NAMESPACES, "list", "namespaces that are left out", without=_UNSEEN),
@@ -109,8 +99,8 @@ STATUS_PERMISSIONS: Final = (
     own(kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
     own(kube.PODS, _READ, "the agents", without=_UNKNOWN),
     own(kube.PODS, "get", "the leader's status page", subresource="proxy", without="positions are computed"),
-    own(kube.LEASES, "get", "the leader", names=(DISPATCHER_LEASE,), without=_UNKNOWN),
-    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
+    own(kube.LEASES, "get", "the leader", names=(wire.DISPATCHER_LEASE,), without=_UNKNOWN),
+    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(wire.AGENT_DAEMONSET,), without=_UNKNOWN),
     own(kube.CONFIG_MAPS, "get", "the configuration; what retention keeps", without=_UNKNOWN),
     own(kube.CRON_JOBS, "list", "schedules, and those that delete by older rules", without=_UNKNOWN),
     everywhere(kube.NODES, "list", "slots, where rules for nodes exist", without=_UNKNOWN),
@@ -140,8 +130,8 @@ SUPPORT_BUNDLE_PERMISSIONS: Final = (
         for one in dict.fromkeys(collected.resource for collected in COLLECTED)
     ),
     own(kube.CONFIG_MAPS, "get", "the configuration", without=_NOT_COLLECTED),
-    own(kube.LEASES, "get", "which agent is the leader", names=(DISPATCHER_LEASE,), without=_NOT_COLLECTED),
-    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(AGENT_DAEMONSET,), without=_NOT_COLLECTED),
+    own(kube.LEASES, "get", "which agent is the leader", names=(wire.DISPATCHER_LEASE,), without=_NOT_COLLECTED),
+    own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(wire.AGENT_DAEMONSET,), without=_NOT_COLLECTED),
     own(kube.PODS, "get", "the ends of logs", subresource="log", without=_NOT_COLLECTED),
     own(kube.PODS, "get", "pages of agents", subresource="proxy", without=_NOT_COLLECTED),
 )
@@ -166,10 +156,7 @@ RESTORE_PERMISSIONS: Final = (
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "get create", "restore create: the new PVCs"),
     everywhere(kube.NAMESPACES, "get create", "restore create: the namespaces of the PVCs", without="they must exist"),
     everywhere(
-        kube.STORAGE_CLASSES,
-        "list",
-        "restore create: whether the classes of the PVCs exist",
-        without="a class that does not exist is not noticed",
+        kube.STORAGE_CLASSES, "list", "restore create: whether the classes of the PVCs exist", without=_CLASS_UNNOTICED
     ),
     everywhere(kube.PERSISTENT_VOLUMES, "get list patch", "--in-place: retain and release the volumes"),
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "delete", "--in-place: the PVCs, which are recreated"),
@@ -234,10 +221,7 @@ VERIFY_PERMISSIONS: Final = (
     ),
     everywhere(kube.NAMESPACES, "get", "--restore: whether the namespace exists", without="it must exist"),
     everywhere(
-        kube.STORAGE_CLASSES,
-        "list",
-        "--restore: whether the class of the PVC exists",
-        without="a class that does not exist is not noticed",
+        kube.STORAGE_CLASSES, "list", "--restore: whether the class of the PVC exists", without=_CLASS_UNNOTICED
     ),
     everywhere(kube.PERSISTENT_VOLUMES, "get", f"--restore: {_RETAINED}", without="it is not named"),
 )
@@ -274,7 +258,7 @@ _OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 
 UNINSTALL_PERMISSIONS: Final = (
     *(own(one, "list", _KEPT) for one in (*kube.TRANSFERS, kube.BACKUP_REPOSITORIES, kube.BACKUP_STORAGE_LOCATIONS)),
-    own(kube.SECRETS, "get", _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+    own(kube.SECRETS, "get", _KEPT, names=(CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
     everywhere(kube.VOLUME_SNAPSHOT_CONTENTS, "list", _KEPT, without="it names no base snapshots"),
     *(
         own(one, "list", _REMOVED)
@@ -288,8 +272,8 @@ UNINSTALL_PERMISSIONS: Final = (
             kube.JOBS,
         )
     ),
-    own(kube.CONFIG_MAPS, "get", _REMOVED, names=(ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
-    own(kube.LEASES, "get", _REMOVED, names=(DISPATCHER_LEASE, DELETIONS_LEASE)),
+    own(kube.CONFIG_MAPS, "get", _REMOVED, names=(wire.ADMISSIONS_CONFIGMAP, *wire.HISTORY_CONFIGMAPS)),
+    own(kube.LEASES, "get", _REMOVED, names=(wire.DISPATCHER_LEASE, wire.DELETIONS_LEASE)),
     own(kube.PODS, "list", "uninstall: whether the agents have ended"),
     own(kube.DEPLOYMENTS, "list", "uninstall: whether a Velero server runs here"),
     own(kube.BACKUPS, "list", _OTHERS),
@@ -303,7 +287,7 @@ UNINSTALL_PERMISSIONS: Final = (
 VERSION_PERMISSIONS: Final = (
     own(kube.PODS, "list", "the agents"),
     own(kube.PODS, "get", "their status pages", subresource="proxy", without="no versions"),
-    own(kube.DAEMON_SETS, "get", "their flags", names=(AGENT_DAEMONSET,), without="no versions"),
+    own(kube.DAEMON_SETS, "get", "their flags", names=(wire.AGENT_DAEMONSET,), without="no versions"),
 )
 """What `nodeagent version` needs."""
 
@@ -312,7 +296,7 @@ _TESTED: Final = "get list create delete"
 _UNNAMED: Final = "it also names what does not stay"
 
 VOLUME_CHECK_PERMISSIONS: Final = (
-    own(kube.DAEMON_SETS, "get", "the agents and their image", names=(AGENT_DAEMONSET,)),
+    own(kube.DAEMON_SETS, "get", "the agents and their image", names=(wire.AGENT_DAEMONSET,)),
     own(kube.BACKUP_STORAGE_LOCATIONS, "get", "whether the location is available"),
     own(kube.DATA_UPLOADS, _TESTED, "the backup"),
     own(kube.DATA_DOWNLOADS, _TESTED, "the restore"),

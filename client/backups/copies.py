@@ -11,21 +11,9 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from core.errors import ConfigError
+from core.models import names as wire
 from core.models.backups import is_shrunk
 from core.models.base import ObjectMeta, format_time, parse_time
-from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
-    BACKUP_ANNOTATION,
-    BACKUP_KEEP_ANNOTATION,
-    BACKUP_LABEL,
-    BACKUP_TTL_ANNOTATION,
-    OBJECT_NAME,
-    RESTORE_UID_LABEL,
-    SCHEDULE_LABEL,
-    VELERO_BACKUP_LABEL,
-    VELERO_RESTORE_LABEL,
-    label_value,
-)
 from core.models.phases import Phase
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import format_duration, parse_duration
@@ -139,11 +127,11 @@ def _parse_words(text: str) -> dict[str, str]:
 
 
 _OF_VELERO: Final = (
-    VELERO_BACKUP_LABEL,
-    ASYNC_OPERATION_ID_LABEL,
-    RESTORE_UID_LABEL,
+    wire.VELERO_BACKUP_LABEL,
+    wire.ASYNC_OPERATION_ID_LABEL,
+    wire.RESTORE_UID_LABEL,
     "velero.io/backup-uid",
-    VELERO_RESTORE_LABEL,
+    wire.VELERO_RESTORE_LABEL,
 )
 """Labels of a transfer that a Velero server made, or that it restored from a backup of the namespace.
 
@@ -221,8 +209,8 @@ class Copy:
 def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
     """Return the volume of a backup of ours that this transfer is; None: it names no such backup."""
     meta, status = transfer.metadata, transfer.status
-    name = meta.annotations.get(BACKUP_ANNOTATION, "")
-    if not name or BACKUP_LABEL not in meta.labels:
+    name = meta.annotations.get(wire.BACKUP_ANNOTATION, "")
+    if not name or wire.BACKUP_LABEL not in meta.labels:
         return None
     verification = Verification.from_annotations(meta.annotations)
     claim = transfer.source_claim or (
@@ -242,8 +230,8 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         snapshot_id=status.snapshot_id,
         bytes=status.progress.total_bytes,
         ttl=_read_ttl(meta.annotations),
-        schedule=meta.labels.get(SCHEDULE_LABEL) or None,
-        keep=meta.annotations.get(BACKUP_KEEP_ANNOTATION) or None,
+        schedule=meta.labels.get(wire.SCHEDULE_LABEL) or None,
+        keep=meta.annotations.get(wire.BACKUP_KEEP_ANNOTATION) or None,
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
         damaged=verification is not None and not verification.passed,
@@ -255,7 +243,7 @@ def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy |
     """Return a volume whose transfer cannot be read: nothing of its backup may be deleted; None: of no backup."""
     meta = raw["metadata"]
     annotations = meta.get("annotations") or {}
-    name = annotations.get(BACKUP_ANNOTATION, "")
+    name = annotations.get(wire.BACKUP_ANNOTATION, "")
     if not name:
         return None
     return Copy(
@@ -275,7 +263,7 @@ def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy |
 
 def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
     """Return how long a backup is kept whatever its schedule keeps; None: that is not said, or cannot be read."""
-    text = annotations.get(BACKUP_TTL_ANNOTATION) or ttl_of_keep(annotations.get(BACKUP_KEEP_ANNOTATION, ""))
+    text = annotations.get(wire.BACKUP_TTL_ANNOTATION) or ttl_of_keep(annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""))
     try:
         ttl = parse_duration(text) if text else timedelta()
     except ValueError:
@@ -284,8 +272,8 @@ def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
 
 
 def _foreign(meta: ObjectMeta, backup: str) -> str | None:
-    if meta.labels.get(BACKUP_LABEL) != label_value(backup):
-        why = f"its label {BACKUP_LABEL} is of another backup"
+    if meta.labels.get(wire.BACKUP_LABEL) != wire.label_value(backup):
+        why = f"its label {wire.BACKUP_LABEL} is of another backup"
     elif meta.owner_references:
         why = f"{meta.owner_references[0].kind} {meta.owner_references[0].name} owns it"
     elif found := [label for label in _OF_VELERO if label in meta.labels]:
@@ -297,9 +285,9 @@ def _foreign(meta: ObjectMeta, backup: str) -> str | None:
 
 def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str | None:
     """Return why a Job cannot be given the names of the transfer's snapshots; None: it can."""
-    if not OBJECT_NAME.fullmatch(backup):
+    if not wire.OBJECT_NAME.fullmatch(backup):
         return f"names no backup: {backup}"
-    if not OBJECT_NAME.fullmatch(transfer.repository_namespace):
+    if not wire.OBJECT_NAME.fullmatch(transfer.repository_namespace):
         return f"names no namespace of its volume: {transfer.repository_namespace}"
     return None if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
 

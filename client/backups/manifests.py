@@ -16,20 +16,8 @@ from core.contract import VolumeMode
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, VolumeSnapshotClass
+from core.models import names as wire
 from core.models.backups import SavedClaim
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    BACKUP_KEEP_ANNOTATION,
-    BACKUP_LABEL,
-    BACKUP_TTL_ANNOTATION,
-    BACKUP_VOLUMES_ANNOTATION,
-    BLOCK_DATA_MOVER,
-    CLAIM_ANNOTATION,
-    FS_DATA_MOVER,
-    PVC_NAME_ANNOTATION,
-    SCHEDULE_LABEL,
-    label_value,
-)
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from exposer.manifests import volume_mode
@@ -63,7 +51,7 @@ class DataMover(StrEnum):
     FS = "fs"
 
 
-_DATA_MOVERS: Final = {DataMover.BLOCK: BLOCK_DATA_MOVER, DataMover.FS: FS_DATA_MOVER}
+_DATA_MOVERS: Final = {DataMover.BLOCK: wire.BLOCK_DATA_MOVER, DataMover.FS: wire.FS_DATA_MOVER}
 
 
 @dataclass(frozen=True)
@@ -311,17 +299,17 @@ class PlannedVolume:
         request = self.request
         annotations = {
             **request.annotations,
-            BACKUP_ANNOTATION: request.name,
-            BACKUP_VOLUMES_ANNOTATION: str(self.volumes),
-            CLAIM_ANNOTATION: self.claim.text,
+            wire.BACKUP_ANNOTATION: request.name,
+            wire.BACKUP_VOLUMES_ANNOTATION: str(self.volumes),
+            wire.CLAIM_ANNOTATION: self.claim.text,
         }
         if request.keep is not None:
-            annotations[BACKUP_KEEP_ANNOTATION] = format_keep(request.keep, request.ttl)
+            annotations[wire.BACKUP_KEEP_ANNOTATION] = format_keep(request.keep, request.ttl)
         elif request.ttl is not None:
-            annotations[BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
+            annotations[wire.BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
         if isinstance(self.way, MountingPod):
-            annotations[PVC_NAME_ANNOTATION] = self.claim.name
-        schedule = {SCHEDULE_LABEL: label_value(request.schedule)} if request.schedule else {}
+            annotations[wire.PVC_NAME_ANNOTATION] = self.claim.name
+        schedule = {wire.SCHEDULE_LABEL: wire.label_value(request.schedule)} if request.schedule else {}
         meta: Manifest = {
             "name": self.name,
             "namespace": request.namespace,
@@ -332,7 +320,7 @@ class PlannedVolume:
 
     @property
     def _label(self) -> dict[str, str]:
-        return {BACKUP_LABEL: label_value(self.request.name)}
+        return {wire.BACKUP_LABEL: wire.label_value(self.request.name)}
 
     def _spec(self) -> Manifest:
         claim, location = self.claim, self.request.location

@@ -9,26 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from client.cli.options import (
-    DURATION,
-    FILE,
-    NAME,
-    NAMES,
-    NAMESPACE,
-    QUANTITY,
-    SWITCH,
-    TAINTS,
-    FlagType,
-    PathType,
-    UserCommand,
-    matching,
-    not_allowed,
-    one_of,
-    parse_annotations,
-    parse_labels,
-    parse_pairs,
-    read_file,
-)
+from client.cli import options as cli
 from client.install.options import (
     FLAGS_OF_INSTALL,
     OWN_LOCATION_KEYS,
@@ -52,7 +33,7 @@ _RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
 
 
 def _read_configuration(path: str) -> JsonDict | None:
-    file = read_file(path)
+    file = cli.read_file(path)
     if file is None:
         return None
     try:
@@ -67,15 +48,15 @@ def _read_configuration(path: str) -> JsonDict | None:
 
 
 def _parse_location_config(text: str) -> dict[str, str]:
-    config = parse_pairs(text)
+    config = cli.parse_pairs(text)
     for key, value in config.items():
         pair = f"{key}={value}"
         if re.search(TYPOGRAPHIC_QUOTES, pair) or (key.strip(), value.strip()) != (key, value):
-            raise not_allowed(pair, "no typographic quotes, and no blanks around key or value")
+            raise cli.not_allowed(pair, "no typographic quotes, and no blanks around key or value")
         if key in OWN_LOCATION_KEYS:
-            raise not_allowed(pair, f"--{key}, since this key is ignored")
+            raise cli.not_allowed(pair, f"--{key}, since this key is ignored")
         if key in TRUTH_KEYS and value not in TRUTH_VALUES:
-            raise not_allowed(pair, "true or false")
+            raise cli.not_allowed(pair, "true or false")
     if config.get("s3Url"):
         try:
             parse_endpoint(config["s3Url"])
@@ -86,7 +67,7 @@ def _parse_location_config(text: str) -> dict[str, str]:
 
 def _parse_directory(text: str) -> str:
     if not text.strip("/") or not text.startswith("/") or ".." in text.split("/"):
-        raise not_allowed(text, f"an absolute path such as {AgentOptions.kubelet_root}")
+        raise cli.not_allowed(text, f"an absolute path such as {AgentOptions.kubelet_root}")
     return text
 
 
@@ -106,22 +87,22 @@ def _parse_frequency(text: str) -> str:
 def _parse_argument(argument: str) -> str:
     expected = "a flag of nodeagent serve and its value, such as --log-level=debug"
     if not _ARGUMENT.match(argument):
-        raise not_allowed(argument, expected)
+        raise cli.not_allowed(argument, expected)
     if argument.partition("=")[0] in FLAGS_OF_INSTALL:
-        raise not_allowed(argument, "a flag that install does not set")
+        raise cli.not_allowed(argument, "a flag that install does not set")
     try:
         parse_serve([argument])
     except ConfigError as e:
-        raise not_allowed(argument, f"{expected}: {e}") from e
+        raise cli.not_allowed(argument, f"{expected}: {e}") from e
     return argument
 
 
 def _parse_pod_labels(text: str) -> dict[str, str]:
-    labels = parse_labels(text)
+    labels = cli.parse_labels(text)
     for key, value in labels.items():
         if key in _RESERVED_LABELS:
             other = f"other keys than {', '.join(_RESERVED_LABELS)}, which select the agents"
-            raise not_allowed(f"{key}={value}", other)
+            raise cli.not_allowed(f"{key}={value}", other)
     return labels
 
 
@@ -136,31 +117,31 @@ class _Flag(NamedTuple):
     default: object = None
 
 
-_some_directory: Final = matching(r"(?:[^/\s]+(?:/[^/\s]+)*)?", "a path such as clusters/east")
+_some_directory: Final = cli.matching(r"(?:[^/\s]+(?:/[^/\s]+)*)?", "a path such as clusters/east")
 _IMAGE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*"
-_BUCKET: Final = FlagType(matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name such as backups"))
-_PREFIX: Final = FlagType(lambda text: _some_directory(text.strip("/")))
-_LOCATION: Final = FlagType(_parse_location_config)
-_DOCUMENT: Final = PathType(_read_configuration)
-_FREQUENCY: Final = FlagType(_parse_frequency)
-_POD_LABELS: Final = FlagType(_parse_pod_labels)
-_LABELS: Final = FlagType(parse_labels)
+_BUCKET: Final = cli.FlagType(cli.matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name such as backups"))
+_PREFIX: Final = cli.FlagType(lambda text: _some_directory(text.strip("/")))
+_LOCATION: Final = cli.FlagType(_parse_location_config)
+_DOCUMENT: Final = cli.PathType(_read_configuration)
+_FREQUENCY: Final = cli.FlagType(_parse_frequency)
+_POD_LABELS: Final = cli.FlagType(_parse_pod_labels)
+_LABELS: Final = cli.FlagType(cli.parse_labels)
 
 _TYPES: Final[Mapping[str, click.ParamType[Any]]] = {
-    "": SWITCH,
-    "DIRECTORY": FlagType(_parse_directory),
-    "DURATION": DURATION,
-    "FLAG=VALUE": FlagType(_parse_argument),
-    "IMAGE": FlagType(matching(_IMAGE, "such as registry.example.com/node-agent:1.0")),
-    "KEY=VALUE,...": FlagType(parse_annotations),
-    "NAME": NAME,
-    "NAME,...": NAMES,
-    "PATH": FILE,
-    "POLICY": one_of("Always", "IfNotPresent", "Never"),
-    "QUANTITY": QUANTITY,
-    "TAINT,...": TAINTS,
-    "URL": FlagType(_parse_proxy),
-    "yaml|json": one_of("yaml", "json"),
+    "": cli.SWITCH,
+    "DIRECTORY": cli.FlagType(_parse_directory),
+    "DURATION": cli.DURATION,
+    "FLAG=VALUE": cli.FlagType(_parse_argument),
+    "IMAGE": cli.FlagType(cli.matching(_IMAGE, "such as registry.example.com/node-agent:1.0")),
+    "KEY=VALUE,...": cli.FlagType(cli.parse_annotations),
+    "NAME": cli.NAME,
+    "NAME,...": cli.NAMES,
+    "PATH": cli.FILE,
+    "POLICY": cli.one_of("Always", "IfNotPresent", "Never"),
+    "QUANTITY": cli.QUANTITY,
+    "TAINT,...": cli.TAINTS,
+    "URL": cli.FlagType(_parse_proxy),
+    "yaml|json": cli.one_of("yaml", "json"),
 }
 """Of a flag, by its metavar; any text for others."""
 
@@ -201,7 +182,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--image-pull-secret", "NAME,...", "Secrets with credentials of the image's registry", many=True),
         _Flag("--use-node-agent", "", "agents on all Linux nodes: only true is allowed, the default", default=True),
         _Flag("--use-node-agent-windows", "", ""),
-        _Flag("--uploader-type", "NAME", "kopia", type=one_of("kopia")),
+        _Flag("--uploader-type", "NAME", "kopia", type=cli.one_of("kopia")),
         _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents"),
         _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", many=True),
         _Flag("--node-agent-disable-host-path", "", "no directories of pods: no transfers of pod volumes"),
@@ -252,7 +233,9 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--volume-secrets", "", "let agents copy Secrets and ConfigMaps that drivers of volumes need"),
         _Flag("--restore-tests", "", "create the account that restore tests of the leader need"),
         _Flag("--openshift", "", "create security context constraints of OpenShift"),
-        _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", type=NAMESPACE),
+        _Flag(
+            "--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", type=cli.NAMESPACE
+        ),
     ),
 }
 
@@ -296,7 +279,7 @@ def _parameter(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-class InstallCommand(UserCommand):
+class InstallCommand(cli.UserCommand):
     """A command whose help has its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -328,7 +311,7 @@ def install_flags(function: Callable[..., object]) -> Callable[..., object]:
             *([flag.name, "-o"] if flag.name == "--output" else [flag.name]),
             cls=click.Option if flag.name in _OF_DEFINITIONS or kind is click.STRING else _Option,
             type=kind,
-            default=False if kind is SWITCH and flag.default is None else flag.default,
+            default=False if kind is cli.SWITCH and flag.default is None else flag.default,
             multiple=flag.many,
             is_eager=flag.name == "--crds-only",
             metavar=flag.metavar or "[BOOL]",

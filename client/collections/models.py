@@ -8,16 +8,9 @@ from typing import Any
 from msgspec import field
 
 from client.backups.manifests import Method
+from core.models import names as wire
 from core.models.backups import SavedClaim, Shrinkage
 from core.models.base import WireModel
-from core.models.names import (
-    BACKUP_KEEP_ANNOTATION,
-    BACKUP_TTL_ANNOTATION,
-    BACKUP_VOLUMES_ANNOTATION,
-    FILES_ANNOTATION,
-    PVC_NAME_ANNOTATION,
-    RESTORE_VOLUMES_ANNOTATION,
-)
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count, parse_duration
@@ -171,15 +164,15 @@ Volume = BackupVolume | RestoreVolume
 def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
     """Return the backup that has these transfers."""
     volumes = sorted(map(_build_backup_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    state = _sum_up(volumes, transfers, BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None)
-    ttl = transfers[0].metadata.annotations.get(BACKUP_TTL_ANNOTATION, "")
+    state = _sum_up(volumes, transfers, wire.BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None)
+    ttl = transfers[0].metadata.annotations.get(wire.BACKUP_TTL_ANNOTATION, "")
     return Backup(
         name=name,
         origin=origin,
         locations=sorted({one.location for one in volumes}),
         expires=_expires(state["created"], ttl),
         ttl=ttl,
-        keep=transfers[0].metadata.annotations.get(BACKUP_KEEP_ANNOTATION, ""),
+        keep=transfers[0].metadata.annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""),
         volumes=volumes,
         **state,
     )
@@ -198,7 +191,7 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         namespace, claim, method = transfer.spec.source_namespace, transfer.spec.source_pvc, Method.CSI_SNAPSHOT
     else:
         pod = transfer.spec.pod
-        claim = annotations.get(PVC_NAME_ANNOTATION) or f"{pod.name}:{transfer.spec.volume}"
+        claim = annotations.get(wire.PVC_NAME_ANNOTATION) or f"{pod.name}:{transfer.spec.volume}"
         namespace, method = pod.namespace, Method.FS_BACKUP
     return BackupVolume(
         namespace=namespace,
@@ -208,7 +201,7 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         snapshot_id=status.snapshot_id or "",
         started=status.start_timestamp,
         saved=SavedClaim.from_annotations(annotations),
-        files=parse_count(annotations.get(FILES_ANNOTATION, "")),
+        files=parse_count(annotations.get(wire.FILES_ANNOTATION, "")),
         shrunk=Shrinkage.from_annotations(annotations),
         by_block=transfer.by_block,
         **_facts_of(transfer),
@@ -237,7 +230,7 @@ def _facts_of(transfer: Transfer) -> dict[str, Any]:
 def build_restore(name: str, transfers: Sequence[RestoreTransfer]) -> Restore:
     """Return the restore that has these transfers."""
     volumes = sorted(map(_build_restore_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    return Restore(name=name, volumes=volumes, **_sum_up(volumes, transfers, RESTORE_VOLUMES_ANNOTATION))
+    return Restore(name=name, volumes=volumes, **_sum_up(volumes, transfers, wire.RESTORE_VOLUMES_ANNOTATION))
 
 
 def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
@@ -245,7 +238,7 @@ def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
         namespace, claim = transfer.spec.target_volume.namespace, transfer.spec.target_volume.pvc
     else:
         namespace = transfer.spec.pod.namespace
-        claim = transfer.metadata.annotations.get(PVC_NAME_ANNOTATION, "")
+        claim = transfer.metadata.annotations.get(wire.PVC_NAME_ANNOTATION, "")
     known = _facts_of(transfer)
     return RestoreVolume(namespace=namespace, claim=claim, snapshot_id=transfer.spec.snapshot_id, **known)
 

@@ -7,7 +7,7 @@ installations stay.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.manifests import build_everything, read_definitions
@@ -20,21 +20,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError, NotServedError
 from core.kube.types import Object, ObjectT, UncheckedObject
 from core.kube.velero_server import has_velero_server
-from core.models.names import (
-    ADMISSIONS_CONFIGMAP,
-    AGENT_DAEMONSET,
-    AGENT_DAEMONSET_WINDOWS,
-    AGENT_LABELS,
-    AGENT_SELECTOR,
-    BASE_SNAPSHOT_LABEL,
-    DELETIONS_LEASE,
-    DISPATCHER_LEASE,
-    HISTORY_CONFIGMAPS,
-    PART_OF_LABELS,
-    REPO_CREDENTIALS_SECRET,
-    helm_release,
-    is_ours,
-)
+from core.models import names as wire
 from core.models.phases import FINAL_PHASES, Phase
 from core.text import some_of
 from exposer.leaked_objects import is_in_namespace
@@ -42,14 +28,13 @@ from nodeagent.maintenance.jobs import list_jobs
 from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.preflight import missing_permissions
 
-_DAEMON_SETS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
+_DAEMON_SETS: Final = (wire.AGENT_DAEMONSET, wire.AGENT_DAEMONSET_WINDOWS)
 
 _RECORDS: Final = (kube.BACKUP_REPOSITORIES, *kube.TRANSFERS)
 """What is deleted with its definition, in all namespaces."""
 
 
-@dataclass(frozen=True)
-class Dependents:
+class Dependents(NamedTuple):
     """What others lose with the namespace, and with the custom resource definitions, as text, if anything."""
 
     namespace: Sequence[str]
@@ -62,12 +47,9 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
     A DaemonSet of Velero may run our image: its agents need Lease, ledger and Jobs as ours do.
     """
     daemon_sets = await client.list(Selection(kube.DAEMON_SETS, namespace))
-    pods = await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))
+    pods = await client.list(Selection(kube.PODS, namespace, wire.AGENT_SELECTOR))
     named = [one for one in daemon_sets if one["metadata"]["name"] in _DAEMON_SETS]
-    return [
-        *(place_of(one) for one in named if not is_ours(one)),
-        *(place_of(one) for one in pods if not is_ours(one)),
-    ]
+    return [place_of(one) for one in (*named, *pods) if not wire.is_ours(one)]
 
 
 async def find_class_user(client: KubeClient, namespace: str, name: str) -> str | None:
@@ -101,7 +83,7 @@ async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
             continue
         found = [one for one in stored if one["metadata"]["namespace"] != namespace]
         if resource is kube.DAEMON_SETS:
-            elsewhere += [place_of(one) for one in found if is_ours(one)]
+            elsewhere += [place_of(one) for one in found if wire.is_ours(one)]
         elif found:
             elsewhere.append(f"{len(found)} {resource.kind}s of other namespaces")
     if unknown:
@@ -130,7 +112,7 @@ _POLL_SECONDS: Final = 0.5
 _SHOWN: Final = 5
 """Unfinished transfers, or missing permissions, that an error names, and base snapshots."""
 
-_OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
+_OUR_AGENTS: Final = select_labels(wire.AGENT_LABELS | wire.PART_OF_LABELS)
 """The pods of our DaemonSet; Velero's pods, such as its own for Windows, go on."""
 
 
@@ -167,7 +149,7 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
     await _require(client, namespace, UNINSTALL_PERMISSIONS)
     removed = await _find_removed(client, namespace)
     for one in removed:
-        if release := helm_release(one):
+        if release := wire.helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
     kept = await _find_kept(client, namespace)
     shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
@@ -230,10 +212,10 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
             cluster_wide.append((resource, manifest["metadata"]["name"]))
     found = []
     for resource in ordered:
-        found += await _list(client, resource, namespace, select_labels(PART_OF_LABELS))
+        found += await _list(client, resource, namespace, select_labels(wire.PART_OF_LABELS))
     for resource, name in cluster_wide:
         stored = await client.read(resource, "", name)
-        if stored is not None and is_ours(stored):
+        if stored is not None and wire.is_ours(stored):
             found.append(stored)
     return found
 
@@ -243,9 +225,9 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
     found: list[Object] = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in (
-        (kube.LEASES, DISPATCHER_LEASE),
-        (kube.LEASES, DELETIONS_LEASE),
-        *((kube.CONFIG_MAPS, name) for name in (ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
+        (kube.LEASES, wire.DISPATCHER_LEASE),
+        (kube.LEASES, wire.DELETIONS_LEASE),
+        *((kube.CONFIG_MAPS, name) for name in (wire.ADMISSIONS_CONFIGMAP, *wire.HISTORY_CONFIGMAPS)),
     ):
         stored = await client.read(resource, namespace, name)
         if stored is not None:
@@ -257,7 +239,7 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     names: list[tuple[kube.Resource, str, str]] = [
         *((kube.CUSTOM_RESOURCE_DEFINITIONS, "", one["metadata"]["name"]) for one in read_definitions()),
         (kube.NAMESPACES, "", namespace),
-        *((kube.SECRETS, namespace, name) for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+        *((kube.SECRETS, namespace, name) for name in (CREDENTIALS_SECRET, wire.REPO_CREDENTIALS_SECRET)),
     ]
     found = [await client.read(*name) for name in names]
     kept = [place_of(stored) for stored in found if stored is not None]
@@ -269,7 +251,7 @@ async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
 async def _find_base_snapshots(client: KubeClient, namespace: str) -> list[str]:
     """Return the snapshots on the storage that the next backups by block would be compared with, as text."""
     try:
-        found = await _list(client, kube.VOLUME_SNAPSHOT_CONTENTS, "", BASE_SNAPSHOT_LABEL)
+        found = await _list(client, kube.VOLUME_SNAPSHOT_CONTENTS, "", wire.BASE_SNAPSHOT_LABEL)
     except ForbiddenError as e:
         return [f"base snapshots of backups by block, if there are any: {e}"]
     names = sorted(one["metadata"]["name"] for one in found if is_in_namespace(one, namespace))

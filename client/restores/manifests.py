@@ -15,16 +15,7 @@ from client.restores.sources import RestoreError, SavedVolume
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, OwnerRef, UncheckedObject
-from core.models.names import (
-    BLOCK_DATA_MOVER,
-    PVC_NAME_ANNOTATION,
-    RESTORE_ANNOTATION,
-    RESTORE_LABEL,
-    RESTORE_SELECTOR_LABEL,
-    RESTORE_UID_LABEL,
-    RESTORE_VOLUMES_ANNOTATION,
-    label_value,
-)
+from core.models import names as wire
 from core.models.transfer_settings import DELETE_EXTRA_FILES, InPlace
 from core.models.transfers import PLAIN_RESTORE, RESTORE_TYPE
 from core.models.units import parse_quantity
@@ -137,7 +128,7 @@ class PlannedRestore:
             "volumeMode": claim.volume_mode,
         }
         if not self.by_pod:
-            spec["selector"] = {"matchLabels": {RESTORE_SELECTOR_LABEL: self.name}}
+            spec["selector"] = {"matchLabels": {wire.RESTORE_SELECTOR_LABEL: self.name}}
         if self.storage_class is not None:
             spec["storageClassName"] = self.storage_class
         meta = self._meta({}) | {"name": self.target.name, "namespace": self.target.namespace}
@@ -189,7 +180,7 @@ class PlannedRestore:
     def build_transfer(self, pod_uid: str | None = None) -> Manifest:
         """Return the transfer; that into a pod needs the UID of its pod."""
         volume = self.volume
-        meta = self._meta({RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
+        meta = self._meta({wire.RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
         spec: Manifest = {
             "snapshotID": volume.snapshot_id,
             "sourceNamespace": volume.repository,
@@ -197,15 +188,15 @@ class PlannedRestore:
             **PLAIN_RESTORE,
         }
         if self.by_pod:
-            meta["labels"][RESTORE_UID_LABEL] = self._restore_uid
-            meta["annotations"][PVC_NAME_ANNOTATION] = self.target.name
+            meta["labels"][wire.RESTORE_UID_LABEL] = self._restore_uid
+            meta["annotations"][wire.PVC_NAME_ANNOTATION] = self.target.name
             place = {"kind": "Pod", "namespace": self.target.namespace, "name": self.name, "uid": pod_uid or ""}
             spec |= {"pod": place, "volume": _VOLUME, "repoIdentifier": "", "uploaderType": "kopia"}
         else:
             target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": self.existing}
             spec |= {"targetVolume": target, "operationTimeout": OPERATION_TIMEOUT, "nodeOS": "linux"}
             if volume.by_block:
-                spec["datamover"] = BLOCK_DATA_MOVER
+                spec["datamover"] = wire.BLOCK_DATA_MOVER
             if in_place := self.request.in_place:
                 spec[RESTORE_TYPE] = in_place.restore_type
                 spec["dataMoverConfig"] = {DELETE_EXTRA_FILES: "true"} if in_place.delete_extra_files else {}
@@ -215,7 +206,7 @@ class PlannedRestore:
         return {
             "name": self.name,
             "namespace": self.request.namespace,
-            "labels": {RESTORE_LABEL: label_value(self.request.name)},
-            "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
+            "labels": {wire.RESTORE_LABEL: wire.label_value(self.request.name)},
+            "annotations": {wire.RESTORE_ANNOTATION: self.request.name, **annotations},
             **({"ownerReferences": list(self.request.owners)} if self.request.owners else {}),
         }

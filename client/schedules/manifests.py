@@ -12,15 +12,7 @@ from client.permissions import BACKUP_PERMISSIONS, READ_BACK_PERMISSIONS
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from core.kube import resources as kube
 from core.kube.types import Manifest, Object
-from core.models.names import (
-    AGENT_DAEMONSET,
-    AGENT_DAEMONSET_WINDOWS,
-    CLUSTER_NAMESPACE,
-    DELETIONS_CONFIGMAP,
-    DELETIONS_LEASE,
-    RETENTION_IMAGE_ANNOTATION,
-    VERIFICATION_INTERVAL_ANNOTATION,
-)
+from core.models import names as wire
 from core.models.units import format_duration
 from exposer.pods import AgentImage, build_client_pod
 from nodeagent.runtime.permissions import Permission, Scope, everywhere, own
@@ -36,17 +28,17 @@ EXPIRY_PERMISSIONS: Final = (
     own(kube.DATA_DOWNLOADS, "list", _RULES),
     own(kube.POD_VOLUME_RESTORES, "list", _RULES),
     own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here"),
-    own(kube.CONFIG_MAPS, "patch", _RECORD, names=(DELETIONS_CONFIGMAP,)),
-    own(kube.LEASES, "get patch", _ONE, names=(DELETIONS_LEASE,)),
+    own(kube.CONFIG_MAPS, "patch", _RECORD, names=(wire.DELETIONS_CONFIGMAP,)),
+    own(kube.LEASES, "get patch", _ONE, names=(wire.DELETIONS_LEASE,)),
     own(kube.JOBS, "list", f"{_ONE}: the Job of a command that was killed is ended"),
     own(kube.BACKUP_STORAGE_LOCATIONS, "get list", _DELETED),
-    own(kube.DAEMON_SETS, "get", _DELETED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    own(kube.DAEMON_SETS, "get", _DELETED, names=(wire.AGENT_DAEMONSET, wire.AGENT_DAEMONSET_WINDOWS)),
     own(kube.CONFIG_MAPS, "get", f"{_DELETED}; {_RECORD}"),
     own(kube.JOBS, "get create delete", _DELETED),
     own(kube.PODS, "list", _DELETED),
     own(kube.EVENTS, "list", _DELETED),
     own(kube.PODS, "get", _DELETED, subresource="log"),
-    everywhere(kube.NAMESPACES, "get", "which snapshots are of this cluster", names=(CLUSTER_NAMESPACE,)),
+    everywhere(kube.NAMESPACES, "get", "which snapshots are of this cluster", names=(wire.CLUSTER_NAMESPACE,)),
 )
 """What the account of a schedule has besides if it deletes, by `--ttl` or `--keep-...`."""
 
@@ -68,7 +60,7 @@ _RENEWED: Final = "schedule create, renew: "
 
 SCHEDULE_PERMISSIONS: Final = (
     own(kube.CRON_JOBS, "get list create patch delete", "the schedules"),
-    own(kube.DAEMON_SETS, "get", f"{_RENEWED}the image of the agents", names=(AGENT_DAEMONSET,)),
+    own(kube.DAEMON_SETS, "get", f"{_RENEWED}the image of the agents", names=(wire.AGENT_DAEMONSET,)),
     own(
         kube.DEPLOYMENTS,
         "list",
@@ -139,9 +131,7 @@ def is_role_of(request: ScheduleRequest, role: Object) -> bool:
 
 def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
     """Return what the account of the schedule needs: less for a method or a choice that needs less."""
-    left_out: set[kube.Resource] = set()
-    if request.choice.method is Method.FS_BACKUP:
-        left_out = set(_FOR_SNAPSHOTS)
+    left_out = _FOR_SNAPSHOTS if request.choice.method is Method.FS_BACKUP else ()
     found = [
         replace(one, verbs=("get",) if request.choice.claims else ("list",))
         if one.resource is kube.PERSISTENT_VOLUME_CLAIMS
@@ -191,9 +181,9 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
     cron_job = build_object(kind.api_version, kind.kind, request.name, request.namespace, labels)
     annotations = {}
     if request.verify:
-        annotations[VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
+        annotations[wire.VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
     if request.deletes:
-        annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
+        annotations[wire.RETENTION_IMAGE_ANNOTATION] = agent.image
     if annotations:
         cron_job["metadata"]["annotations"] = annotations
     pod = build_client_pod(account_name(request.name), request.argv, agent, container="schedule")

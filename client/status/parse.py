@@ -22,16 +22,9 @@ from client.status.records import (
 from core.errors import ConfigError, ContractError
 from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
+from core.models import names as wire
 from core.models.backups import Shrinkage
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    CONFIG_ANNOTATION,
-    FILES_ANNOTATION,
-    PVC_NAME_ANNOTATION,
-    SHRUNK_ANNOTATION,
-    VELERO_BACKUP_LABEL,
-)
 from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
@@ -45,10 +38,10 @@ from nodeagent.config.parse import parse_config_map
 class _EndedMarks(WireModel, gc=False):
     """Annotations, and the label of Velero's, of a transfer that has ended."""
 
-    claim: str = field(default="", name=PVC_NAME_ANNOTATION)
-    shrunk: str = field(default="", name=SHRUNK_ANNOTATION)
-    backup: str = field(default="", name=BACKUP_ANNOTATION)
-    velero_backup: str = field(default="", name=VELERO_BACKUP_LABEL)
+    claim: str = field(default="", name=wire.PVC_NAME_ANNOTATION)
+    shrunk: str = field(default="", name=wire.SHRUNK_ANNOTATION)
+    backup: str = field(default="", name=wire.BACKUP_ANNOTATION)
+    velero_backup: str = field(default="", name=wire.VELERO_BACKUP_LABEL)
 
 
 class _EndedMeta(WireModel, gc=False):
@@ -134,7 +127,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         message=status.message,
         datamover=spec.datamover,
         backup=meta.annotations.backup or meta.labels.velero_backup,
-        shrunk=Shrinkage.from_annotations({SHRUNK_ANNOTATION: meta.annotations.shrunk}),
+        shrunk=Shrinkage.from_annotations({wire.SHRUNK_ANNOTATION: meta.annotations.shrunk}),
     )
 
 
@@ -177,10 +170,10 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         stage=attempts.stage if phase is Phase.IN_PROGRESS else None,
         canceling=cr.cancel_requested and not phase.final,
         datamover=datamover,
-        backup=meta.annotations.get(BACKUP_ANNOTATION) or meta.labels.get(VELERO_BACKUP_LABEL, ""),
+        backup=meta.annotations.get(wire.BACKUP_ANNOTATION) or meta.labels.get(wire.VELERO_BACKUP_LABEL, ""),
         new_bytes=status.incremental_bytes,
         verification=Verification.from_annotations(meta.annotations),
-        files=parse_count(meta.annotations.get(FILES_ANNOTATION, "")),
+        files=parse_count(meta.annotations.get(wire.FILES_ANNOTATION, "")),
         shrunk=Shrinkage.from_annotations(meta.annotations),
         claim=cr.source_claim or "",
     )
@@ -243,7 +236,7 @@ def _agent_record(pod: _Pod) -> AgentRecord:
         node=pod.spec.node_name,
         pod=pod.metadata.name,
         ready=ready and pod.metadata.deletion_timestamp is None,
-        config=pod.metadata.annotations.get(CONFIG_ANNOTATION, ""),
+        config=pod.metadata.annotations.get(wire.CONFIG_ANNOTATION, ""),
         restarts=sum(one.restart_count for one in pod.status.container_statuses),
     )
 

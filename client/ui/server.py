@@ -35,18 +35,8 @@ from client.text import (
     format_shrinkage,
     format_verification,
 )
+from client.ui import tables
 from client.ui.live import Details, Live, Observed, State
-from client.ui.tables import (
-    TransferFilter,
-    build_grid,
-    choose_transfers,
-    cut,
-    describe_configuration,
-    divide,
-    find_node,
-    parse_page,
-    volume_of,
-)
 from client.ui.timeline import build_curves, build_timeline, sum_growth
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
@@ -205,7 +195,7 @@ def _environment() -> jinja2.Environment:
         "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, MOST_SECONDS))),
         "verified": format_verification,
         "shrunk": format_shrinkage,
-        "configuration": describe_configuration,
+        "configuration": tables.describe_configuration,
         "text": one_line,
         "words": lambda event: format_event(event.reason, event.message),
         "count": lambda number, thing: f"{number} {thing}{'' if number == 1 else 's'}",
@@ -289,7 +279,9 @@ class Pages:
         volumes, history = state.volumes, await self._details.history(state.lost)
         pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
         shown = {
-            name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
+            name: tables.cut(rows, tables.parse_page(page))
+            if (page := pages[name])
+            else tables.cut(rows[:_OVERVIEW_ROWS], 1)
             for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
         }
         days = history.days.every
@@ -310,7 +302,7 @@ class Pages:
         row = next((one for one in state.volumes if (one.namespace, one.volume) == key), None)
         if row is None and all(one.total_bytes is None for one in days):
             raise web.HTTPNotFound(text=f"nothing is known of a volume {'/'.join(key)}")
-        backups = [one for one in state.snapshot.transfers if one.is_backup and volume_of(one) == key]
+        backups = [one for one in state.snapshot.transfers if one.is_backup and tables.volume_of(one) == key]
         backups.sort(key=lambda one: one.created, reverse=True)
         return {
             "key": key,
@@ -318,14 +310,14 @@ class Pages:
             "history": history,
             "curves": build_curves(days),
             "days": days,
-            "backups": cut(backups, parse_page(request.query.get("page", ""))),
+            "backups": tables.cut(backups, tables.parse_page(request.query.get("page", ""))),
         }
 
     async def _transfers(self, request: web.Request, state: State) -> _Values:
-        chosen = TransferFilter.of(request.query)
-        page = choose_transfers(state.snapshot, state.view, chosen)
+        chosen = tables.TransferFilter.of(request.query)
+        page = tables.choose_transfers(state.snapshot, state.view, chosen)
         kinds = [kind.name for kind in TRANSFER_KINDS]
-        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": build_grid(state.view, state.moving)}
+        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": tables.build_grid(state.view, state.moving)}
 
     async def _transfer(self, request: web.Request, state: State) -> _Values:
         kind, name = _BY_SHORT.get(request.match_info["kind"]), request.match_info["name"]
@@ -344,17 +336,17 @@ class Pages:
 
     async def _node(self, request: web.Request, state: State) -> _Values:
         name = request.match_info["name"]
-        node = find_node(state.view, state.snapshot.transfers, name)
+        node = tables.find_node(state.view, state.snapshot.transfers, name)
         if node is None:
             raise web.HTTPNotFound(text=f"there is no agent on a node {name}")
         bound = {(one.kind, one.name) for one in state.snapshot.transfers if one.node}
         anywhere = [one for one in state.view.pending if one.position is not None and (one.kind, one.name) not in bound]
-        return {"node": node, "anywhere": cut(anywhere, 1)}
+        return {"node": node, "anywhere": tables.cut(anywhere, 1)}
 
     async def _queue(self, request: web.Request, state: State) -> _Values:
-        slots, quota = divide(sorted(state.view.transfers, key=lambda one: (one.node, one.name)), state.moving)
-        pending = cut(state.view.pending, parse_page(request.query.get("page", "")))
-        return {"pending": pending, "quota": cut(quota, 1), "slots": cut(slots, 1)}
+        slots, quota = tables.divide(sorted(state.view.transfers, key=lambda one: (one.node, one.name)), state.moving)
+        pending = tables.cut(state.view.pending, tables.parse_page(request.query.get("page", "")))
+        return {"pending": pending, "quota": tables.cut(quota, 1), "slots": tables.cut(slots, 1)}
 
     async def _repository(self, request: web.Request, state: State) -> _Values:
         name = request.match_info["name"]
