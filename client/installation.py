@@ -3,14 +3,14 @@
 import asyncio
 from typing import Final, NamedTuple
 
-from client.text import missing
+from client.text import EventLine, missing
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
-from core.kube.resources import DAEMON_SETS, PODS, Resource
-from core.kube.types import DaemonSet, ObjectT, Pod
+from core.kube.resources import DAEMON_SETS, EVENTS, PODS, Resource
+from core.kube.types import DaemonSet, Event, ObjectT, Pod
 from core.kube.velero_server import has_velero_server
-from core.models.base import WireModel
+from core.models.base import WireModel, parse_time
 from core.models.names import AGENT_DAEMONSET, AGENT_SELECTOR
 from exposer.pod_status import is_ready
 from nodeagent.runtime.settings import Settings, parse_serve
@@ -27,6 +27,28 @@ async def read_named(client: KubeClient, resource: Resource[ObjectT], namespace:
         known = [one["metadata"]["name"] for one in await client.list(Selection(resource, namespace))]
         raise missing(f"{resource.kind} {namespace}/{name} does not exist", name, known)
     return found
+
+
+async def read_events(client: KubeClient, namespace: str, uid: str) -> list[EventLine]:
+    """Return the Events about the object with that UID, newest first."""
+    found = await client.list(Selection(EVENTS, namespace, field_selector=f"involvedObject.uid={uid}"))
+    return sorted(map(_event_line, found), key=lambda line: line.last_seen, reverse=True)
+
+
+def _event_line(raw: Event) -> EventLine:
+    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"]
+    return EventLine(
+        type=raw.get("type") or "",
+        reason=raw.get("reason") or "",
+        message=raw.get("message") or "",
+        count=raw.get("count") or 1,
+        last_seen=parse_time(seen),
+    )
+
+
+async def find_last_warning(client: KubeClient, namespace: str, uid: str) -> EventLine | None:
+    """Return the newest Warning about the object with that UID; None: there is none."""
+    return next((one for one in await read_events(client, namespace, uid) if one.type == "Warning"), None)
 
 
 _STARTS: Final = (["serve"], ["node-agent", "server"])

@@ -13,14 +13,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
 
-from client.installation import read_named, read_settings
-from client.steps import StepTimeoutError, finish
-from core.clock import Clock, Deadline, SystemClock
+from client.installation import find_last_warning, read_named, read_settings
+from client.session import Session, StepTimeoutError
+from core.clock import Deadline
 from core.errors import AgentError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
-from core.kube.types import Job, Manifest, OwnerRef, Pod
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, JOBS
+from core.kube.types import Job, Manifest, Pod
 from core.models.base import WireModel
 from core.models.job_output import OutputLine, read_output
 from core.models.names import MAINTENANCE_CONTAINER
@@ -39,7 +39,6 @@ from nodeagent.config.repositories import MaintenanceConfig
 from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of
-from nodeagent.runtime.connection import Connection
 
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
@@ -63,24 +62,6 @@ class JobError(AgentError):
 
 class JobTimeoutError(JobError):
     """The Job did not start or end in time."""
-
-
-@dataclass(frozen=True)
-class JobTools:
-    """What a Job is run with.
-
-    `on_progress` is called with what the Job is doing whenever that changes, `on_note` with what the user should know
-    beside the answer, and `on_created` with each Job right after the answer to its creation. `owners` are the owner
-    references of Jobs and scratch volumes: a command that is killed in a pod leaves nothing beyond its own Job.
-    """
-
-    client: KubeClient
-    clock: Clock
-    namespace: str
-    on_progress: Callable[[str], None]
-    on_note: Callable[[str], None]
-    on_created: Callable[[Job], None] = lambda _: None
-    owners: Sequence[OwnerRef] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +113,7 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
     return BackupStorageLocation.parse(await read_named(client, BACKUP_STORAGE_LOCATIONS, namespace, name))
 
 
-async def find_subject(tools: JobTools, what: str, location_name: str, volume_namespace: str = "") -> JobSubject:
+async def find_subject(tools: Session, what: str, location_name: str, volume_namespace: str = "") -> JobSubject:
     """Return a location as the subject of a Job, which may be about the repository of one namespace in it.
 
     Raises:
@@ -143,14 +124,14 @@ async def find_subject(tools: JobTools, what: str, location_name: str, volume_na
     return JobSubject(Owner.of(location), what, RepositoryKey(volume_namespace, location_name), location)
 
 
-async def find_subject_of(tools: JobTools, what: str, repository: BackupRepository) -> JobSubject:
+async def find_subject_of(tools: Session, what: str, repository: BackupRepository) -> JobSubject:
     """Return a repository as the subject of a Job; raises the same."""
     location = await read_location(tools.client, tools.namespace, repository.key.location)
     return JobSubject(Owner.of(repository), what, repository.key, location, record_of(repository))
 
 
 async def plan_job(
-    tools: JobTools,
+    tools: Session,
     subject: JobSubject,
     spec: MoverSpec,
     *,
@@ -182,7 +163,7 @@ async def plan_job(
 
 
 async def run_job(
-    tools: JobTools,
+    tools: Session,
     manifest: Manifest,
     what: str,
     timeout: timedelta,
@@ -211,19 +192,19 @@ async def run_job(
         return JobAnswer(end.message, log, f"{_shown(pod)} of the {what}")
 
 
-async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:
+async def _keep(tools: Session, step: Callable[[], Awaitable[None]]) -> None:
     """Take the step, also while the caller is canceled, unless the API server keeps it from that."""
     with suppress(KubeError, StepTimeoutError):
-        await finish(tools.clock, "keep the results of the Job", _KEEP_TIMEOUT, step)
+        await tools.finish("keep the results of the Job", _KEEP_TIMEOUT, step)
 
 
-async def _keep_log_of(tools: JobTools, job: Job, on_log: Callable[[str], Awaitable[None]]) -> None:
+async def _keep_log_of(tools: Session, job: Job, on_log: Callable[[str], Awaitable[None]]) -> None:
     if (pod := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])) is not None:
         await on_log(await _read_log(tools, pod))
 
 
 @asynccontextmanager
-async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
+async def open_job(tools: Session, manifest: Manifest) -> AsyncIterator[Job]:
     """Create the Job, yield it, and delete it in any case, as `run_job` does."""
     if tools.owners:
         manifest = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": list(tools.owners)}}
@@ -231,15 +212,15 @@ async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
         create = partial(tools.client.create, JOBS, manifest)
-        job = await finish(tools.clock, f"create Job {name}", _REQUEST_TIMEOUT, create)
+        job = await tools.finish(f"create Job {name}", _REQUEST_TIMEOUT, create)
         tools.on_created(job)
         yield job
     finally:
         delete = partial(_delete, tools, manifest["metadata"])
-        await finish(tools.clock, f"delete Job {name}", _REQUEST_TIMEOUT, delete)
+        await tools.finish(f"delete Job {name}", _REQUEST_TIMEOUT, delete)
 
 
-async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> None:
+async def end_jobs(tools: Session, jobs: Sequence[Job], timeout: timedelta) -> None:
     """Delete Jobs that another command has left, and return once no pod of theirs runs any more.
 
     Raises:
@@ -257,7 +238,7 @@ async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> 
             await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelta) -> Pod:
+async def wait_for_start(tools: Session, job: Job, what: str, timeout: timedelta) -> Pod:
     """Return the pod of the Job once it runs; `what` is a word for messages.
 
     Raises:
@@ -270,12 +251,12 @@ async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelt
     return pod
 
 
-async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) -> None:
+async def check_end(tools: Session, job: Job, what: str, timeout: timedelta) -> None:
     """Return once the pod of the Job has ended with 0; JobError: it failed, or did not end in time."""
     _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
 
 
-async def list_mounting(tools: JobTools, label: str, claim: str) -> list[Job]:
+async def list_mounting(tools: Session, label: str, claim: str) -> list[Job]:
     """Return the Jobs with a label that mount a PVC of the agents' namespace."""
     jobs = await tools.client.list(Selection(JOBS, tools.namespace, label))
     return [job for job in jobs if _mounts(job, claim)]
@@ -300,7 +281,7 @@ def _check_end(what: str, pod: Pod, end: PodEnd) -> None:
         raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
 
 
-async def _wait(tools: JobTools, job: Job, timeout: timedelta, look: Callable[[Pod], _T | None]) -> tuple[Pod, _T]:
+async def _wait(tools: Session, job: Job, timeout: timedelta, look: Callable[[Pod], _T | None]) -> tuple[Pod, _T]:
     """Return the pod of the Job once `look` returns something about it, and what that is."""
     deadline = Deadline.after(tools.clock, timeout)
     client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
@@ -324,37 +305,29 @@ async def _wait(tools: JobTools, job: Job, timeout: timedelta, look: Callable[[P
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
 
 
-async def _describe(tools: JobTools, causes: CauseFinder, job: Job, pod: Pod | None) -> str:
+async def _describe(tools: Session, causes: CauseFinder, job: Job, pod: Pod | None) -> str:
     meta = job["metadata"]
     if pod is not None:
         pending = await causes.explain(pod)
         return (
             pending.message if pending is not None else f"Pod {meta['namespace']}/{pod['metadata']['name']} is running"
         )
-    selection = Selection(EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
-    warnings = [event for event in await tools.client.list(selection) if event.get("type") == "Warning"]
+    warning = await find_last_warning(tools.client, meta["namespace"], meta["uid"])
     text = f"Job {meta['namespace']}/{meta['name']} has no pod yet"
-    return f"{text}: {warnings[-1].get('message', '')}" if warnings else text
+    return f"{text}: {warning.message}" if warning is not None else text
 
 
-async def _read_log(tools: JobTools, pod: Pod) -> str:
+async def _read_log(tools: Session, pod: Pod) -> str:
     meta = pod["metadata"]
     return await tools.client.pod_log(
         meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
     )
 
 
-async def _delete(tools: JobTools, meta: Manifest) -> None:
+async def _delete(tools: Session, meta: Manifest) -> None:
     """Delete the Job with that metadata, whose name is unique; one that was not created is none."""
     try:
         await tools.client.delete(JOBS, meta["namespace"], meta["name"])
     except AgentError as e:
         command = f"kubectl -n {meta['namespace']} delete job {meta['name']}"
         tools.on_note(f"the Job could not be deleted, so it ends by itself, or by {command}: {e}")
-
-
-def build_job_tools(
-    cluster: Connection, on_progress: Callable[[str], None], on_note: Callable[[str], None]
-) -> JobTools:
-    """Return what Jobs are run with in the agents' cluster and namespace."""
-    return JobTools(cluster.client, SystemClock(), cluster.namespace, on_progress, on_note)

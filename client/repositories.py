@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 
 from msgspec.structs import asdict
 
-from client.installation import read_named, read_settings
+from client.installation import read_events, read_named, read_settings
 from client.leader_page import LeaderDecision, read_leader_decisions
-from client.mover_jobs import JobAnswer, JobTools, find_subject_of, plan_job, run_job
+from client.mover_jobs import JobAnswer, find_subject_of, plan_job, run_job
 from client.repository_view import (
     NextMaintenance,
     RepositoryDetails,
@@ -22,8 +22,8 @@ from client.repository_view import (
     RepositorySummary,
     RunningJobState,
     compute_next,
-    read_events,
 )
+from client.session import Session
 from client.text import missing
 from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import AgentError, ContractError
@@ -267,7 +267,7 @@ class SnapshotList(WireModel):
     notes: list[str]
 
 
-async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) -> SnapshotList:
+async def report_snapshots(tools: Session, name: str, *, timeout: timedelta) -> SnapshotList:
     """Run the report of the repository `name` and return it.
 
     Raises:

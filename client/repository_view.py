@@ -28,9 +28,6 @@ from client.leader_page import LeaderDecision
 from client.text import EventLine
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ConfigError, ContractError
-from core.kube.client import KubeClient, Selection
-from core.kube.resources import EVENTS
-from core.kube.types import Event
 from core.models.base import Time, WireModel, parse_time
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceEntry, SecretKey
@@ -123,24 +120,6 @@ def compute_next(view: MaintenanceView) -> NextMaintenance:
     return NextMaintenance.of_decision(decision, record, view.now)
 
 
-async def read_events(client: KubeClient, namespace: str, uid: str) -> list[EventLine]:
-    """Return the Events about the object with that UID, newest first."""
-    found = await client.list(Selection(EVENTS, namespace, field_selector=f"involvedObject.uid={uid}"))
-    return sorted(map(event_line, found), key=lambda line: line.last_seen, reverse=True)
-
-
-def event_line(raw: Event) -> EventLine:
-    """Return an Event as JSON dict as a line."""
-    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"]
-    return EventLine(
-        type=raw.get("type") or "",
-        reason=raw.get("reason") or "",
-        message=raw.get("message") or "",
-        count=raw.get("count") or 1,
-        last_seen=parse_time(seen),
-    )
-
-
 class RepositorySummary(WireModel):
     """One BackupRepository; `contents` and `index_blobs` are from the last maintenance, None until then."""
 
@@ -162,7 +141,8 @@ class RepositorySummary(WireModel):
     def of(cls, repository: BackupRepository, record: MaintenanceRecord, following: NextMaintenance) -> Self:
         """Return what the repository, its record and the decision about it say."""
         meta, spec, status = repository.metadata, repository.spec, repository.status
-        return cls(
+        return cls.like(
+            record,
             name=meta.name,
             namespace=meta.namespace,
             volume_namespace=spec.volume_namespace,
@@ -174,8 +154,6 @@ class RepositorySummary(WireModel):
             maintenance_frequency=spec.maintenance_frequency,
             repository_id=meta.annotations.get(REPOSITORY_ID_ANNOTATION, ""),
             next=following,
-            contents=record.contents,
-            index_blobs=record.index_blobs,
         )
 
 
@@ -223,13 +201,11 @@ class RepositoryProof(WireModel):
         tests = record.tests
         if record.job is None and tests.job is None:
             return None
-        return cls(
-            at=record.at,
+        return cls.like(
+            record,
             outcome=str(record.outcome or ""),
             shares=len(record.shares),
             proven=record.proven_at,
-            damaged=record.damaged,
-            message=record.message,
             restored=tests.claim,
             restored_at=tests.at,
             restore_outcome=str(tests.outcome or ""),

@@ -7,7 +7,7 @@ Lists are read page by page, logs and pages of agents are limited in size and nu
 import io
 import json
 import tarfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,19 +16,14 @@ from typing import Any, Final
 from client.bundle_fields import COLLECTED, CONFIG_MAP_FIELDS, Collected, select_fields
 from client.installation import read_settings
 from client.leader_page import check_reachable, status_address
+from client.session import Session
 from core.errors import AgentError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import Selection
 from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, LEASES, PODS
 from core.kube.types import Pod
+from core.models import names as wire
 from core.models.base import JsonDict, format_time
-from core.models.names import (
-    ADMISSIONS_CONFIGMAP,
-    AGENT_SELECTOR,
-    DISPATCHER_LEASE,
-    MAINTENANCE_CONTAINER,
-    OWNER_UID_LABEL,
-)
 from core.redact import redact, redact_values
 from core.version import VERSION
 from exposer.pod_status import is_ready
@@ -65,14 +60,10 @@ class Bundle:
 class BundleReader:
     """Reads one namespace, and the parts of the cluster that concern it."""
 
-    def __init__(
-        self, client: KubeClient, namespace: str, *, now: Callable[[], datetime], on_progress: Callable[[str], None]
-    ) -> None:
-        """Read through `client`; `on_progress` is called with what is read next."""
-        self._client = client
-        self._namespace = namespace
-        self._now = now
-        self._on_progress = on_progress
+    def __init__(self, tools: Session) -> None:
+        self._client = tools.client
+        self._namespace = tools.namespace
+        self._tools = tools
         self._bundle = Bundle()
 
     async def read(self) -> Bundle:
@@ -84,7 +75,7 @@ class BundleReader:
         """
         self._bundle = bundle = Bundle()
         for one in COLLECTED:
-            self._on_progress(f"reading {one.resource.plural}")
+            self._tools.on_progress(f"reading {one.resource.plural}")
             async with _noted(bundle, f"{one.file}: {one.resource.plural}"):
                 await self._add_objects(one)
         settings: Settings | None = None
@@ -96,7 +87,7 @@ class BundleReader:
         about = {
             "namespace": self._namespace,
             "version": VERSION,
-            "at": format_time(self._now()),
+            "at": format_time(self._tools.now()),
             "files": [{"name": one.name, "about": one.about, "bytes": len(one.content)} for one in bundle.files],
             "missing": bundle.missing,
         }
@@ -113,13 +104,13 @@ class BundleReader:
 
     async def _add_named(self, settings: Settings | None) -> None:
         """Add the ConfigMaps that configure the agents, the ledger of admissions, and the leader's Lease."""
-        names = [ADMISSIONS_CONFIGMAP]
+        names = [wire.ADMISSIONS_CONFIGMAP]
         if settings is not None:
             maps = (settings.config_map_name, settings.backup_repository_config_map, settings.maintenance_config_map)
             names += [name for name in maps if name]
         wanted = [(CONFIG_MAPS, name, CONFIG_MAP_FIELDS) for name in names]
         lease = {"spec": {"holderIdentity": True, "renewTime": True, "leaseDurationSeconds": True}}
-        for resource, name, fields in [*wanted, (LEASES, DISPATCHER_LEASE, lease)]:
+        for resource, name, fields in [*wanted, (LEASES, wire.DISPATCHER_LEASE, lease)]:
             async with _noted(self._bundle, f"{resource.kind} {name}"):
                 raw = await self._client.read(resource, self._namespace, name)
                 if raw is None:
@@ -129,8 +120,8 @@ class BundleReader:
                     self._add_json(f"objects/{resource.kind.lower()}-{name}.json", about, select_fields(raw, fields))
 
     async def _add_pods(self, settings: Settings | None) -> None:
-        agents = await self._client.list(Selection(PODS, self._namespace, AGENT_SELECTOR))
-        movers = await self._client.list(Selection(PODS, self._namespace, OWNER_UID_LABEL))
+        agents = await self._client.list(Selection(PODS, self._namespace, wire.AGENT_SELECTOR))
+        movers = await self._client.list(Selection(PODS, self._namespace, wire.OWNER_UID_LABEL))
         for pods, limit, what in ((agents, _AGENT_LOG_BYTES, "agent"), (movers, _MOVER_LOG_BYTES, "data mover")):
             chosen = _first(pods)
             if len(chosen) < len(pods):
@@ -149,7 +140,7 @@ class BundleReader:
     async def _add_log(self, raw: Pod, limit: int, what: str) -> None:
         """Add the log of the container that is ours: others in the pod, which are named, may log anything."""
         pod, (container, *others) = raw["metadata"]["name"], _containers(raw)
-        self._on_progress(f"reading the log of {pod}")
+        self._tools.on_progress(f"reading the log of {pod}")
         if others:
             shown = redact(", ".join(others))
             self._bundle.missing.append(f"log of Pod {pod}: the other containers' logs are left out: {shown}")
@@ -158,7 +149,7 @@ class BundleReader:
             self._add_text(f"logs/{pod}.log", f"end of the log of a pod of kind {what}", text)
 
     async def _add_pages(self, pod: str, settings: Settings) -> None:
-        self._on_progress(f"reading the pages of {pod}")
+        self._tools.on_progress(f"reading the pages of {pod}")
         async with _noted(self._bundle, f"/status of Pod {pod}"):
             port = status_address(settings).port
             page = await self._client.pod_page(self._namespace, pod, port=port, path="/status")
@@ -190,7 +181,11 @@ async def _noted(bundle: Bundle, what: str) -> AsyncIterator[None]:
 def _containers(pod: Pod) -> list[str]:
     """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's its owner's UID."""
     names = [str(one.get("name", "")) for one in (pod.get("spec") or {}).get("containers") or []]
-    ours = {_AGENT_CONTAINER, MAINTENANCE_CONTAINER, (pod["metadata"].get("labels") or {}).get(OWNER_UID_LABEL)}
+    ours = {
+        _AGENT_CONTAINER,
+        wire.MAINTENANCE_CONTAINER,
+        (pod["metadata"].get("labels") or {}).get(wire.OWNER_UID_LABEL),
+    }
     return sorted(names, key=lambda name: name not in ours) or [""]
 
 

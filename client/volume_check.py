@@ -7,12 +7,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from client.steps import finish
+from client.session import Session
 from client.volume_check_plan import CheckCleanup, CheckPlan
-from core.clock import Clock, Deadline
+from core.clock import Deadline
 from core.errors import AgentError
 from core.kube import resources as kube
-from core.kube.client import KubeClient
 from core.kube.types import Manifest, ObjectT, UncheckedObject
 from core.models.base import JsonDict, WireModel
 from core.models.phases import FINAL_PHASES, Phase
@@ -49,37 +48,32 @@ class CheckReport(WireModel):
         return next((step.error for step in self.steps if step.error), None)
 
 
-@dataclass(frozen=True)
-class CheckTools:
-    """What a check works with; each callback gets a text or a step for the user."""
+async def check_volume(
+    tools: Session, plan: CheckPlan, timeout: timedelta, on_step: Callable[[CheckStep], None]
+) -> CheckReport:
+    """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation.
 
-    client: KubeClient
-    clock: Clock
-    on_step: Callable[[CheckStep], None]
-    on_progress: Callable[[str], None]
-    on_note: Callable[[str], None]
-
-
-async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -> CheckReport:
-    """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation."""
+    `on_step` gets each of them once it has ended.
+    """
     for one in plan.retaining:
         tools.on_note(f"{one}: what the test creates with it stays in the storage")
     cleanup = CheckCleanup(tools.client, tools.clock, plan)
-    run = _Run(tools, plan, cleanup, Deadline.after(tools.clock, timeout), timeout)
+    run = _Run(tools, plan, cleanup, Deadline.after(tools.clock, timeout), timeout, on_step)
     try:
         await run.carry_out()
     finally:
-        await finish(tools.clock, "clean up", 2 * _CLEANUP_TIMEOUT, run.clean)
+        await tools.finish("clean up", 2 * _CLEANUP_TIMEOUT, run.clean)
     return CheckReport(steps=run.steps, snapshot_id=run.snapshot_id)
 
 
 @dataclass
 class _Run:
-    tools: CheckTools
+    tools: Session
     plan: CheckPlan
     cleanup: CheckCleanup
     deadline: Deadline
     timeout: timedelta
+    on_step: Callable[[CheckStep], None]
     steps: list[CheckStep] = field(default_factory=list)
     snapshot_id: str = ""
     written: str = ""
@@ -116,7 +110,7 @@ class _Run:
             error = str(e)
         step = CheckStep(name=name, seconds=round(self.tools.clock.monotonic() - began, 1), error=error)
         self.steps.append(step)
-        self.tools.on_step(step)
+        self.on_step(step)
 
     async def _prepare(self) -> None:
         if await self.cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
@@ -231,4 +225,4 @@ class _Run:
     async def _create(self, resource: kube.Resource, manifest: Manifest) -> None:
         """Create an object; a request whose answer is not awaited might create it after the cleanup."""
         create = partial(self.tools.client.create, resource, manifest)
-        await finish(self.tools.clock, f"create {resource.kind}", _CLEANUP_TIMEOUT, create)
+        await self.tools.finish(f"create {resource.kind}", _CLEANUP_TIMEOUT, create)

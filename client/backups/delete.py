@@ -4,7 +4,7 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `client.backups.retention`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -33,7 +33,7 @@ from client.backups.retention import (
     limit_deletions,
 )
 from client.collections.collection import Backups
-from client.mover_jobs import JobTools
+from client.session import Session
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, BY_KIND
@@ -61,19 +61,6 @@ _REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, R
 
 _CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK}
 """What speaks against the deletion of a named backup if it came up after the question."""
-
-
-@dataclass(frozen=True)
-class DeletionTools:
-    """What a deletion works with.
-
-    `date` returns the Date of the API server's last answer, None: it has none. `in_pod`: this process runs in a pod of
-    the cluster, so that its clock is one of those by which ages are counted; else the check Job's is.
-    """
-
-    jobs: JobTools
-    date: Callable[[], datetime | None]
-    in_pod: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,7 @@ class DeletionPlan:
         return sorted({location for location, _ in self.transfers})
 
 
-async def plan_deletion(tools: DeletionTools, wish: DeletionWish | None = None) -> DeletionPlan:
+async def plan_deletion(tools: Session, wish: DeletionWish | None = None) -> DeletionPlan:
     """Return the plan to delete a backup that is named, or every backup that is expired and that no rule holds.
 
     It is as much as is known before a check. A backup that is named also goes before it expires, and if it has the last
@@ -167,7 +154,7 @@ async def plan_deletion(tools: DeletionTools, wish: DeletionWish | None = None) 
     if wish.name is None or (plan.unfinished and not plan.deleted):
         return plan
     if not plan.deleted:
-        await Backups(tools.jobs.client, tools.jobs.namespace).find_own(wish.name)
+        await Backups(tools.client, tools.namespace).find_own(wish.name)
         raise DeletionError(f"backup {wish.name} cannot be deleted: it was just created")
     if holds := plan.deleted[0].held_by(_REFUSED):
         raise DeletionError(f"backup {wish.name} cannot be deleted: {holds[0].text}")
@@ -175,9 +162,9 @@ async def plan_deletion(tools: DeletionTools, wish: DeletionWish | None = None) 
 
 
 async def _judge(
-    tools: DeletionTools, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
+    tools: Session, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
 ) -> DeletionPlan:
-    client, namespace = tools.jobs.client, tools.jobs.namespace
+    client, namespace = tools.client, tools.namespace
     if await has_velero_server(client, namespace):
         raise DeletionError(f"a Velero server is in namespace {namespace}: nothing is deleted beside it")
     # Before the transfers: what is recorded after that is not taken for stale.
@@ -229,23 +216,23 @@ async def _judge(
     )
 
 
-def _now(tools: DeletionTools, plan: DeletionPlan) -> datetime | None:
+def _now(tools: Session, plan: DeletionPlan) -> datetime | None:
     """Return the time by which ages count: once checked, by the witnesses; None: not known, or not needed."""
     if plan.wish.name is not None:
         return None
     if plan.time is not None:
-        return plan.time.now(tools.jobs.clock)
+        return plan.time.now(tools.clock)
     if not tools.in_pod:
         return tools.date()
     # With a Date that is behind nothing would be expired, and no Job would show that it is wrong.
-    return decide_now({_DATE: tools.date(), _POD: tools.jobs.clock.now()}, plan.wish.begun)
+    return decide_now({_DATE: tools.date(), _POD: tools.clock.now()}, plan.wish.begun)
 
 
 def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
     return frozenset((location, one) for location, one in located if one.backup == name)
 
 
-async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[DeletedSnapshot]]:
+async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, list[DeletedSnapshot]]:
     """Return the plan by what Jobs find in the bucket, and the snapshots that would be deleted; nothing is changed.
 
     Raises:
@@ -277,7 +264,7 @@ def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
 class _CheckRun:
     """The check Jobs of a run, and what they found; times are those at the creation of the last one."""
 
-    tools: DeletionTools
+    tools: Session
     needed: dict[str, Copy]
     found: list[DeletedSnapshot] = field(default_factory=list)
     faults: dict[str, str | None] = field(default_factory=dict)
@@ -286,7 +273,7 @@ class _CheckRun:
     at_seconds: float = 0.0
 
     async def look(self, plan: DeletionPlan, location: str) -> None:
-        run = LocationJobs(replace(self.tools.jobs, on_created=self._note_times), location, plan.cluster)
+        run = LocationJobs(replace(self.tools, on_created=self._note_times), location, plan.cluster)
         checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id or "") for uid, one in self.needed.items()}
         before = self.said, self.at_seconds
         try:
@@ -298,7 +285,7 @@ class _CheckRun:
             self.said, self.at_seconds = before
             return
         if not self.tools.in_pod and run.ended is not None:
-            taken = timedelta(seconds=self.tools.jobs.clock.monotonic() - self.at_seconds)
+            taken = timedelta(seconds=self.tools.clock.monotonic() - self.at_seconds)
             self.said[_JOB_POD] = run.ended - taken
         self.found += run.found
         self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
@@ -307,17 +294,17 @@ class _CheckRun:
                 self.faults[self.needed[uid].uid] = run.faults[one]
 
     def _note_times(self, job: Job) -> None:
-        self.at_seconds = self.tools.jobs.clock.monotonic()
+        self.at_seconds = self.tools.clock.monotonic()
         created = parse_time(job["metadata"]["creationTimestamp"])
         self.said = {_DATE: self.tools.date(), f"the creation of Job {job['metadata']['name']}": created}
-        self.said |= {_POD: self.tools.jobs.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
+        self.said |= {_POD: self.tools.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
 
     def decide_time(self, begun: datetime | None) -> RunTime | None:
         """Return the time of the run; None: there was no Job."""
         return RunTime(decide_now(self.said, begun), self.at_seconds) if self.said else None
 
 
-async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
+async def execute_plan(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
     """Delete the transfers and the snapshots, and return the snapshots, also those that are kept.
 
     Each part is judged again before: a question, or Jobs that check the snapshots, may have taken hours.
@@ -335,7 +322,7 @@ async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: Deletion
         else:
             # Such as a backup that was completed meanwhile: the next run looks again.
             for text in why:
-                tools.jobs.on_note(text)
+                tools.on_note(text)
         await part.record.drop({one for _, one in part.stale})
         deleted, failed = await _execute(tools, part, guard)
         found += deleted
@@ -359,7 +346,7 @@ def _divide(plan: DeletionPlan) -> Iterator[DeletionPlan]:
     yield part
 
 
-async def _judge_again(tools: DeletionTools, part: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
+async def _judge_again(tools: Session, part: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
     """Return the part without the backups that another rule keeps now, and why each of them is kept."""
     # Without a check, nothing was looked at, so nothing that is only expired goes.
     fresh = await _judge(tools, part.wish, part.check or Check(), part.time)
@@ -385,20 +372,18 @@ def _find_change(planned: RetentionDecision, later: RetentionDecision | None, *,
     return next((hold.text for hold in holds if hold not in planned.holds), None)
 
 
-async def _execute(
-    tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard
-) -> tuple[list[DeletedSnapshot], list[str]]:
+async def _execute(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> tuple[list[DeletedSnapshot], list[str]]:
     """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
     record = plan.record
     if plan.deleted:
         await record.add(plan.copies)
-    held = await _delete_transfers(tools.jobs, plan.copies, guard)
+    held = await _delete_transfers(tools, plan.copies, guard)
     plan = replace(plan, held=frozenset(locate(copy) for copy in held))
     found: list[DeletedSnapshot] = []
     failed = list(held.values())
     for location in plan.locations:
         await guard.confirm()
-        run = LocationJobs(tools.jobs, location, plan.cluster)
+        run = LocationJobs(tools, location, plan.cluster)
         try:
             await run.run(plan.transfers, None)
         except AgentError as e:
@@ -410,14 +395,14 @@ async def _execute(
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
         dropped = {one for one in done if not {None, one.volume_namespace} & run.unread.keys()}
         if plan.time is not None:
-            await record.drop(dropped, plan.time.now(tools.jobs.clock), proved=True)
+            await record.drop(dropped, plan.time.now(tools.clock), proved=True)
         else:
             # One of these may be wrong: the later one counts for longer.
-            await record.drop(dropped, max(filter(None, (tools.date(), tools.jobs.clock.now()))), proved=False)
+            await record.drop(dropped, max(filter(None, (tools.date(), tools.clock.now()))), proved=False)
     return found, failed
 
 
-async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
+async def _delete_transfers(jobs: Session, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
     """Delete the transfers, and return those that are still being deleted after a while, and why."""
     deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
     left = []

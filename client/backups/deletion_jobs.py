@@ -23,7 +23,8 @@ from client.backups.copies import Copy, build_copy, build_unreadable_copy
 from client.backups.retention import WINDOW, DeletionError, GoneCopy
 from client.collections.collection import Backups, Restores
 from client.install.options import build_object
-from client.mover_jobs import JobAnswer, JobTimeoutError, JobTools, end_jobs, find_subject, plan_job, run_job
+from client.mover_jobs import JobAnswer, JobTimeoutError, end_jobs, find_subject, plan_job, run_job
+from client.session import Session
 from core.clock import Clock, Deadline
 from core.contract import parse_result
 from core.errors import AgentError, ContractError
@@ -257,7 +258,7 @@ class LocationJobs:
     are of the copies that were checked, `ended` is the time by the clock of the last pod.
     """
 
-    jobs: JobTools
+    jobs: Session
     location: str
     cluster: str
     found: list[DeletedSnapshot] = field(default_factory=list)
@@ -406,7 +407,7 @@ class DeletionGuard:
 
 
 @asynccontextmanager
-async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
+async def hold_deletions(jobs: Session) -> AsyncIterator[DeletionGuard]:
     """Wait for the Lease, end what is left of its last holder, and hold it in the block.
 
     Raises:
@@ -425,7 +426,7 @@ async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
         await lease.release()
 
 
-async def _acquire(jobs: JobTools, lease: Lease) -> None:
+async def _acquire(jobs: Session, lease: Lease) -> None:
     clock, deadline, client = jobs.clock, Deadline.after(jobs.clock, _LONGEST_WAIT), jobs.client.patiently()
     last_holder, seen, since_seconds = "", "", clock.monotonic()
     while True:
@@ -459,7 +460,7 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
         await clock.sleep(_POLL_SECONDS)
 
 
-async def _end_jobs(jobs: JobTools) -> None:
+async def _end_jobs(jobs: Session) -> None:
     """End the Jobs that delete snapshots: their commands do not hold the Lease any more."""
     found = await jobs.client.list(Selection(JOBS, jobs.namespace, label_selector=SNAPSHOT_DELETION_LABEL))
     try:

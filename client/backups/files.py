@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import field
 
@@ -20,7 +20,6 @@ from client.backups.unpack import Unpacker, UnpackError, choose_target
 from client.collections.models import Backup, BackupVolume
 from client.mover_jobs import (
     JobTimeoutError,
-    JobTools,
     check_end,
     find_subject,
     open_job,
@@ -29,6 +28,7 @@ from client.mover_jobs import (
     wait_for_start,
 )
 from client.permissions import FILES_PERMISSIONS
+from client.session import Session
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.errors import ForbiddenError, KubeError
@@ -131,25 +131,20 @@ def _missing(backup: Backup, claim: str, name: str) -> FilesError:
 
 
 async def _build_job(
-    tools: JobTools, place: FilePlace, *, limit: int | None = None, after: str | None = None
+    tools: Session, place: FilePlace, *, limit: int | None = None, after: str | None = None
 ) -> Manifest:
     """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it."""
     _check_text(after or "")
     volume = place.volume
     subject = await find_subject(tools, "files", volume.location, volume.namespace)
-    namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
-    spec: ListFiles | SendFiles
-    if limit is not None:
-        spec = ListFiles(
-            volume_namespace=namespace, snapshot=snapshot, path=path, device=device, limit=limit, after=after
-        )
-    else:
-        spec = SendFiles(volume_namespace=namespace, snapshot=snapshot, path=path, device=device)
+    where: dict[str, Any] = {"volume_namespace": volume.namespace, "snapshot": volume.snapshot_id}
+    where |= {"path": place.path, "device": place.device}
+    spec = SendFiles(**where) if limit is None else ListFiles(**where, limit=limit, after=after)
     return await plan_job(tools, subject, spec)
 
 
 async def list_files(
-    tools: JobTools, place: FilePlace, *, limit: int, after: str | None = None, timeout: timedelta
+    tools: Session, place: FilePlace, *, limit: int, after: str | None = None, timeout: timedelta
 ) -> FileList:
     """Return the entries of a directory, at most `limit`, of names after `after`; or the file at the place.
 
@@ -189,7 +184,7 @@ class FileCopy:
     `on_bytes` gets the bytes and files so far, and of how many bytes; `on_refused` each entry that is refused, and why.
     """
 
-    tools: JobTools
+    tools: Session
     pod_exec: _PodExec
     place: FilePlace
     destination: Path

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, cast
 
 from client.backups.manifests import (
@@ -20,8 +20,7 @@ from client.backups.manifests import (
 from client.collections.collection import Backups
 from client.collections.models import Backup
 from client.installation import explain_no_agents, explain_velero_server
-from client.steps import StepTimeoutError, finish
-from core.clock import Clock
+from client.session import Session, StepTimeoutError
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -116,20 +115,7 @@ class Choice:
         return Method.CSI_SNAPSHOT if self.data_mover is DataMover.BLOCK else self.method
 
 
-@dataclass(frozen=True)
-class BackupTools:
-    """What a command works with; `on_note` gets what the user should know beside the answer.
-
-    `date` returns the Date of the API server's last answer; None: it is not known.
-    """
-
-    client: KubeClient
-    clock: Clock
-    on_note: Callable[[str], None]
-    date: Callable[[], datetime | None]
-
-
-async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice) -> list[PlannedVolume]:
+async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) -> list[PlannedVolume]:
     """Return the volumes that have no transfer yet, in the order of their names; without a location, the default one.
 
     A backup of the same name is continued, if it is of the same volumes.
@@ -146,9 +132,7 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     client = tools.client
     if await client.read(kube.DAEMON_SETS, request.namespace, AGENT_DAEMONSET) is None:
         raise BackupError(explain_no_agents(request.namespace))
-    location = await find_destination(
-        tools, request.namespace, request.location, ignore_velero_server=choice.ignore_velero_server
-    )
+    location = await find_destination(tools, request.location, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=location)
     claims = await _read_claims(tools, choice)
     existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
@@ -172,13 +156,13 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     return volumes
 
 
-async def find_destination(tools: BackupTools, namespace: str, location: str, *, ignore_velero_server: bool) -> str:
-    """Return the name of the location for backups of the agents in `namespace`: the default one if none is given.
+async def find_destination(tools: Session, location: str, *, ignore_velero_server: bool) -> str:
+    """Return the name of the location for backups: the default one if none is given.
 
     Raises:
         BackupError: it does not exist or is read-only, or a Velero server is there, or may be.
     """
-    client = tools.client
+    client, namespace = tools.client, tools.namespace
     if not ignore_velero_server:
         benefit = "and the backup also has manifests and hooks, and expires"
         if text := await explain_velero_server(client, namespace, "backup", benefit):
@@ -205,7 +189,7 @@ async def find_destination(tools: BackupTools, namespace: str, location: str, *,
     return name
 
 
-async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
+async def _read_claims(tools: Session, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
     client = tools.client
     if not choice.claims:
         selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
@@ -228,7 +212,7 @@ async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, Pe
     return found
 
 
-async def note_absent_claims(tools: BackupTools, claims: Iterable[ClaimName]) -> None:
+async def note_absent_claims(tools: Session, claims: Iterable[ClaimName]) -> None:
     """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out."""
     for name in sorted(set(claims)):
         try:
@@ -293,7 +277,7 @@ _OLDEST_SNAPSHOT: Final = timedelta(hours=1)
 _SHOWN_MISSING: Final = 3
 
 
-async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> list[str]:
+async def start_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> list[str]:
     """Create the snapshots and the transfers of these volumes, and return why some are missing in the backup.
 
     An interruption lets it finish. Of a volume whose transfer is rejected nevertheless, the snapshot is deleted.
@@ -302,7 +286,7 @@ async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> 
         BackupError: none of the volumes could be started, or the API server does not respond.
     """
     try:
-        missing = await finish(tools.clock, "create the backup", _CREATION_TIMEOUT, lambda: _create_all(tools, volumes))
+        missing = await tools.finish("create the backup", _CREATION_TIMEOUT, lambda: _create_all(tools, volumes))
     except StepTimeoutError as e:
         raise BackupError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes: repeat the command") from e
     if missing and len(missing) == len(volumes):
@@ -316,7 +300,7 @@ def sum_up_missing(missing: Sequence[str]) -> str:
     return "; ".join([*missing[:_SHOWN_MISSING], *([f"and {more} more"] if more > 0 else [])])
 
 
-async def check_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
+async def check_backup(tools: Session, volumes: Sequence[PlannedVolume]) -> None:
     """Check by a dry run that every object could be created: permissions, quotas, webhooks, labels.
 
     Raises:
@@ -338,7 +322,7 @@ def _objects(volume: PlannedVolume) -> list[tuple[kube.Resource, Manifest]]:
     return [transfer] if snapshot is None else [(kube.VOLUME_SNAPSHOTS, snapshot), transfer]
 
 
-async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> list[str]:
+async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[str]:
     missing: list[str] = []
     ready = []
     for volume in volumes:
@@ -365,7 +349,7 @@ def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
         missing.append(f"PVC {_name(volume)} is missing in the backup: {e}")
 
 
-async def _start_transfer(tools: BackupTools, volume: PlannedVolume) -> None:
+async def _start_transfer(tools: Session, volume: PlannedVolume) -> None:
     """Create the transfer; without one, nothing takes the snapshot over, and it is deleted.
 
     A request that failed may have created the transfer nevertheless.
@@ -383,7 +367,7 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
+async def _ensure(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
     """Create the object; one of an earlier run may stay."""
     try:
         await tools.client.create(resource, manifest)
@@ -391,7 +375,7 @@ async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: kube.Reso
         await _check_same(tools, volume, resource, manifest)
 
 
-async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
+async def _check_same(tools: Session, volume: PlannedVolume, resource: kube.Resource, manifest: Manifest) -> None:
     """Check that the stored object is the one that would be created: of the same backup, about the same PVC."""
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
@@ -412,11 +396,11 @@ async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: kube.
         raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
 
 
-async def _has_transfer(tools: BackupTools, volume: PlannedVolume) -> bool:
+async def _has_transfer(tools: Session, volume: PlannedVolume) -> bool:
     return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
 
 
-async def _clean_up(tools: BackupTools, volume: PlannedVolume) -> bool:
+async def _clean_up(tools: Session, volume: PlannedVolume) -> bool:
     """Delete the snapshot that no transfer will take over; return whether there is no transfer, as far as is known."""
     try:
         if await _has_transfer(tools, volume):

@@ -9,33 +9,15 @@ import click
 from click.core import ParameterSource
 
 from client.backups.manifests import BackupError, BackupRequest, DataMover, Method, parse_pairs
-from client.backups.plan import BackupTools, Choice, ClaimName, check_backup, plan_backup, start_backup, sum_up_missing
+from client.backups.plan import Choice, ClaimName, check_backup, plan_backup, start_backup, sum_up_missing
+from client.cli import collection_commands as groups
+from client.cli import options as cli
 from client.cli.backup_delete import delete
 from client.cli.backup_files import copy, ls
-from client.cli.collection_commands import (
-    VOLUMES_ONLY,
-    Creation,
-    complete_backups,
-    get_groups,
-    get_stored,
-    print_canceled,
-    print_volumes,
-    show_group,
-)
-from client.cli.options import (
-    DURATION,
-    EXIT_CODES,
-    UserGroup,
-    add_options,
-    ignore_server_option,
-    output_option,
-    timeout_option,
-    workload_options,
-)
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
 from client.collections.models import Backup, BackupTransfer, explain_end
-from client.mover_jobs import build_job_tools
+from client.session import Session
 from client.text import format_bytes
 from client.verifications.report import (
     VerificationError,
@@ -45,8 +27,7 @@ from client.verifications.report import (
     choose_volumes,
     explain_report,
 )
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
-from core.clock import SystemClock
+from client.verifications.verify import VerificationRequest, verify_volumes
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from nodeagent.runtime.connection import ClusterAccess, connect
@@ -72,7 +53,7 @@ examples:
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
-{EXIT_CODES}"""
+{cli.EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:
@@ -113,7 +94,7 @@ next backup has nine tenths of its size, status and an alert name it, and that n
 """
 
 
-@click.group("backup", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+@click.group("backup", cls=cli.UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
 def backup() -> None:
     """Back up volumes without a Velero server, show and verify backups."""
 
@@ -124,44 +105,44 @@ backup.add_command(copy)
 
 
 @backup.command("get", epilog=_GET_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_backups)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_backups)
 @click.option("--namespace", "-n", metavar="NAME", default="", help="only those with volumes of this namespace")
 @click.option("--from-storage-location", "location", metavar="NAME", default="", help="list what this bucket holds")
-@output_option
-@workload_options
+@cli.output_option
+@cli.workload_options
 async def _get(
     names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, access: ClusterAccess
 ) -> None:
     """List backups, or the snapshots in a bucket."""
     if location:
-        await get_stored(location, names, namespace, form, access)
+        await groups.get_stored(location, names, namespace, form, access)
     else:
-        await get_groups(Backups, names, form=form, access=access, volume_namespace=namespace)
+        await groups.get_groups(Backups, names, form=form, access=access, volume_namespace=namespace)
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_backups)
-@output_option
-@workload_options
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
+@cli.output_option
+@cli.workload_options
 async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup."""
-    await show_group(Backups, name, form=form, access=access)
+    await groups.show_group(Backups, name, form=form, access=access)
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_backups)
-@workload_options
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
+@cli.workload_options
 async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a backup: end its transfers that have not ended."""
     printer = Printer()
     async with connect(access) as cluster:
         _, canceled = await Backups(cluster.client, cluster.namespace).cancel(name)
-    print_canceled(printer, "backup", name, canceled=canceled, access=access)
+    groups.print_canceled(printer, "backup", name, canceled=canceled, access=access)
 
 
 @backup.command("acknowledge", epilog=_ACKNOWLEDGE_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_backups)
-@workload_options
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
+@cli.workload_options
 async def _acknowledge(name: str, access: ClusterAccess) -> None:
     """Acknowledge a backup that is Shrunk: that its volumes became so small is right."""
     printer = Printer()
@@ -169,7 +150,7 @@ async def _acknowledge(name: str, access: ClusterAccess) -> None:
         now = cluster.time.now().replace(microsecond=0)
         volumes = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
     if volumes:
-        print_volumes(printer, volumes)
+        groups.print_volumes(printer, volumes)
         printer.note(f"acknowledged: older copies of {'it' if len(volumes) == 1 else 'them'} expire as usual")
     else:
         printer.note(f"no volume of backup {name} is Shrunk: nothing to acknowledge")
@@ -199,7 +180,7 @@ _OPTIONS: Final = (
     ),
     click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers"),
     click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers"),
-    ignore_server_option,
+    cli.ignore_server_option,
 )
 
 
@@ -214,7 +195,7 @@ def backup_options(function: Callable[..., object]) -> Callable[..., object]:
             given[key] = parse_pairs(f"--{key}", given[key])
         return function(*args, choice=choice, location=given.pop("storage_location"), **given)
 
-    return add_options(*_OPTIONS)(run)
+    return cli.add_options(*_OPTIONS)(run)
 
 
 _CREATE_EXAMPLES: Final = """\
@@ -244,25 +225,25 @@ exit codes:
 @backup.command("create", epilog=_CREATE_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @backup_options
-@click.option("--ttl", type=DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
+@click.option("--ttl", type=cli.DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
 @click.option(
     "--read-all-files", is_flag=True, help="also read files whose size and time are unchanged since the last backup"
 )
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
-@output_option
-@workload_options
+@cli.output_option
+@cli.workload_options
 def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:
     """Back up volumes: their data only, without manifests and hooks."""
     wait: bool = given.pop("wait")
     request = BackupRequest(name=name, namespace=access.namespace, **given)
-    creation = Creation(Backups, name, form, access, Printer(), wait=wait)
+    creation = groups.Creation(Backups, name, form, access, Printer(), wait=wait)
     creation.run(_back_up(creation, request, choice))
 
 
-async def _back_up(creation: Creation[BackupTransfer, Backup], request: BackupRequest, choice: Choice) -> None:
+async def _back_up(creation: groups.Creation[BackupTransfer, Backup], request: BackupRequest, choice: Choice) -> None:
     printer = creation.printer
     async with connect(creation.access) as cluster:
-        tools = BackupTools(cluster.client, SystemClock(), printer.note, lambda: cluster.time.date)
+        tools = Session.of(cluster, printer.note)
         with printer.progress(f"checking the volumes of {request.name}"):
             volumes = await plan_backup(tools, request, choice)
             await check_backup(tools, volumes)
@@ -271,7 +252,7 @@ async def _back_up(creation: Creation[BackupTransfer, Backup], request: BackupRe
         backup = await creation.follow(cluster)
         creation.print(backup, created=bool(volumes))
         if not creation.form.for_programs:
-            printer.note(VOLUMES_ONLY)
+            printer.note(groups.VOLUMES_ONLY)
     if missing:
         state = f"{len(volumes) - len(missing)} of {len(volumes)} volumes were started"
         raise BackupError(f"{sum_up_missing(missing)}; {state}: repeat the command, or cancel the backup")
@@ -312,7 +293,7 @@ _STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeO
 
 
 @backup.command("verify", epilog=_VERIFY_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_backups)
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_backups)
 @click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
 @click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --pvc NAME")
 @click.option(
@@ -323,9 +304,9 @@ _STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeO
     help="share of the files to read, chosen by chance (default: 100)",
 )
 @click.option("--restore", is_flag=True, help="restore into a scratch PVC, and compare each file")
-@timeout_option(timedelta(hours=6), "the Job of one repository may take, or of one restore")
-@output_option
-@workload_options
+@cli.timeout_option(timedelta(hours=6), "the Job of one repository may take, or of one restore")
+@cli.output_option
+@cli.workload_options
 async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:
     """Verify a backup: read it back from the bucket, or restore and compare it."""
     context = click.get_current_context()
@@ -342,7 +323,7 @@ async def _verify(name: str, access: ClusterAccess, form: OutputFormat, **given:
         backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
         volumes, skipped = choose_volumes(backup, claims)
         with printer.progress(f"preparing the verification of {name}") as show:
-            tools = VerificationTools(build_job_tools(cluster, show, printer.note), cluster.time.now)
+            tools = Session.of(cluster, printer.note, show)
             verified = await verify_volumes(tools, volumes, request)
     report = VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
     printer.answer(report, form, lambda: _print_report(printer, report, form), report.notes)

@@ -1,23 +1,23 @@
 """The command `nodeagent backup delete`: shows what it deletes, asks, and deletes it."""
 
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import click
 
-from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
+from client.backups.delete import DeletionPlan, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.retention import DeletionError
 from client.cli.collection_commands import complete_backups
 from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
 from client.cli.output import WARN, OutputFormat, Printer, Styled
-from client.mover_jobs import build_job_tools
+from client.session import Session
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import DeletedSnapshot
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 _EXAMPLES: Final = """\
 examples:
@@ -78,7 +78,7 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"checking the snapshots of {wish.shown}") as show:
-            tools = _tools(cluster, printer, show)
+            tools = Session.of(cluster, printer.note, show)
             plan, found = await check_plan(tools, await plan_deletion(tools, wish))
         if wish.name is not None and plan.check is not None and (refused := plan.check.refused):
             raise DeletionError(f"{wish.shown} cannot be deleted: {next(iter(refused.values()))}")
@@ -95,7 +95,7 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
             printer.note("nothing was deleted")
             return
         with printer.progress(f"deleting {wish.shown}") as show:
-            deleted = await _execute(_tools(cluster, printer, show), plan)
+            deleted = await _execute(replace(tools, on_progress=show), plan)
     done = build_deletion(plan, deleted, done=True)
     if form.for_programs:
         printer.document(done.to_wire(), form)
@@ -107,18 +107,13 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
     printer.line(f"{shown} {verb} deleted, with {snapshots} snapshot{'' if snapshots == 1 else 's'}")
 
 
-async def _execute(tools: DeletionTools, plan: DeletionPlan) -> list[DeletedSnapshot]:
+async def _execute(tools: Session, plan: DeletionPlan) -> list[DeletedSnapshot]:
     """Carry the plan out while no other command deletes; keep the report of one for expired backups."""
-    async with hold_deletions(tools.jobs) as guard:
+    async with hold_deletions(tools) as guard:
         deleted = await execute_plan(tools, plan, guard)
         if plan.now is not None:
-            await DeletionRecord(tools.jobs.client, tools.jobs.namespace).write_report(build_report(plan, plan.now))
+            await DeletionRecord(tools.client, tools.namespace).write_report(build_report(plan, plan.now))
         return deleted
-
-
-def _tools(cluster: Connection, printer: Printer, show: Callable[[str], None]) -> DeletionTools:
-    jobs = build_job_tools(cluster, show, printer.note)
-    return DeletionTools(jobs, lambda: cluster.time.date)
 
 
 def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:

@@ -18,7 +18,7 @@ from client.cli.options import UserCommand, output_option, timeout_option, workl
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
-from client.mover_jobs import JobTools, build_job_tools
+from client.session import Session
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.snapshot_contract import FileEntry, FileType
@@ -99,10 +99,10 @@ async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
 
 
 @contextmanager
-def _progress(cluster: Connection, printer: Printer, text: str) -> Iterator[JobTools]:
+def _progress(cluster: Connection, printer: Printer, text: str) -> Iterator[Session]:
     """Show what a Job does meanwhile, and yield what it is run with."""
     with printer.progress(text) as show:
-        yield build_job_tools(cluster, show, printer.note)
+        yield Session.of(cluster, printer.note, show)
 
 
 def _print(printer: Printer, found: FileList, *, wide: bool) -> None:

@@ -24,8 +24,8 @@ from client.collections.models import (
     RestoreTransfer,
     Volume,
 )
-from client.mover_jobs import build_job_tools
 from client.restores.sources import StoredList, list_location
+from client.session import Session
 from client.text import format_ago, format_bytes, format_moment, missing
 from core.clock import SystemClock
 from core.models.base import format_time, parse_time
@@ -100,9 +100,7 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
     if isinstance(one, Backup):
         made_by = "nodeagent backup create" if one.origin is BackupOrigin.NODEAGENT else "Velero"
         location = ", ".join(one.locations)
-        expires = f"by its schedule: {one.keep}" if one.keep else ""
-        if one.expires is not None:
-            expires = format_moment(one.expires, now)
+        expires = format_moment(one.expires, now) or (f"by its schedule: {one.keep}" if one.keep else "")
     facts: list[tuple[str, Cell]] = [
         ("Name", one.name),
         ("Made by", made_by),
@@ -111,17 +109,13 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
         ("Missing", Styled(f"{one.missing} volumes have no transfer", BAD) if one.missing else ""),
         ("Size", format_bytes(one.total_bytes)),
         ("Location", location),
-        ("Created", _moment(one.created, now)),
-        ("Completed", _moment(one.completed, now)),
+        ("Created", format_moment(one.created, now)),
+        ("Completed", format_moment(one.completed, now)),
         ("Expires", expires),
     ]
     printer.facts(facts)
     printer.line(Styled("Volumes:", HEADING))
     print_volumes(printer, one.volumes, indent=2)
-
-
-def _moment(moment: datetime | None, now: datetime) -> str:
-    return f"{format_time(moment)} ({format_ago(moment, now)})" if moment else ""
 
 
 def print_volumes(printer: Printer, volumes: Sequence[Volume], *, indent: int = 0) -> None:
@@ -305,7 +299,7 @@ _TIMEOUT: Final = timedelta(minutes=15)
 async def read_stored(cluster: Connection, printer: Printer, location: str, namespaces: Sequence[str]) -> StoredList:
     """Return the snapshots of the volumes of these namespaces, or all in the location, and show what the Job does."""
     with printer.progress(f"listing the snapshots in {location}") as show:
-        tools = build_job_tools(cluster, show, printer.note)
+        tools = Session.of(cluster, printer.note, show)
         return await list_location(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
 
 

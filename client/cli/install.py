@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import click
 
+from client.cli import options as cli
 from client.cli.install_flags import InstallCommand, find_ignored, install_flags
-from client.cli.options import NAMESPACE, TextFile, UserCommand, cluster_options, command_for, confirm, yes_option
 from client.cli.output import HEADING, OutputFormat, Printer, Styled
 from client.cli.schedule import renew
-from client.install.apply import ApplyTools
 from client.install.manifests import build_installation, read_definitions
 from client.install.options import (
     CONFIG_MAP,
@@ -28,8 +27,9 @@ from client.install.options import (
     LocationOptions,
     ProxyOptions,
 )
-from client.install.run import InstallRequest, run_install
+from client.install.run import run_install
 from client.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
+from client.session import Session
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.kube.client import select_labels
@@ -56,11 +56,11 @@ exit codes:
 """
 
 
-@click.command("uninstall", cls=UserCommand, epilog=_EXAMPLES)
-@yes_option
+@click.command("uninstall", cls=cli.UserCommand, epilog=_EXAMPLES)
+@cli.yes_option
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
-@cluster_options
+@cli.cluster_options
 async def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
     """Remove the node agents; backups stay."""
     printer, ask = Printer(), not (yes or force)
@@ -72,7 +72,7 @@ async def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool
         if not force:
             refuse_interruption(plan.unfinished)
         _show(printer, plan)
-        if ask and not confirm("Remove the node agents?", "nothing was removed"):
+        if ask and not cli.confirm("Remove the node agents?", "nothing was removed"):
             printer.note("nothing was removed")
             return
         clock = SystemClock()
@@ -261,7 +261,7 @@ def _build_location(given: _Given) -> LocationOptions | None:
             f'--provider: "{provider}" is not allowed: expected one of {", ".join(_PROVIDERS)}, '
             "or any with --backup-location-config s3Url=URL"
         )
-    certificates: TextFile | None = given["cacert"]
+    certificates: cli.TextFile | None = given["cacert"]
     if certificates is not None and _CERTIFICATE not in certificates.content:
         raise ConfigError(f"--cacert: {certificates.path} has no certificate in PEM")
     return LocationOptions(
@@ -274,7 +274,7 @@ def _build_location(given: _Given) -> LocationOptions | None:
 
 
 def _read_credentials(given: _Given, location: LocationOptions | None) -> str | None:
-    file: TextFile | None = given["secret_file"]
+    file: cli.TextFile | None = given["secret_file"]
     if file is None:
         if not given["no_secret"]:
             raise ConfigError("one of --secret-file and --no-secret is required")
@@ -285,7 +285,7 @@ def _read_credentials(given: _Given, location: LocationOptions | None) -> str | 
     return file.content
 
 
-def _check_credentials(file: TextFile, location: LocationOptions | None) -> None:
+def _check_credentials(file: cli.TextFile, location: LocationOptions | None) -> None:
     """Check that a program can read the credentials; they are not quoted."""
     path, content = file
     if re.search(TYPOGRAPHIC_QUOTES, content):
@@ -321,12 +321,12 @@ exit codes:
 
 @click.command("install", cls=InstallCommand, epilog=_INSTALL_EXAMPLES)
 @install_flags
-@cluster_options
+@cli.cluster_options
 def install(access: ClusterAccess, **given: Any) -> None:
     """Install the node agents, or update them."""
     printer, namespace, options, form = Printer(), access.namespace, None, None
     if not given["crds_only"]:
-        namespace = NAMESPACE.read("--namespace", access.namespace)
+        namespace = cli.NAMESPACE.read("--namespace", access.namespace)
         options = build_options(given, namespace)
         printer.notes(describe_defaults(given, options))
     if ignored := find_ignored(given):
@@ -336,30 +336,25 @@ def install(access: ClusterAccess, **given: Any) -> None:
         objects = [*read_definitions(), *(build_installation(options) if options is not None else ())]
         printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
     if not given["dry_run"]:
-        request = InstallRequest(
-            namespace=namespace,
-            definitions=read_definitions(),
-            options=options,
-            force_conflicts=given["force_conflicts"],
-            timeout=given["timeout"] or _TIMEOUT if given["wait"] else None,
-        )
-        asyncio.run(_apply(printer, replace(access, namespace=namespace), request, printed=form is not None))
+        asyncio.run(_apply(printer, replace(access, namespace=namespace), options, given, printed=form is not None))
 
 
-async def _apply(printer: Printer, access: ClusterAccess, request: InstallRequest, *, printed: bool) -> None:
-    options = request.options
+async def _apply(
+    printer: Printer, access: ClusterAccess, options: InstallOptions | None, given: _Given, *, printed: bool
+) -> None:
+    timeout = given["timeout"] or _TIMEOUT if given["wait"] else None
     async with connect(access) as cluster:
         with printer.progress("checking permissions") as show:
             # Programs that read the objects find nothing else on standard output.
             say = show if printed else printer.line
-            tools = ApplyTools(
-                client=cluster.client,
-                clock=SystemClock(),
-                on_result=lambda place, result: say(f"{place}: {result}"),
-                on_note=printer.note,
+            await run_install(
+                Session.of(cluster, printer.note, show),
+                options,
+                lambda place, result: say(f"{place}: {result}"),
+                force=given["force_conflicts"],
+                timeout=timeout,
             )
-            await run_install(tools, request, show)
-            if request.timeout is not None and options is not None:
+            if timeout is not None and options is not None:
                 say("the agents are ready" + (", and the location is reachable" if options.location else ""))
         if options is not None and not printed:
             await _renew_schedules(printer, access, cluster)
@@ -371,4 +366,4 @@ async def _renew_schedules(printer: Printer, access: ClusterAccess, cluster: Con
         failures = await renew(cluster, (), printer)
     except AgentError as e:
         failures = [f"schedules were not renewed: {e}"]
-    printer.notes(f"{failure}: run {command_for(access, 'nodeagent schedule renew')}" for failure in failures)
+    printer.notes(f"{failure}: run {cli.command_for(access, 'nodeagent schedule renew')}" for failure in failures)

@@ -7,9 +7,9 @@ import click
 
 from client.cli.options import UserCommand, cluster_options, output_option, timeout_option
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
-from client.volume_check import CheckStep, CheckTools, VolumeCheckError, check_volume
+from client.session import Session
+from client.volume_check import CheckStep, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
-from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient
 from core.models.units import parse_quantity
@@ -63,14 +63,12 @@ async def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelt
             plan = await plan_check(cluster.client, cluster.namespace, choice)
             if dropped := await _describe_dropped(cluster.client):
                 printer.note(dropped)
-            tools = CheckTools(
-                client=cluster.client,
-                clock=SystemClock(),
-                on_step=lambda step: None if form.for_programs else _print_step(printer, step),
-                on_progress=show,
-                on_note=printer.note,
+            report = await check_volume(
+                Session.of(cluster, printer.note, show),
+                plan,
+                timeout,
+                lambda step: None if form.for_programs else _print_step(printer, step),
             )
-            report = await check_volume(tools, plan, timeout)
     if form.for_programs:
         printer.document(report.to_wire(), form)
     elif report.snapshot_id:

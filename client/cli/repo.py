@@ -6,17 +6,9 @@ from typing import Final
 
 import click
 
-from client.cli.options import (
-    EXIT_CODES,
-    UserGroup,
-    cluster_options,
-    complete_names,
-    list_names,
-    output_option,
-    timeout_option,
-)
+from client.cli import options as cli
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
-from client.mover_jobs import build_job_tools, read_location
+from client.mover_jobs import read_location
 from client.repositories import RepositoryReader, SnapshotList, read_repository, report_snapshots
 from client.repository_view import (
     NextMaintenance,
@@ -27,6 +19,7 @@ from client.repository_view import (
     RunningJobState,
     build_connect_lines,
 )
+from client.session import Session
 from client.text import format_ago, format_bytes, format_moment
 from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
@@ -51,7 +44,11 @@ _HEADERS: Final = (
 )
 _WIDE_HEADERS: Final = (*_HEADERS, "FREQUENCY", "REPOSITORY ID", "MESSAGE")
 
-_PHASES: Final = {RepositoryPhase.READY: GOOD, RepositoryPhase.NEW: WARN, RepositoryPhase.NOT_READY: BAD}
+_PHASES: Final[Mapping[str, str]] = {
+    RepositoryPhase.READY: GOOD,
+    RepositoryPhase.NEW: WARN,
+    RepositoryPhase.NOT_READY: BAD,
+}
 
 _WORDS: Final[Mapping[str, str]] = {
     Hold.SERVER: "the Velero server maintains it",
@@ -94,8 +91,7 @@ def _row(one: RepositorySummary, now: datetime, *, wide: bool) -> list[Cell]:
 
 
 def _phase(one: RepositorySummary) -> Cell:
-    style = next((style for phase, style in _PHASES.items() if phase == one.phase), WARN)
-    return Styled(one.phase, style)
+    return Styled(one.phase, _PHASES.get(one.phase, WARN))
 
 
 def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
@@ -302,7 +298,7 @@ examples:
   nodeagent repo report app-default-kopia
         kopia snapshots that no backup refers to; nothing is deleted
 
-{EXIT_CODES}"""
+{cli.EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:
@@ -352,20 +348,20 @@ Nothing is ever deleted. Check a snapshot before you run the command that delete
 """
 
 
-@click.group("repo", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+@click.group("repo", cls=cli.UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
 def repo() -> None:
     """Show backup repositories and their maintenance."""
 
 
 def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
     """Return the names of repositories for the shell; none, if the cluster does not answer."""
-    return complete_names(context, incomplete, lambda cluster: list_names(cluster, BACKUP_REPOSITORIES))
+    return cli.complete_names(context, incomplete, lambda cluster: cli.list_names(cluster, BACKUP_REPOSITORIES))
 
 
 @repo.command("get", epilog=_GET_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
-@output_option
-@cluster_options
+@cli.output_option
+@cli.cluster_options
 async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
     """List backup repositories, with their last and next maintenance."""
     clock, printer = SystemClock(), Printer()
@@ -383,8 +379,8 @@ async def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) 
 
 @repo.command("describe", epilog=_DESCRIBE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
-@output_option
-@cluster_options
+@cli.output_option
+@cli.cluster_options
 async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup repository."""
     clock, printer = SystemClock(), Printer()
@@ -399,7 +395,7 @@ def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
 
 @repo.command("connect-command", epilog=_CONNECT_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
-@cluster_options
+@cli.cluster_options
 async def _connect_command(name: str, access: ClusterAccess) -> None:
     """Print the shell lines that connect kopia to one backup repository, read-only."""
     async with connect(access) as cluster:
@@ -414,14 +410,14 @@ async def _connect_command(name: str, access: ClusterAccess) -> None:
 
 @repo.command("report", epilog=_REPORT_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
-@timeout_option(timedelta(minutes=15), "the Job may take")
-@output_option
-@cluster_options
+@cli.timeout_option(timedelta(minutes=15), "the Job may take")
+@cli.output_option
+@cli.cluster_options
 async def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:
     """List kopia snapshots of one backup repository that no backup refers to."""
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"preparing the report of {name}") as show:
-            tools = build_job_tools(cluster, show, printer.note)
+            tools = Session.of(cluster, printer.note, show)
             found = await report_snapshots(tools, name, timeout=timeout)
     printer.answer(found, form, lambda: print_report(printer, found, wide=form is OutputFormat.WIDE), found.notes)

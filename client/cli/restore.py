@@ -10,21 +10,13 @@ import click
 from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
-from client.cli.collection_commands import (
-    Creation,
-    complete_restores,
-    get_groups,
-    print_canceled,
-    read_stored,
-    show_group,
-)
-from client.cli.options import EXIT_CODES, UserCommand, UserGroup, ignore_server_option, output_option, workload_options
+from client.cli import collection_commands as groups
+from client.cli import options as cli
 from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
 from client.collections.collection import (
     Backups,
     Restores,
-    RestoreTools,
     WaitingPod,
     cancel_restore,
     delete_waiting_pods,
@@ -41,6 +33,7 @@ from client.restores.sources import (
     choose_from_backups,
     choose_stored,
 )
+from client.session import Session
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.models.names import OBJECT_NAME
@@ -105,7 +98,7 @@ class _Wish:
     in_place: InPlaceWish | None = None
 
 
-@click.command("create", cls=UserCommand, epilog=_EXAMPLES)
+@click.command("create", cls=cli.UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="[NAME]", default="")
 @click.option("--from-backup", metavar="NAME", default="", help="backup; of Velero's in a bucket, the UID")
 @click.option("--from-snapshot", metavar="ID", default="", help="one kopia snapshot")
@@ -125,9 +118,9 @@ class _Wish:
 @click.option("--storage-class", metavar="NAME", default="", help="class of such a PVC (default: the cluster's)")
 @in_place_options
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
-@ignore_server_option
-@output_option
-@workload_options
+@cli.ignore_server_option
+@cli.output_option
+@cli.workload_options
 def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:
     """Restore volumes into new PVCs, or into those that exist."""
     source, in_place = _parse_source(given), parse_in_place(given, form)
@@ -153,7 +146,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         in_place=in_place,
     )
     by_pod = given["method"] == _BY_POD
-    creation = Creation(Restores, request.name, form, access, Printer(), wait=given["wait"], waiting_pods=by_pod)
+    creation = groups.Creation(Restores, request.name, form, access, Printer(), wait=given["wait"], waiting_pods=by_pod)
     creation.run(_create(creation, wish))
 
 
@@ -206,10 +199,10 @@ def _parse_size(text: str) -> str | None:
     return text or None
 
 
-async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> None:
+async def _create(creation: groups.Creation[RestoreTransfer, Restore], wish: _Wish) -> None:
     printer, wait = creation.printer, creation.wait
     async with connect(creation.access) as cluster:
-        tools = RestoreTools(cluster.client, SystemClock(), printer.note)
+        tools = Session.of(cluster, printer.note)
         if not wish.ignore_velero_server:
             benefit = "and it also restores manifests and runs hooks"
             if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
@@ -217,7 +210,7 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
         volumes, request = await _find_volumes(wish, cluster, printer), wish.request
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
-        begun = await _begin(creation, wish, cluster=cluster, tools=tools, request=request, volumes=volumes)
+        begun = await _begin(creation, wish, tools=tools, request=request, volumes=volumes)
         if begun is None:
             printer.note("nothing was restored")
             return
@@ -226,11 +219,11 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
             restore = await creation.follow(cluster)
         except AgentError:
             # The restore may go on: only those that wait for nothing are deleted.
-            await delete_waiting_pods(tools, cluster.namespace, pods if wait else (), timedelta())
+            await delete_waiting_pods(tools, pods if wait else (), timedelta())
             raise
         creation.print(restore, created=created)
         if wait:
-            await delete_waiting_pods(tools, cluster.namespace, pods)
+            await delete_waiting_pods(tools, pods)
     if wait and (failure := explain_end(restore)):
         raise RestoreError(f"restore {restore.name} is {restore.phase}: {failure}")
     if wait and (noted := [one for one in restore.volumes if one.message]):
@@ -239,11 +232,10 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
 
 
 async def _begin(
-    creation: Creation[RestoreTransfer, Restore],
+    creation: groups.Creation[RestoreTransfer, Restore],
     wish: _Wish,
     *,
-    cluster: Connection,
-    tools: RestoreTools,
+    tools: Session,
     request: RequestedRestore,
     volumes: Sequence[SavedVolume],
 ) -> tuple[bool, list[WaitingPod]] | None:
@@ -251,13 +243,7 @@ async def _begin(
     try:
         if wish.in_place is not None:
             begun = await confirm_and_start(
-                creation,
-                wish.in_place,
-                cluster=cluster,
-                tools=tools,
-                request=request,
-                volumes=volumes,
-                again=wish.again,
+                creation, wish.in_place, tools=tools, request=request, volumes=volumes, again=wish.again
             )
             return None if begun is None else (begun, [])
         with creation.printer.progress(f"checking the volumes of {request.name}"):
@@ -278,7 +264,7 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
         named = (await backups.list_named(source.backup)).groups if source.backup else []
         return choose_from_backups(named or (await backups.list_all()).groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
-    stored = await read_stored(cluster, printer, wish.location, sorted(namespaces))
+    stored = await groups.read_stored(cluster, printer, wish.location, sorted(namespaces))
     printer.notes(stored.notes)
     return choose_stored(stored, source)
 
@@ -294,7 +280,7 @@ examples:
   nodeagent restore describe night-1-20261123020000
         its volumes, and why one of them does not move
 
-{EXIT_CODES}"""
+{cli.EXIT_CODES}"""
 
 _GET_EXAMPLES: Final = """\
 examples:
@@ -321,7 +307,7 @@ examples:
 """
 
 
-@click.group("restore", cls=UserGroup, epilog=_RESTORE_EXAMPLES, no_args_is_help=False)
+@click.group("restore", cls=cli.UserGroup, epilog=_RESTORE_EXAMPLES, no_args_is_help=False)
 def restore() -> None:
     """Restore volumes into new PVCs, and show restores."""
 
@@ -330,31 +316,31 @@ restore.add_command(create)
 
 
 @restore.command("get", epilog=_GET_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_restores)
-@output_option
-@workload_options
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=groups.complete_restores)
+@cli.output_option
+@cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     """List restores."""
-    await get_groups(Restores, names, form=form, access=access)
+    await groups.get_groups(Restores, names, form=form, access=access)
 
 
 @restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_restores)
-@output_option
-@workload_options
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
+@cli.output_option
+@cli.workload_options
 async def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one restore."""
-    await show_group(Restores, name, form=form, access=access)
+    await groups.show_group(Restores, name, form=form, access=access)
 
 
 @restore.command("cancel", epilog=_CANCEL_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=complete_restores)
-@workload_options
+@click.argument("name", metavar="NAME", shell_complete=groups.complete_restores)
+@cli.workload_options
 async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a restore: end its transfers that have not ended."""
     printer = Printer()
     async with connect(access) as cluster:
-        tools = RestoreTools(cluster.client, SystemClock(), printer.note)
+        tools = Session.of(cluster, printer.note)
         with printer.progress(f"canceling {name}"):
-            canceled = await cancel_restore(tools, cluster.namespace, name)
-    print_canceled(printer, "restore", name, canceled=canceled, access=access)
+            canceled = await cancel_restore(tools, name)
+    groups.print_canceled(printer, "restore", name, canceled=canceled, access=access)

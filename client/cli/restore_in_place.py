@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -11,17 +11,15 @@ import click
 from client.cli.collection_commands import Creation
 from client.cli.options import add_options, confirm, dry_run_option, yes_option
 from client.cli.output import WARN, Cell, OutputFormat, Printer, Styled
-from client.collections.collection import RestoreTools
 from client.collections.models import Restore, RestoreTransfer
-from client.mover_jobs import build_job_tools
 from client.restores.in_place import plan_in_place, start_in_place
 from client.restores.in_place_plan import InPlaceReport, VolumeReport, prepare_in_place
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
+from client.session import Session
 from client.text import format_bytes
 from core.errors import ConfigError
 from core.models.transfer_settings import InPlace, PlannedEntries
-from nodeagent.runtime.connection import Connection
 
 _HEADERS: Final = ("PVC", "PV", "BACKUP", "SNAPSHOT BEFORE")
 _PLAN_HEADERS: Final = ("PVC", "PLAN", "FILES", "SIZE", "DIRECTORIES", "FIRST NAMES")
@@ -84,8 +82,7 @@ async def confirm_and_start(
     creation: Creation[RestoreTransfer, Restore],
     wish: InPlaceWish,
     *,
-    cluster: Connection,
-    tools: RestoreTools,
+    tools: Session,
     request: RequestedRestore,
     volumes: Sequence[SavedVolume],
     again: str,
@@ -106,8 +103,7 @@ async def confirm_and_start(
             progress.close()
             return _confirm(creation, wish, reports)
 
-        jobs = build_job_tools(cluster, show, printer.note)
-        if (plans or wish.dry_run) and not await prepare_in_place(jobs, plans, decide):
+        if (plans or wish.dry_run) and not await prepare_in_place(replace(tools, on_progress=show), plans, decide):
             return None
     if plans:
         printer.note(f"restore {request.name}; if it is interrupted: {again}")

@@ -14,10 +14,10 @@ from typing import Final
 
 from client.collections.collection import Backups
 from client.collections.models import BackupOrigin, BackupVolume, build_backup
-from client.mover_jobs import JobTools, build_job_tools
+from client.session import Session
 from client.text import print_line
 from client.verifications.report import VerificationError, VerifiedVolume, VolumeOutcome
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from client.verifications.verify import VerificationRequest, verify_volumes
 from core.contract import shorten_message
 from core.errors import AgentError, ConfigError
 from core.kube.client import Selection
@@ -89,18 +89,17 @@ def _parse(words: Sequence[str]) -> tuple[RestoreTestRequest, ClusterAccess]:
 
 async def _run(request: RestoreTestRequest, access: ClusterAccess) -> str:
     async with connect(access) as cluster:
-        jobs = build_job_tools(cluster, print_line, print_line)
-        tools = VerificationTools(await _own(jobs, os.environ.get(JOB_VARIABLE, "")), cluster.time.now)
+        tools = await _own(Session.of(cluster, print_line, print_line), os.environ.get(JOB_VARIABLE, ""))
         return await prove_restore(tools, request, JobOutput())
 
 
-async def prove_restore(tools: VerificationTools, request: RestoreTestRequest, output: JobOutput) -> str:
+async def prove_restore(tools: Session, request: RestoreTestRequest, output: JobOutput) -> str:
     """Test the restore, write what was found out to `output`, and return the termination message.
 
     Raises:
         VerificationError: there is no such copy any more.
     """
-    volume = await _find(tools.jobs, request)
+    volume = await _find(tools, request)
     how = VerificationRequest(WHOLE_PERCENT, restore=True, timeout=request.timeout, storage_class=request.storage_class)
     for found in await verify_volumes(tools, [volume], how):
         print_line(f"PVC {found.namespace}/{found.claim} {found.outcome}: {found.message}".removesuffix(": "))
@@ -120,7 +119,7 @@ def _to_line(found: VerifiedVolume) -> VerifiedSnapshot:
     )
 
 
-async def _find(jobs: JobTools, request: RestoreTestRequest) -> BackupVolume:
+async def _find(jobs: Session, request: RestoreTestRequest) -> BackupVolume:
     resource, model = _MODELS[request.kind]
     selection = Selection(resource, jobs.namespace, field_selector=f"metadata.name={request.name}")
     transfers = [model.parse(raw) for raw in await jobs.client.list(selection)]
@@ -131,7 +130,7 @@ async def _find(jobs: JobTools, request: RestoreTestRequest) -> BackupVolume:
     raise VerificationError(f"{request.kind} {jobs.namespace}/{request.name} is gone, or has no snapshot")
 
 
-async def _own(jobs: JobTools, name: str) -> JobTools:
+async def _own(jobs: Session, name: str) -> Session:
     """Return the tools so that the Job of that name, if this is a pod of one, owns what is created."""
     if not name:
         return jobs

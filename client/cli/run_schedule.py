@@ -3,12 +3,12 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from client.backups.delete import DeletionTools
 from client.collections.collection import VolumeProgress
-from client.mover_jobs import build_job_tools
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
+from client.session import Session
 from client.text import format_bytes, print_line
 from core.models.backups import RetentionReport
 from core.models.base import format_time
@@ -36,10 +36,9 @@ def build_tools(
     on_note: Callable[[str], None] | None = None,
 ) -> ScheduleTools:
     """Return what a run works with in this cluster; `say` gets each line of it, and notes if `on_note` does not."""
-    jobs = build_job_tools(cluster, say, on_note or say)
-    deletion = DeletionTools(jobs, lambda: cluster.time.date, in_pod=bool(job))
+    session = replace(Session.of(cluster, on_note or say, say), in_pod=bool(job))
     return ScheduleTools(
-        deletion, _Changes(say).show, say, on_report=lambda report: explain_report(report, say), job=job
+        session, _Changes(say).show, say, on_report=lambda report: explain_report(report, say), job=job
     )
 
 

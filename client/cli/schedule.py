@@ -7,41 +7,20 @@ from typing import Any, Final
 import click
 
 from client.backups.copies import KeepPolicy, KeepRule
-from client.backups.plan import BackupTools, Choice, sum_up_missing
+from client.backups.plan import Choice, sum_up_missing
+from client.cli import options as cli
 from client.cli.backup import backup_options
 from client.cli.backup_delete import print_deletion
 from client.cli.collection_commands import VOLUMES_ONLY
-from client.cli.options import (
-    DURATION,
-    EXIT_CODES,
-    UserGroup,
-    add_options,
-    command_for,
-    complete_names,
-    dry_run_option,
-    output_option,
-    workload_options,
-)
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
+from client.schedules import store
 from client.schedules.manifests import build_schedule
 from client.schedules.request import RetentionExplanation, ScheduleRequest, ScheduleTimes, explain_retention
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
-from client.schedules.store import (
-    OwnedObjects,
-    Schedule,
-    ScheduleList,
-    apply_schedule,
-    check_schedule,
-    delete_schedule,
-    find_schedules,
-    read_image,
-    read_request,
-    renew_schedules,
-)
+from client.session import Session
 from client.text import format_ago
-from core.clock import SystemClock
 from core.models.base import format_time
 from core.text import format_age
 from nodeagent.config.windows import parse_time_zone
@@ -64,7 +43,7 @@ examples:
 
 -n is the namespace of PVCs; --agent-namespace where the agents run.
 
-{EXIT_CODES}"""
+{cli.EXIT_CODES}"""
 
 _CREATE_EXAMPLES: Final = """\
 examples:
@@ -139,7 +118,7 @@ _RETENTION_HEADERS: Final = ("PVC", "BACKUP", "LOCATION", "CREATED", "NEXT RUN",
 _NONE: Final = "-"
 
 
-@click.group("schedule", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+@click.group("schedule", cls=cli.UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
 def schedule() -> None:
     """Back up volumes regularly, and delete expired backups."""
 
@@ -150,14 +129,14 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
     async def read(cluster: Connection) -> list[str]:
         return [one.name for one in (await _find(cluster, ())).schedules]
 
-    return complete_names(context, incomplete, read)
+    return cli.complete_names(context, incomplete, read)
 
 
-async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
-    return await find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
+async def _find(cluster: Connection, names: Sequence[str]) -> store.ScheduleList:
+    return await store.find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
 
 
-_keep_options: Final = add_options(
+_keep_options: Final = cli.add_options(
     *(click.option(one.flag, type=click.IntRange(min=1), metavar="NUMBER", help=one.help) for one in KeepRule)
 )
 
@@ -169,12 +148,12 @@ _keep_options: Final = add_options(
     "--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule and --keep-... (default: UTC)"
 )
 @backup_options
-@click.option("--ttl", type=DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
+@click.option("--ttl", type=cli.DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
 @click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
 @_keep_options
-@output_option
-@workload_options
+@cli.output_option
+@cli.workload_options
 async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:
     """Create or change a schedule; -o yaml only prints its objects."""
     times = ScheduleTimes(given.pop("cron"), given.pop("time_zone") or None, given.pop("suspend"))
@@ -184,33 +163,26 @@ async def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: 
     times.check()
     printer = Printer()
     async with connect(access) as cluster:
-        agent = await read_image(cluster.client, cluster.namespace)
-        await check_schedule(_tools(cluster, printer), request)
+        agent = await store.read_image(cluster.client, cluster.namespace)
+        tools = Session.of(cluster, printer.note)
+        await store.check_schedule(tools, request)
         objects = build_schedule(request, times, agent, cluster.time.now())
         if form.for_programs:
             printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
             return
-        result = await apply_schedule(_owned(cluster, request, printer), objects)
+        result = await store.apply_schedule(store.OwnedObjects(tools, request, printer.line), objects)
         next_run = times.next_after(cluster.time.now())
     what, which = ("created", "first") if result is ApplyResult.CREATED else ("changed", "next")
     when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
     printer.line(f"schedule {request.name} was {what}: {when}")
-    printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
+    printer.note(f"{cli.command_for(access, f'nodeagent schedule get {request.name}')} shows it")
     printer.note(VOLUMES_ONLY)
-
-
-def _tools(cluster: Connection, printer: Printer) -> BackupTools:
-    return BackupTools(cluster.client, SystemClock(), printer.note, lambda: cluster.time.date)
-
-
-def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> OwnedObjects:
-    return OwnedObjects(cluster.client, request, lambda place: printer.line(f"{place}: deleted"), printer.note)
 
 
 @schedule.command("get", epilog=_GET_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
-@output_option
-@workload_options
+@cli.output_option
+@cli.workload_options
 async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     """List schedules, with their last and next run."""
     printer = Printer()
@@ -229,13 +201,13 @@ async def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess
     old = [one.name for one in found.schedules if one.old_rules]
     renewals = [
         f"schedule {name} deletes by older rules of retention: run "
-        + command_for(access, f"nodeagent schedule renew {name}")
+        + cli.command_for(access, f"nodeagent schedule renew {name}")
         for name in old
     ]
     printer.answer(found, form, print_page, [*found.notes, *renewals])
 
 
-def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
+def _row(one: store.Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     last = one.last_run
     late = last is not None and not one.running and (one.last_success is None or one.last_success < last)
     cells: list[Cell] = [
@@ -257,13 +229,13 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
 
 @schedule.command("run", epilog=_RUN_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
-@dry_run_option
-@workload_options
+@cli.dry_run_option
+@cli.workload_options
 async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
     """Run a schedule now, with your own permissions."""
     printer = Printer()
     async with connect(access) as cluster:
-        request = await read_request(cluster.client, cluster.namespace, name)
+        request = await store.read_request(cluster.client, cluster.namespace, name)
         if not dry_run:
             await run_schedule(build_tools(cluster, printer.line), request)
             return
@@ -281,15 +253,15 @@ async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
 
 @schedule.command("retention", epilog=_RETENTION_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
-@output_option
-@workload_options
+@cli.output_option
+@cli.workload_options
 async def _retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Say of each copy that a schedule has made why it stays or goes."""
     printer = Printer()
     async with connect(access) as cluster:
-        request = await read_request(cluster.client, cluster.namespace, name)
-        found = await explain_retention(build_tools(cluster, printer.note).deletion, request)
-    notes = [f"{command_for(access, f'nodeagent schedule run {name} --dry-run')} also looks at the snapshots"]
+        request = await store.read_request(cluster.client, cluster.namespace, name)
+        found = await explain_retention(build_tools(cluster, printer.note).session, request)
+    notes = [f"{cli.command_for(access, f'nodeagent schedule run {name} --dry-run')} also looks at the snapshots"]
     if not request.deletes:
         notes.insert(0, f"schedule {name} deletes nothing: it has neither --ttl nor --keep-...")
     printer.answer(found, form, lambda: _print_retention(printer, found), notes)
@@ -316,7 +288,7 @@ def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
 
 @schedule.command("renew", epilog=_RENEW_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
-@workload_options
+@cli.workload_options
 async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
     """Give schedules the image of the agents, today's rules and permissions."""
     async with connect(access) as cluster:
@@ -327,16 +299,16 @@ async def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
 
 async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> list[str]:
     """Renew the schedules of these names, all if there are none; see `renew_schedules`."""
-    return await renew_schedules(_tools(cluster, printer), cluster.namespace, names, printer.line)
+    return await store.renew_schedules(Session.of(cluster, printer.note), names, printer.line)
 
 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
-@workload_options
+@cli.workload_options
 async def _delete(name: str, access: ClusterAccess) -> None:
     """Delete a schedule; its backups stay."""
     printer = Printer()
     async with connect(access) as cluster:
-        request = await read_request(cluster.client, cluster.namespace, name)
-        await delete_schedule(_owned(cluster, request, printer))
+        request = await store.read_request(cluster.client, cluster.namespace, name)
+        await store.delete_schedule(store.OwnedObjects(Session.of(cluster, printer.note), request, printer.line))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

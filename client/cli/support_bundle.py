@@ -11,6 +11,7 @@ import click
 
 from client.cli.options import UserCommand, cluster_options
 from client.cli.output import OutputFormat, Printer
+from client.session import Session
 from client.support_bundle import Bundle, BundleReader, pack
 from client.text import format_bytes
 from core.errors import ConfigError
@@ -69,9 +70,9 @@ async def support_bundle(access: ClusterAccess, form: str, path: Path | None, *,
     printer, answer_form = Printer(), OutputFormat(form)
     async with connect(access) as cluster:
         with printer.progress("reading the cluster") as show:
-            reader = BundleReader(cluster.client, cluster.namespace, now=cluster.time.now, on_progress=show)
-            bundle = await reader.read()
-        at = cluster.time.now()
+            tools = Session.of(cluster, printer.note, show)
+            bundle = await BundleReader(tools).read()
+        at = tools.now()
     target = path or Path(f"node-agent-support-{cluster.namespace}-{at:%Y%m%d-%H%M%S}.tar.gz")
     if not only_list:
         _write(target, bundle, at)

@@ -27,31 +27,16 @@ from client.collections.models import (
     build_backup,
     build_restore,
 )
+from client.session import Session
 from client.text import MOST_SECONDS, missing
 from core.clock import Clock, Deadline
 from core.errors import ContractError
+from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import InvalidError, KubeError, NotFoundError
-from core.kube.resources import (
-    BY_KIND,
-    DATA_DOWNLOADS,
-    DATA_UPLOADS,
-    POD_VOLUME_BACKUPS,
-    POD_VOLUME_RESTORES,
-    PODS,
-    Resource,
-)
 from core.kube.types import Pod, UncheckedObject
+from core.models import names as wire
 from core.models.base import WireModel
-from core.models.names import (
-    BACKUP_ANNOTATION,
-    BACKUP_LABEL,
-    RESTORE_ANNOTATION,
-    RESTORE_LABEL,
-    SHRUNK_ANNOTATION,
-    VELERO_BACKUP_LABEL,
-    label_value,
-)
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 
@@ -65,7 +50,7 @@ _WINDOW_SECONDS: Final = 30.0
 
 _Group = TypeVar("_Group", bound=Backup | Restore)
 _Transfer = TypeVar("_Transfer", BackupTransfer, RestoreTransfer)
-_Listed = tuple[Resource[UncheckedObject], UncheckedObject]
+_Listed = tuple[kube.Resource[UncheckedObject], UncheckedObject]
 
 
 @dataclass(frozen=True)
@@ -123,7 +108,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
     word: str
     """What a group is called in messages and commands."""
 
-    models: Mapping[Resource[UncheckedObject], type[_Transfer]]
+    models: Mapping[kube.Resource[UncheckedObject], type[_Transfer]]
     labels: tuple[str, ...]
     """Each of them has the name of a group; the first one is ours."""
 
@@ -164,7 +149,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         """Return the groups of that name, ours and Velero's; other transfers are not listed."""
         listed: dict[tuple[str, str], _Listed] = {}
         for label in self.labels[:1] if only_own else self.labels:
-            some = await self._list(select_labels({label: label_value(name)}))
+            some = await self._list(select_labels({label: wire.label_value(name)}))
             listed |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in some}
         found = self.gather(listed.values())
         # Long names may share the value of a label.
@@ -253,7 +238,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             if volume.phase.final:
                 continue
             try:
-                await cancel_transfer(self._client, BY_KIND[volume.kind], self._namespace, volume.transfer)
+                await cancel_transfer(self._client, kube.BY_KIND[volume.kind], self._namespace, volume.transfer)
             except NotFoundError:
                 continue
             canceled.append(volume)
@@ -267,7 +252,9 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         ]
 
 
-async def cancel_transfer(client: KubeClient, resource: Resource[UncheckedObject], namespace: str, name: str) -> None:
+async def cancel_transfer(
+    client: KubeClient, resource: kube.Resource[UncheckedObject], namespace: str, name: str
+) -> None:
     """Request a cancel, also of a restore that is older than the field that its definition requires.
 
     Raises:
@@ -291,35 +278,32 @@ def _sort(groups: Iterable[_Group]) -> list[_Group]:
     return sorted(groups, key=lambda one: (-(one.created.timestamp() if one.created else 0.0), one.name))
 
 
-_BACKUP_MODELS: Final[Mapping[Resource[UncheckedObject], type[BackupTransfer]]] = {
-    DATA_UPLOADS: DataUpload,
-    POD_VOLUME_BACKUPS: PodVolumeBackup,
-}
-_RESTORE_MODELS: Final[Mapping[Resource[UncheckedObject], type[RestoreTransfer]]] = {
-    DATA_DOWNLOADS: DataDownload,
-    POD_VOLUME_RESTORES: PodVolumeRestore,
-}
-
-
 class Backups(Collection[BackupTransfer, Backup]):
     """Backups, ours and Velero's."""
 
     word = "backup"
-    models = _BACKUP_MODELS
-    labels = (BACKUP_LABEL, VELERO_BACKUP_LABEL)
+    models: Mapping[kube.Resource[UncheckedObject], type[BackupTransfer]] = {
+        kube.DATA_UPLOADS: DataUpload,
+        kube.POD_VOLUME_BACKUPS: PodVolumeBackup,
+    }
+    labels = (wire.BACKUP_LABEL, wire.VELERO_BACKUP_LABEL)
 
     def identify(self, transfer: BackupTransfer) -> tuple[BackupOrigin, str] | None:
         """Return who made the backup of the transfer, and its name."""
         meta = transfer.metadata
-        if BACKUP_LABEL in meta.labels and (name := meta.annotations.get(BACKUP_ANNOTATION)):
+        if wire.BACKUP_LABEL in meta.labels and (name := meta.annotations.get(wire.BACKUP_ANNOTATION)):
             return BackupOrigin.NODEAGENT, name
-        if name := meta.labels.get(VELERO_BACKUP_LABEL):
+        if name := meta.labels.get(wire.VELERO_BACKUP_LABEL):
             return BackupOrigin.VELERO, name
         return None
 
     def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
         """Return the backup that has these transfers."""
         return build_backup(origin, name, transfers)
+
+    def document(self, found: Found[Backup]) -> BackupList:
+        """Return the backups as programs see them."""
+        return BackupList(backups=found.groups, notes=found.notes)
 
     async def acknowledge(self, name: str, at: datetime) -> list[BackupVolume]:
         """Record on the Shrunk volumes of a backup, ours or Velero's, that it was acknowledged; return those volumes.
@@ -332,26 +316,25 @@ class Backups(Collection[BackupTransfer, Backup]):
         for one in backup.volumes:
             if one.shrunk is not None and one.shrunk.acknowledged is None:
                 text = replace(one.shrunk, acknowledged=at).to_json()
-                patch = {"metadata": {"annotations": {SHRUNK_ANNOTATION: text}}}
-                await self._client.patch(BY_KIND[one.kind], self._namespace, one.transfer, patch)
+                patch = {"metadata": {"annotations": {wire.SHRUNK_ANNOTATION: text}}}
+                await self._client.patch(kube.BY_KIND[one.kind], self._namespace, one.transfer, patch)
                 acknowledged.append(one)
         return acknowledged
-
-    def document(self, found: Found[Backup]) -> BackupList:
-        """Return the backups as programs see them."""
-        return BackupList(backups=found.groups, notes=found.notes)
 
 
 class Restores(Collection[RestoreTransfer, Restore]):
     """Restores of `nodeagent restore create`."""
 
     word = "restore"
-    models = _RESTORE_MODELS
-    labels = (RESTORE_LABEL,)
+    models: Mapping[kube.Resource[UncheckedObject], type[RestoreTransfer]] = {
+        kube.DATA_DOWNLOADS: DataDownload,
+        kube.POD_VOLUME_RESTORES: PodVolumeRestore,
+    }
+    labels = (wire.RESTORE_LABEL,)
 
     def identify(self, transfer: RestoreTransfer) -> tuple[BackupOrigin, str] | None:
         """Return the name of the restore of the transfer."""
-        name = transfer.metadata.annotations.get(RESTORE_ANNOTATION)
+        name = transfer.metadata.annotations.get(wire.RESTORE_ANNOTATION)
         return (BackupOrigin.NODEAGENT, name) if name else None
 
     def build(self, origin: BackupOrigin, name: str, transfers: Sequence[RestoreTransfer]) -> Restore:  # noqa: ARG002
@@ -368,15 +351,6 @@ _POLL_SECONDS: Final = 1.0
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
-@dataclass(frozen=True)
-class RestoreTools:
-    """What a command works with; `on_note` gets what the user should know beside the answer."""
-
-    client: KubeClient
-    clock: Clock
-    on_note: Callable[[str], None]
-
-
 class WaitingPod(NamedTuple):
     """A pod in the namespace of its PVC; its PodVolumeRestore, in the agents' namespace, has the same name."""
 
@@ -384,7 +358,7 @@ class WaitingPod(NamedTuple):
     name: str
 
 
-async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list[Volume]:
+async def cancel_restore(tools: Session, name: str) -> list[Volume]:
     """Request the cancellation of all transfers of the restore that have not ended, and return their volumes.
 
     The pods that waited for data are deleted once their transfers have ended, which is waited for.
@@ -392,16 +366,16 @@ async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list
     Raises:
         NotFoundError: there is no restore of that name.
     """
-    restore, canceled = await Restores(tools.client, namespace).cancel(name)
-    pods = [WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == POD_VOLUME_RESTORES.kind]
-    await delete_waiting_pods(tools, namespace, pods)
+    restore, canceled = await Restores(tools.client, tools.namespace).cancel(name)
+    pods = [
+        WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == kube.POD_VOLUME_RESTORES.kind
+    ]
+    await delete_waiting_pods(tools, pods)
     return canceled
 
 
-async def delete_waiting_pods(
-    tools: RestoreTools, namespace: str, pods: Iterable[WaitingPod], timeout: timedelta = _END_TIMEOUT
-) -> None:
-    """Delete the pods whose PodVolumeRestores, in `namespace`, have ended or are gone.
+async def delete_waiting_pods(tools: Session, pods: Iterable[WaitingPod], timeout: timedelta = _END_TIMEOUT) -> None:
+    """Delete the pods whose PodVolumeRestores have ended or are gone.
 
     One whose data has arrived still removes the done file, and ends: it gets the time for that. One whose
     PodVolumeRestore has not ended by then stays, since a data mover may still write to its volume: a note says so. A
@@ -411,8 +385,8 @@ async def delete_waiting_pods(
     for pod in pods:
         command = f"kubectl -n {pod.namespace} delete pod {pod.name}"
         try:
-            if await _is_over(tools, namespace, pod, deadline):
-                await tools.client.delete(PODS, pod.namespace, pod.name)
+            if await _is_over(tools, pod, deadline):
+                await tools.client.delete(kube.PODS, pod.namespace, pod.name)
             elif await _read_own(tools, pod) is not None:
                 text = f"its PodVolumeRestore has not ended: delete it afterward ({command})"
                 tools.on_note(f"Pod {pod.namespace}/{pod.name} stays: {text}")
@@ -420,13 +394,13 @@ async def delete_waiting_pods(
             tools.on_note(f"Pod {pod.namespace}/{pod.name} could not be deleted ({command}): {e}")
 
 
-async def _is_over(tools: RestoreTools, namespace: str, pod: WaitingPod, deadline: Deadline) -> bool:
+async def _is_over(tools: Session, pod: WaitingPod, deadline: Deadline) -> bool:
     """Return whether the pod is to be deleted, at the latest at the deadline."""
     while True:
         found = await _read_own(tools, pod)
         if found is None:
             return False
-        transfer = await tools.client.read(POD_VOLUME_RESTORES, namespace, pod.name)
+        transfer = await tools.client.read(kube.POD_VOLUME_RESTORES, tools.namespace, pod.name)
         phase = "" if transfer is None else (transfer.get("status") or {}).get("phase")
         if transfer is None or (phase in FINAL_PHASES and phase != Phase.COMPLETED):
             return True
@@ -437,8 +411,8 @@ async def _is_over(tools: RestoreTools, namespace: str, pod: WaitingPod, deadlin
         await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def _read_own(tools: RestoreTools, pod: WaitingPod) -> Pod | None:
-    found = await tools.client.read(PODS, pod.namespace, pod.name)
-    if found is None or RESTORE_ANNOTATION not in (found["metadata"].get("annotations") or {}):
+async def _read_own(tools: Session, pod: WaitingPod) -> Pod | None:
+    found = await tools.client.read(kube.PODS, pod.namespace, pod.name)
+    if found is None or wire.RESTORE_ANNOTATION not in (found["metadata"].get("annotations") or {}):
         return None
     return found

@@ -4,12 +4,12 @@ Before the first object is applied, all of them are tried: a conflict or an inva
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from client.install.options import place_of, resource_of
+from client.session import Session
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient
@@ -151,26 +151,18 @@ class Applied(NamedTuple):
     result: ApplyResult
 
 
-@dataclass(frozen=True)
-class ApplyTools:
-    """What an installation is applied with.
-
-    `on_result` is called with each object as text and what became of it, `on_note` with what the user should know
-    beside it.
-    """
-
-    client: KubeClient
-    clock: Clock
-    on_result: Callable[[str, ApplyResult], None]
-    on_note: Callable[[str], None]
-
-
 async def apply_installation(
-    tools: ApplyTools, definitions: Sequence[Manifest], objects: Sequence[Manifest], *, force: bool
+    tools: Session,
+    definitions: Sequence[Manifest],
+    objects: Sequence[Manifest],
+    on_result: Callable[[str, ApplyResult], None],
+    *,
+    force: bool,
 ) -> list[Applied]:
     """Apply everything; return what became of the objects, without the definitions, in their order.
 
-    `force` takes over fields that others have set, and notes each.
+    `on_result` is called with each object as text and what became of it. `force` takes over fields that others have
+    set, and notes each.
 
     Raises:
         ConflictsError: without `force`, others have set fields.
@@ -187,20 +179,26 @@ async def apply_installation(
             f"nothing was applied: {len(taken)} fields have other values (--force-conflicts takes them over): "
             + "; ".join(taken)
         )
+
+    async def apply(manifest: Manifest) -> Applied:
+        applied = await _apply(tools.client, manifest, force=force)
+        on_result(place_of(manifest), applied.result)
+        return applied
+
     for definition in newer:
-        await _apply(tools, definition, force=force)
+        await apply(definition)
     await _wait_definitions(tools.client, tools.clock, definitions)
-    applied = [await _apply(tools, manifest, force=force) for manifest in objects]
+    applied = [await apply(manifest) for manifest in objects]
     for field in taken:
         tools.on_note(f"took over {field}")
     return applied
 
 
-async def _find_conflicts(tools: ApplyTools, manifests: Sequence[Manifest], defined: frozenset[str]) -> list[str]:
+async def _find_conflicts(tools: Session, manifests: Sequence[Manifest], defined: frozenset[str]) -> list[str]:
     """Return the fields that others have set to other values, as text, of all objects; nothing is stored."""
     taken: list[str] = []
     namespaces = [one for one in manifests if one["kind"] == NAMESPACES.kind]
-    absent = [one["metadata"]["name"] for one in namespaces if await _read(tools, one) is None]
+    absent = [one["metadata"]["name"] for one in namespaces if await _read(tools.client, one) is None]
     for manifest in manifests:
         if manifest["metadata"].get("namespace") in absent:
             continue
@@ -221,18 +219,17 @@ async def _find_conflicts(tools: ApplyTools, manifests: Sequence[Manifest], defi
     return taken
 
 
-async def _apply(tools: ApplyTools, manifest: Manifest, *, force: bool) -> Applied:
-    before = await _read(tools, manifest)
-    stored = await tools.client.apply(resource_of(manifest), manifest, manager=MANAGER, force=force)
+async def _apply(client: KubeClient, manifest: Manifest, *, force: bool) -> Applied:
+    before = await _read(client, manifest)
+    stored = await client.apply(resource_of(manifest), manifest, manager=MANAGER, force=force)
     if before is None:
         result = ApplyResult.CREATED
     else:
         same = before["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
         result = ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
-    tools.on_result(place_of(manifest), result)
     return Applied(stored, result)
 
 
-async def _read(tools: ApplyTools, manifest: Manifest) -> Object | None:
+async def _read(client: KubeClient, manifest: Manifest) -> Object | None:
     meta = manifest["metadata"]
-    return await tools.client.read(resource_of(manifest), meta.get("namespace", ""), meta["name"])
+    return await client.read(resource_of(manifest), meta.get("namespace", ""), meta["name"])

@@ -2,15 +2,16 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
-from client.install.apply import Applied, ApplyResult, ApplyTools, apply_installation
-from client.install.manifests import build_installation
+from client.install.apply import Applied, ApplyResult, apply_installation
+from client.install.manifests import build_installation, read_definitions
 from client.install.options import InstallOptions, place_of, resource_of
+from client.installation import find_last_warning
 from client.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
-from core.clock import Clock, Deadline
+from client.session import Session
+from core.clock import Deadline
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
@@ -34,22 +35,18 @@ class WaitError(AgentError):
     """The agents did not come up, or the location is not reachable."""
 
 
-async def wait_installation(
-    client: KubeClient, clock: Clock, applied: Sequence[Applied], timeout: timedelta, on_progress: Callable[[str], None]
-) -> None:
+async def wait_installation(tools: Session, applied: Sequence[Applied], timeout: timedelta) -> None:
     """Return once all agents of these objects are ready, and the location is reachable.
-
-    `on_progress` is called with what is missing whenever that changes.
 
     Raises:
         WaitError: that was not so before the timeout, or cannot become so; the message has the cause.
         ExposeError: the pod of an agent can never start.
     """
-    deadline = Deadline.after(clock, timeout)
-    causes, shown = CauseFinder(client, clock), ""
-    while missing := await _find_missing(client, causes, applied):
+    clock, deadline = tools.clock, Deadline.after(tools.clock, timeout)
+    causes, shown = CauseFinder(tools.client, clock), ""
+    while missing := await _find_missing(tools.client, causes, applied):
         if missing != shown:
-            on_progress(missing)
+            tools.on_progress(missing)
             shown = missing
         if deadline.expired:
             raise WaitError(f"the agents did not come up within {format_duration(timeout)}: {missing}")
@@ -126,13 +123,8 @@ async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str
 
 
 async def _last_warning(client: KubeClient, meta: Metadata) -> str | None:
-    selector = f"involvedObject.uid={meta['uid']}"
-    events = await client.list(Selection(kube.EVENTS, meta["namespace"], field_selector=selector))
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    if not warnings:
-        return None
-    last = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return f"{last.get('reason') or 'Unknown'}: {' '.join(str(last.get('message') or '').split())}"
+    last = await find_last_warning(client, meta["namespace"], meta["uid"])
+    return f"{last.reason or 'Unknown'}: {' '.join(last.message.split())}" if last is not None else None
 
 
 async def _explain_location(client: KubeClient, stored: Object, *, changed: bool) -> str | None:
@@ -354,37 +346,30 @@ def _fit_data(manifest: Manifest, found: Mapping[str, Any]) -> Manifest:
     return dict(zip(keys, data.values(), strict=True)) if keys else data
 
 
-@dataclass(frozen=True)
-class InstallRequest:
-    """What is installed, and how; without `options`, only the definitions.
+async def run_install(
+    tools: Session,
+    options: InstallOptions | None,
+    on_result: Callable[[str, ApplyResult], None],
+    *,
+    force: bool,
+    timeout: timedelta | None,
+) -> None:
+    """Check, apply, and wait; without `options`, only the definitions; without `timeout`, no agent is waited for.
 
-    `timeout` limits the wait for the agents; None: it is not waited for them.
-    """
-
-    namespace: str
-    definitions: Sequence[Manifest]
-    options: InstallOptions | None
-    force_conflicts: bool = True
-    timeout: timedelta | None = None
-
-
-async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: Callable[[str], None]) -> None:
-    """Check, apply, and wait.
+    `on_result` is called with each object as text and what became of it.
 
     Raises:
         ConfigError: a permission or a ConfigMap is missing, or an object of others is in the way; nothing was applied.
         AgentError: the objects could not be applied, or the agents do not come up.
     """
-    client, options, timeout = tools.client, request.options, request.timeout
+    client, definitions = tools.client, read_definitions()
     objects = build_installation(options) if options is not None else []
     named = [flag.name for flag in _config_map_flags(options)] if options is not None else []
-    await check_user(
-        client, request.namespace, [*request.definitions, *objects], config_maps=named, wait=timeout is not None
-    )
+    await check_user(client, tools.namespace, [*definitions, *objects], config_maps=named, wait=timeout is not None)
     objects = await fit_to_existing(client, objects, tools.on_note)
     if options is not None:
         await check_config_maps(client, options, tools.on_note)
         await check_named(client, options, tools.on_note)
-    applied = await apply_installation(tools, request.definitions, objects, force=request.force_conflicts)
+    applied = await apply_installation(tools, definitions, objects, on_result, force=force)
     if timeout is not None:
-        await wait_installation(client, tools.clock, applied, timeout, on_progress)
+        await wait_installation(tools, applied, timeout)

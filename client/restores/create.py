@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from client.backups.plan import ClaimName
-from client.collections.collection import RestoreTools, delete_waiting_pods
+from client.collections.collection import delete_waiting_pods
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
-from client.steps import StepTimeoutError, finish
+from client.session import Session, StepTimeoutError
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
@@ -28,7 +28,7 @@ _LATE: Final = "WaitForFirstConsumer"
 
 
 async def plan_restore(
-    tools: RestoreTools, request: RequestedRestore, volumes: Sequence[SavedVolume]
+    tools: Session, request: RequestedRestore, volumes: Sequence[SavedVolume]
 ) -> list[PlannedRestore]:
     """Return the restores of these volumes; nothing is created.
 
@@ -119,7 +119,7 @@ def _has(stored: Mapping[str, Any], wanted: Manifest) -> bool:
     )
 
 
-async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+async def _check_classes(tools: Session, planned: Sequence[PlannedRestore]) -> None:
     """Check that the storage classes exist, and say which ones wait for a pod."""
     try:
         listed = await tools.client.list(Selection(STORAGE_CLASSES))
@@ -141,7 +141,7 @@ async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore])
         tools.on_note(f"volumes of the storage class {', '.join(late)} {text}")
 
 
-async def check_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+async def check_restore(tools: Session, planned: Sequence[PlannedRestore]) -> None:
     """Check by a dry run that every object could be created: permissions, quotas, webhooks.
 
     Raises:
@@ -179,7 +179,7 @@ async def _is_missing(client: KubeClient, namespace: str) -> bool:
         return False
 
 
-async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> bool:
+async def start_restore(tools: Session, planned: Sequence[PlannedRestore]) -> bool:
     """Create the namespaces that are missing, PVCs, pods that wait, and transfers. An interruption lets it finish.
 
     Returns whether a transfer was created: without one, all of them existed.
@@ -188,12 +188,12 @@ async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) 
         RestoreError: an object cannot be created; the message names its volume, and what there is of the restore.
     """
     try:
-        return await finish(tools.clock, "create the restore", _CREATION_TIMEOUT, lambda: _create_all(tools, planned))
+        return await tools.finish("create the restore", _CREATION_TIMEOUT, lambda: _create_all(tools, planned))
     except StepTimeoutError as e:
         raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes") from e
 
 
-async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> bool:
+async def _create_all(tools: Session, planned: Sequence[PlannedRestore]) -> bool:
     created = False
     for started, one in enumerate(planned):
         left = ""
@@ -207,13 +207,13 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
             created |= await ensure_transfer(tools.client, one)
         except AgentError as e:
             if one.by_pod:
-                await delete_waiting_pods(tools, one.request.namespace, [one.pod])
+                await delete_waiting_pods(tools, [one.pod])
             state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
             raise RestoreError(f"PVC {one.target} is not restored: {e}; {state}{left}") from e
     return created
 
 
-async def _ensure_namespace(tools: RestoreTools, name: str) -> None:
+async def _ensure_namespace(tools: Session, name: str) -> None:
     if not await _is_missing(tools.client, name):
         return
     with suppress(AlreadyExistsError):

@@ -20,11 +20,10 @@ from typing import Any, Final
 
 from client.backups.manifests import BackupError, Method, SnapshotWay, build_snapshot, choose_method
 from client.backups.plan import ClaimName, read_classes
-from client.collections.collection import RestoreTools
 from client.restores.create import ensure_transfer, read_transfer
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
-from client.steps import StepTimeoutError, finish
+from client.session import Session, StepTimeoutError
 from client.text import format_bytes
 from core.clock import Deadline
 from core.contract import VolumeMode
@@ -33,17 +32,7 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot
-from core.models.names import (
-    AGENT_SELECTOR,
-    COMMAND_ANNOTATION,
-    FEATURES_ANNOTATION,
-    IN_PLACE_LABEL,
-    RECLAIM_POLICY_ANNOTATION,
-    RELEASED_CLAIM_ANNOTATION,
-    RESTORE_IN_PLACE,
-    RESTORE_LABEL,
-    label_value,
-)
+from core.models import names as wire
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
 from exposer.in_place import find_users, give_back, read_released_claim
@@ -58,7 +47,7 @@ _READY_TIMEOUT: Final = timedelta(minutes=10)
 _POLL_SECONDS: Final = 1.0
 
 
-async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
+async def plan_snapshot(tools: Session, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
     """Return the VolumeSnapshot for the way back; RestoreError: none is possible, or could not be created."""
     try:
         way = choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ())
@@ -69,15 +58,15 @@ async def plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persist
     meta = {
         "name": await _find_free_name(tools, one),
         "namespace": one.target.namespace,
-        "labels": {RESTORE_LABEL: label_value(one.request.name)},
-        "annotations": {COMMAND_ANNOTATION: secrets.token_hex(8)},
+        "labels": {wire.RESTORE_LABEL: wire.label_value(one.request.name)},
+        "annotations": {wire.COMMAND_ANNOTATION: secrets.token_hex(8)},
     }
     snapshot = build_snapshot(meta, way.snapshot_class, one.target.name)
     await check_creation(tools, one, kube.VOLUME_SNAPSHOTS, snapshot)
     return snapshot
 
 
-async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
+async def _find_free_name(tools: Session, one: PlannedRestore) -> str:
     """Return a name for the snapshot that no other one has, which may be of older data."""
     name, number = f"{one.name}-before", 1
     while await tools.client.read(kube.VOLUME_SNAPSHOTS, one.target.namespace, name) is not None:
@@ -86,7 +75,7 @@ async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
     return name
 
 
-async def check_creation(tools: RestoreTools, one: PlannedRestore, resource: kube.Resource, manifest: Manifest) -> None:
+async def check_creation(tools: Session, one: PlannedRestore, resource: kube.Resource, manifest: Manifest) -> None:
     """Check by a dry run that the object could be created; RestoreError: it could not be."""
     try:
         with suppress(AlreadyExistsError):
@@ -95,7 +84,7 @@ async def check_creation(tools: RestoreTools, one: PlannedRestore, resource: kub
         raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
 
 
-async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
+async def make_snapshot(tools: Session, snapshot: Manifest) -> None:
     """Create the VolumeSnapshot; a cancellation is raised once that is done.
 
     Raises:
@@ -103,7 +92,7 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     """
     create = partial(tools.client.create, kube.VOLUME_SNAPSHOTS, snapshot)
     try:
-        await finish(tools.clock, f"create {_place(snapshot)}", REQUEST_TIMEOUT, create)
+        await tools.finish(f"create {_place(snapshot)}", REQUEST_TIMEOUT, create)
     except AlreadyExistsError as e:
         if await _read_own(tools, snapshot) is not None:
             # The answer to an earlier attempt was lost.
@@ -112,7 +101,7 @@ async def make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
         raise RestoreError(f"{_place(snapshot)} was made meanwhile, nothing was changed: repeat the command") from e
 
 
-async def wait_until_ready(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot:
+async def wait_until_ready(tools: Session, snapshot: Manifest) -> VolumeSnapshot:
     """Return the VolumeSnapshot once it can be restored; RestoreError: it is not ready in time, or failed."""
     meta, deadline = snapshot["metadata"], Deadline.after(tools.clock, _READY_TIMEOUT)
     while True:
@@ -126,7 +115,7 @@ async def wait_until_ready(tools: RestoreTools, snapshot: Manifest) -> VolumeSna
         await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def delete_snapshots(tools: RestoreTools, snapshots: Iterable[Manifest]) -> None:
+async def delete_snapshots(tools: Session, snapshots: Iterable[Manifest]) -> None:
     """Delete the VolumeSnapshots of these that this run has created, with their data; name what stays."""
     for snapshot in snapshots:
         meta = snapshot["metadata"]
@@ -141,7 +130,7 @@ async def delete_snapshots(tools: RestoreTools, snapshots: Iterable[Manifest]) -
             tools.on_note(f"{_place(snapshot)} is left, to delete by {command}: {e}")
 
 
-async def _read_own(tools: RestoreTools, snapshot: Manifest) -> VolumeSnapshot | None:
+async def _read_own(tools: Session, snapshot: Manifest) -> VolumeSnapshot | None:
     """Return the VolumeSnapshot as stored; None: it does not exist, or another run has created it."""
     meta = snapshot["metadata"]
     stored = await tools.client.read(kube.VOLUME_SNAPSHOTS, meta["namespace"], meta["name"])
@@ -194,7 +183,7 @@ class InPlaceRestore:
 
 
 async def plan_in_place(
-    tools: RestoreTools, request: RequestedRestore, volumes: Sequence[SavedVolume], *, snapshots: bool
+    tools: Session, request: RequestedRestore, volumes: Sequence[SavedVolume], *, snapshots: bool
 ) -> list[InPlaceRestore]:
     """Return the volumes to restore into, without those whose transfers exist; nothing is changed.
 
@@ -222,16 +211,14 @@ async def plan_in_place(
     return planned
 
 
-async def _check_agents(tools: RestoreTools, namespace: str) -> None:
-    agents = await tools.client.list(Selection(kube.PODS, namespace, label_selector=AGENT_SELECTOR))
-    announced = [(pod["metadata"].get("annotations") or {}).get(FEATURES_ANNOTATION, "").split() for pod in agents]
-    if not any(RESTORE_IN_PLACE in features for features in announced):
+async def _check_agents(tools: Session, namespace: str) -> None:
+    agents = await tools.client.list(Selection(kube.PODS, namespace, label_selector=wire.AGENT_SELECTOR))
+    announced = [(pod["metadata"].get("annotations") or {}).get(wire.FEATURES_ANNOTATION, "").split() for pod in agents]
+    if not any(wire.RESTORE_IN_PLACE in features for features in announced):
         raise RestoreError(f"no node agent in namespace {namespace} can restore in place: update them first")
 
 
-async def _find_volume(
-    tools: RestoreTools, one: PlannedRestore
-) -> tuple[PersistentVolumeClaim | None, PersistentVolume]:
+async def _find_volume(tools: Session, one: PlannedRestore) -> tuple[PersistentVolumeClaim | None, PersistentVolume]:
     """Return the PVC and its volume; of an earlier run, the volume that it has released."""
     target = one.target
     claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
@@ -293,9 +280,9 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
         raise RestoreError(f"{place} has {capacity}, and the backup has {format_bytes(one.volume.size_bytes)}")
 
 
-async def _check_unused(tools: RestoreTools, target: ClaimName, volume: PersistentVolume) -> None:
+async def _check_unused(tools: Session, target: ClaimName, volume: PersistentVolume) -> None:
     name = volume["metadata"]["name"]
-    if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+    if wire.IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
     if pods := describe_users(await tools.client.list(Selection(kube.PODS, target.namespace)), target.name):
         raise RestoreError(f"PVC {target} is used by {', '.join(pods)}: stop it first, such as by kubectl scale")
@@ -303,7 +290,7 @@ async def _check_unused(tools: RestoreTools, target: ClaimName, volume: Persiste
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {users}")
 
 
-async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
+async def start_in_place(tools: Session, planned: Sequence[InPlaceRestore]) -> bool:
     """Release the volumes and create the transfers, one after the other; return whether one was created.
 
     An interruption lets the volume finish that is being started.
@@ -314,7 +301,7 @@ async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore])
     created = False
     for started, plan in enumerate(planned):
         try:
-            created |= await finish(tools.clock, "restore in place", _TIMEOUT, partial(_start, tools, plan))
+            created |= await tools.finish("restore in place", _TIMEOUT, partial(_start, tools, plan))
         except AgentError as e:
             late = f"not started within {_TIMEOUT.seconds // 60} minutes"
             failure = f"{late}; {await _describe_state(tools, plan.one)}" if isinstance(e, StepTimeoutError) else e
@@ -323,7 +310,7 @@ async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore])
     return created
 
 
-async def _describe_state(tools: RestoreTools, one: PlannedRestore) -> str:
+async def _describe_state(tools: Session, one: PlannedRestore) -> str:
     try:
         async with asyncio.timeout(_READ_SECONDS):
             claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
@@ -337,7 +324,7 @@ async def _describe_state(tools: RestoreTools, one: PlannedRestore) -> str:
     return f"the PVC is {'still bound' if bound else 'recreated, and not bound'} to PersistentVolume {one.existing}"
 
 
-async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
+async def _start(tools: Session, plan: InPlaceRestore) -> bool:
     """Take all steps for one volume, from any state that an earlier run has left."""
     one, client = plan.one, tools.client
     claim, volume = await _find_volume(tools, one)
@@ -359,7 +346,7 @@ async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
     return created
 
 
-async def _note_pruned(tools: RestoreTools, one: PlannedRestore) -> None:
+async def _note_pruned(tools: Session, one: PlannedRestore) -> None:
     stored = await read_transfer(tools.client, one)
     wanted = one.request.in_place
     if stored and wanted and wanted.incremental and RESTORE_TYPE not in (stored.get("spec") or {}):
@@ -368,12 +355,12 @@ async def _note_pruned(tools: RestoreTools, one: PlannedRestore) -> None:
 
 
 async def _release(
-    tools: RestoreTools, one: PlannedRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
+    tools: Session, one: PlannedRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
 ) -> PersistentVolume:
     """Record the PVC, retain the volume, and delete the PVC; return the volume."""
     client, target = tools.client, one.target
     record = json.dumps({"restore": one.request.name, "claim": _build_claim(claim)}, separators=(",", ":"))
-    annotations = {RELEASED_CLAIM_ANNOTATION: record, RECLAIM_POLICY_ANNOTATION: original_policy(volume)}
+    annotations = {wire.RELEASED_CLAIM_ANNOTATION: record, wire.RECLAIM_POLICY_ANNOTATION: original_policy(volume)}
     patch: Manifest = {"metadata": {"annotations": annotations}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
     volume = await client.patch_if_unchanged(kube.PERSISTENT_VOLUMES, volume, patch)
     try:
@@ -410,7 +397,7 @@ def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
     return kube.PERSISTENT_VOLUME_CLAIMS.build(kept, spec=dict(claim["spec"]))
 
 
-async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: PersistentVolume) -> None:
+async def _recreate(tools: Session, one: PlannedRestore, volume: PersistentVolume) -> None:
     """Create the PVC as it was recorded; one that was made meanwhile is not overwritten."""
     manifest = _recorded(one, volume)
     if manifest is None:
@@ -423,13 +410,13 @@ async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: Persistent
             raise RestoreError(f"PVC {one.target} was made by another client meanwhile") from e
 
 
-async def _return(tools: RestoreTools, one: PlannedRestore) -> str:
+async def _return(tools: Session, one: PlannedRestore) -> str:
     """Give the volume back to its PVC, unless it is missing or a transfer has the volume; return its state."""
     place = f"PersistentVolume {one.existing} was not changed"
     try:
         volume = await tools.client.get(kube.PERSISTENT_VOLUMES, "", one.existing)
         transfer = await tools.client.read(one.resource, one.request.namespace, one.name)
-        if transfer is not None or IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+        if transfer is not None or wire.IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
             return f"PersistentVolume {one.existing} is being restored into"
         claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if claim is None:

@@ -11,12 +11,11 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, cast
 
-from client.collections.collection import RestoreTools
-from client.mover_jobs import JobTools, end_jobs, find_subject, list_mounting, plan_job, run_job
+from client.mover_jobs import end_jobs, find_subject, list_mounting, plan_job, run_job
 from client.restores.in_place import REQUEST_TIMEOUT, InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError
-from client.steps import finish
+from client.session import Session
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
@@ -65,7 +64,7 @@ class InPlaceReport(WireModel):
 
 
 async def prepare_in_place(
-    jobs: JobTools, plans: Sequence[InPlaceRestore], decide: Callable[[Sequence[VolumeReport]], bool]
+    tools: Session, plans: Sequence[InPlaceRestore], decide: Callable[[Sequence[VolumeReport]], bool]
 ) -> bool:
     """Make the snapshots and the plan of each volume, and return what `decide` returns for it.
 
@@ -75,15 +74,15 @@ async def prepare_in_place(
         RestoreError: a snapshot failed, or a restore would be refused.
         JobError: a plan could not be computed.
     """
-    tools, made, agreed = RestoreTools(jobs.client, jobs.clock, jobs.on_note), list[Manifest](), False
+    made, agreed = list[Manifest](), False
     wanted = [plan.snapshot for plan in plans if plan.snapshot is not None]
     try:
         for snapshot in wanted:
-            jobs.on_progress(f"making VolumeSnapshot {_place(snapshot)}")
+            tools.on_progress(f"making VolumeSnapshot {_place(snapshot)}")
             # It may exist although there was no answer.
             made.append(snapshot)
             await make_snapshot(tools, snapshot)
-        reports = [await _report(jobs, tools, plan) for plan in plans]
+        reports = [await _report(tools, plan) for plan in plans]
         agreed = decide(reports)
         return agreed
     finally:
@@ -91,22 +90,22 @@ async def prepare_in_place(
             for snapshot in made:
                 tools.on_note(f"VolumeSnapshot {_place(snapshot)} has the data before the restore")
         else:
-            await finish(jobs.clock, "delete the snapshots", REQUEST_TIMEOUT, partial(delete_snapshots, tools, made))
+            await tools.finish("delete the snapshots", REQUEST_TIMEOUT, partial(delete_snapshots, tools, made))
 
 
 def _place(snapshot: Manifest) -> str:
     return f"{snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
 
 
-async def _report(jobs: JobTools, tools: RestoreTools, plan: InPlaceRestore) -> VolumeReport:
+async def _report(tools: Session, plan: InPlaceRestore) -> VolumeReport:
     one, found, ready = plan.one, None, None
     device = one.volume.by_block or plan.mode is VolumeMode.BLOCK
     if plan.snapshot is not None:
-        jobs.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
+        tools.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
         ready = await wait_until_ready(tools, plan.snapshot)
     if ready is not None and plan.claim is not None and not device:
         try:
-            found = await _Scratch(jobs, tools, one, plan.claim).compare(ready)
+            found = await _Scratch(tools, one, plan.claim).compare(ready)
         except AgentError as e:
             raise RestoreError(
                 f"PVC {one.target}: the restore could not be planned, nothing was changed: {e} "
@@ -128,8 +127,7 @@ async def _report(jobs: JobTools, tools: RestoreTools, plan: InPlaceRestore) -> 
 class _Scratch:
     """The scratch objects for the plan of one volume, all with one name."""
 
-    def __init__(self, jobs: JobTools, tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> None:
-        self._jobs = jobs
+    def __init__(self, tools: Session, one: PlannedRestore, claim: PersistentVolumeClaim) -> None:
         self._tools = tools
         self._one = one
         self._claim = claim
@@ -138,7 +136,7 @@ class _Scratch:
 
     async def compare(self, snapshot: VolumeSnapshot) -> InPlacePlan:
         """Return what the restore does with the data in a snapshot that is ready, and remove all scratch objects."""
-        one, jobs = self._one, self._jobs
+        one, tools = self._one, self._tools
         how = one.request.in_place
         source: VolumeSource = {"persistentVolumeClaim": {"claimName": self._name}}
         spec = PlanRestore(
@@ -147,19 +145,19 @@ class _Scratch:
             incremental=how is not None and how.incremental,
             delete_extra_files=how is not None and how.delete_extra_files,
         )
-        subject = await find_subject(jobs, "plan", one.volume.location, one.volume.repository)
-        job = await plan_job(jobs, subject, spec, volume=MoverVolume(source, read_only=True))
+        subject = await find_subject(tools, "plan", one.volume.location, one.volume.repository)
+        job = await plan_job(tools, subject, spec, volume=MoverVolume(source, read_only=True))
         await self._remove()
         try:
             await self._make(snapshot)
-            answer = await run_job(jobs, job, "plan", _JOB_TIMEOUT)
+            answer = await run_job(tools, job, "plan", _JOB_TIMEOUT)
         finally:
-            await finish(jobs.clock, "remove the scratch volume", 2 * _REMOVAL_TIMEOUT, self._remove)
+            await tools.finish("remove the scratch volume", 2 * _REMOVAL_TIMEOUT, self._remove)
         (found,) = answer.find(PLAN_LINE)
         return found
 
     async def _make(self, snapshot: VolumeSnapshot) -> None:
-        client, namespace = self._jobs.client, self._jobs.namespace
+        client, namespace = self._tools.client, self._tools.namespace
         original = await client.get(
             VOLUME_SNAPSHOT_CONTENTS, "", (snapshot.get("status") or {})["boundVolumeSnapshotContentName"]
         )
@@ -169,7 +167,7 @@ class _Scratch:
         await self._create(VOLUME_SNAPSHOT_CONTENTS, content)
         shared = build_bound_snapshot(content, namespace, self._name)
         await self._create(VOLUME_SNAPSHOTS, shared)
-        self._jobs.on_progress(f"waiting for VolumeSnapshot {namespace}/{self._name}")
+        self._tools.on_progress(f"waiting for VolumeSnapshot {namespace}/{self._name}")
         await wait_until_ready(self._tools, shared)
         size = parse_snapshot_source(snapshot, original, self._claim).size
         # A PVC without a class has no snapshot.
@@ -182,29 +180,29 @@ class _Scratch:
         """Create the object; a cancellation is raised once that is done, so that nothing comes after the removal."""
         meta = manifest["metadata"]
         meta["labels"] = (meta.get("labels") or {}) | self._labels
-        create = partial(self._jobs.client.create, resource, manifest)
-        await finish(self._jobs.clock, f"create {resource.kind} {self._name}", REQUEST_TIMEOUT, create)
+        create = partial(self._tools.client.create, resource, manifest)
+        await self._tools.finish(f"create {resource.kind} {self._name}", REQUEST_TIMEOUT, create)
 
     async def _remove(self) -> None:
         """Delete the Jobs of the plan and its scratch objects, and return once they are gone; name what stays.
 
         The snapshot goes last: some storages keep one while a volume from it exists.
         """
-        deadline = Deadline.after(self._jobs.clock, _REMOVAL_TIMEOUT)
+        deadline = Deadline.after(self._tools.clock, _REMOVAL_TIMEOUT)
         for resource in (PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS):
             if not await self._is_removed(resource, deadline):
                 return
 
     async def _is_removed(self, resource: Resource, deadline: Deadline) -> bool:
-        jobs = self._jobs
-        client, namespace = jobs.client.patiently(), jobs.namespace if resource.namespaced else ""
+        tools = self._tools
+        client, namespace = tools.client.patiently(), tools.namespace if resource.namespaced else ""
         try:
             while (left := await client.read(resource, namespace, self._name)) is not None:
                 if not self._labels.items() <= (left["metadata"].get("labels") or {}).items():
                     # Of something else, and it stays.
                     return True
                 if resource == PERSISTENT_VOLUME_CLAIMS:
-                    await end_jobs(jobs, await list_mounting(jobs, RESTORE_PLAN_LABEL, self._name), _REMOVAL_TIMEOUT)
+                    await end_jobs(tools, await list_mounting(tools, RESTORE_PLAN_LABEL, self._name), _REMOVAL_TIMEOUT)
                     pending = await delete_with_volume(client, cast("PersistentVolumeClaim", left))
                 else:
                     pending = await delete_object(client, resource, left)
@@ -212,9 +210,9 @@ class _Scratch:
                     return True
                 if deadline.expired:
                     raise RestoreError(pending.message)
-                await jobs.clock.sleep(_POLL_SECONDS)
+                await tools.clock.sleep(_POLL_SECONDS)
         except AgentError as e:
             command = f"kubectl {f'-n {namespace} ' if namespace else ''}delete {resource.plural} {self._name}"
-            jobs.on_note(f"{resource.kind} {self._name} of the plan is left, to delete by {command}: {e}")
+            tools.on_note(f"{resource.kind} {self._name} of the plan is left, to delete by {command}: {e}")
             return False
         return True

@@ -8,7 +8,8 @@ from msgspec import field
 
 from client.backups.plan import ClaimName
 from client.collections.models import Backup, BackupVolume
-from client.mover_jobs import IncompleteLogError, JobAnswer, JobError, JobTools, find_subject, plan_job, run_job
+from client.mover_jobs import IncompleteLogError, JobAnswer, JobError, find_subject, plan_job, run_job
+from client.session import Session
 from core.contract import parse_result
 from core.errors import AgentError
 from core.models.backups import SavedClaim
@@ -28,7 +29,7 @@ class StoredList(WireModel):
 
 
 async def list_location(
-    tools: JobTools, location_name: str, *, volume_namespaces: Sequence[str] = (), timeout: timedelta
+    tools: Session, location_name: str, *, volume_namespaces: Sequence[str] = (), timeout: timedelta
 ) -> StoredList:
     """Return the snapshots of the repositories of these namespaces, or of all in the location.
 

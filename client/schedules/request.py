@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 
 from client.backups.copies import UTC_ZONE, Copy, KeepPolicy, KeepRule
-from client.backups.delete import DeletionTools, DeletionWish, plan_deletion
+from client.backups.delete import DeletionWish, plan_deletion
 from client.backups.manifests import DataMover, Method, check_pairs, parse_pairs
 from client.backups.plan import Choice
 from client.backups.retention import DeletionError, KeepReason, RetentionDecision, limit_deletions
+from client.session import Session
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
 from core.models.base import Int64, Time, WireModel
@@ -286,7 +287,7 @@ class RetentionExplanation(WireModel):
     copies: list[ExplainedCopy] = msgspec.field(default_factory=list)
 
 
-async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> RetentionExplanation:
+async def explain_retention(tools: Session, request: ScheduleRequest) -> RetentionExplanation:
     """Return what would become of the copies of a schedule, as far as is known without Jobs that read the snapshots.
 
     Raises:

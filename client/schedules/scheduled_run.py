@@ -7,16 +7,17 @@ from typing import Final
 
 from msgspec import structs
 
-from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
+from client.backups.delete import DeletionPlan, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionGuard, DeletionRecord, hold_deletions
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.backups.manifests import BackupError, BackupRequest, PlannedVolume
-from client.backups.plan import BackupTools, check_backup, plan_backup, start_backup
+from client.backups.plan import check_backup, plan_backup, start_backup
 from client.collections.collection import Backups, VolumeProgress
 from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest
+from client.session import Session
 from client.verifications.report import VerificationReport, VolumeOutcome, choose_volumes, explain_report
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from client.verifications.verify import VerificationRequest, verify_volumes
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
 from core.models.backups import RetentionReport
@@ -42,17 +43,11 @@ class ScheduleTools:
     `show` gets the progress of the backup, `on_line` what has been done, `on_report` what retention has left.
     """
 
-    deletion: DeletionTools
+    session: Session
     show: Callable[[list[VolumeProgress]], None]
     on_line: Callable[[str], None]
     on_report: Callable[[RetentionReport], None]
     job: str | None = None
-
-    @property
-    def backup(self) -> BackupTools:
-        """What its backup works with."""
-        jobs = self.deletion.jobs
-        return BackupTools(jobs.client, jobs.clock, jobs.on_note, self.deletion.date)
 
 
 @dataclass
@@ -111,21 +106,21 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     if not request.deletes:
         return preview
     plan, found = await check_plan(
-        tools.deletion, await plan_deletion(tools.deletion, DeletionWish(policies=request.policies))
+        tools.session, await plan_deletion(tools.session, DeletionWish(policies=request.policies))
     )
     return replace(preview, deletion=build_deletion(plan, found, done=False))
 
 
 async def _begin(tools: ScheduleTools, request: ScheduleRequest) -> ScheduleRun:
     """Return a run, whose backup has the time of its Job by the API server, so that a second pod has the same."""
-    jobs = tools.deletion.jobs
+    session = tools.session
     if tools.job:
-        job = await jobs.client.get(JOBS, jobs.namespace, tools.job)
+        job = await session.client.get(JOBS, session.namespace, tools.job)
         begun = parse_time(job["metadata"]["creationTimestamp"])
         return ScheduleRun(f"{request.name}-{begun.strftime(_STAMP)}", begun)
     # Whether it exists does not matter: the answer has the time.
-    await jobs.client.read(DAEMON_SETS, jobs.namespace, AGENT_DAEMONSET)
-    now = tools.deletion.date()
+    await session.client.read(DAEMON_SETS, session.namespace, AGENT_DAEMONSET)
+    now = session.date()
     if now is None:
         raise ScheduleError("the API server's answers have no Date: the time is not known")
     return ScheduleRun(f"{request.name}-{now.strftime(_STAMP)}")
@@ -144,9 +139,9 @@ async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun
         schedule=request.name,
     )
     volumes = []
-    for volume in await plan_backup(tools.backup, wanted, choice):
+    for volume in await plan_backup(tools.session, wanted, choice):
         try:
-            await check_backup(tools.backup, [volume])
+            await check_backup(tools.session, [volume])
         except BackupError as e:
             run.failures.append(str(e))
         else:
@@ -156,15 +151,15 @@ async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun
 
 async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
     volumes = await _plan(tools, request, run)
-    missing = await start_backup(tools.backup, volumes)
+    missing = await start_backup(tools.session, volumes)
     run.failures += missing
-    jobs = tools.deletion.jobs
-    backups = Backups(jobs.client, request.namespace)
+    session = tools.session
+    backups = Backups(session.client, session.namespace)
     if not volumes and not (await backups.list_named(run.backup, only_own=True)).groups:
         # What each volume lacks has been named.
         return
     tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
-    backup = await backups.wait(run.backup, jobs.clock, tools.show)
+    backup = await backups.wait(run.backup, session.clock, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
     # What is missing has been named, with its reason.
     if not run.failures and (failure := explain_end(backup)):
@@ -175,12 +170,11 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
 
 async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
     """Read all files of the backup back; the result is recorded on its transfers."""
-    jobs = tools.deletion.jobs
     volumes, _ = choose_volumes(backup, ())
     request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
-    means = VerificationTools(jobs, lambda: tools.deletion.date() or jobs.clock.now())
     run.unverified = True
-    report = VerificationReport(backup=backup.name, volumes=await verify_volumes(means, volumes, request), notes=[])
+    verified = await verify_volumes(tools.session, volumes, request)
+    report = VerificationReport(backup=backup.name, volumes=verified, notes=[])
     run.unverified = any(one.outcome is VolumeOutcome.UNVERIFIED for one in report.volumes)
     for one in report.volumes:
         tools.on_line(f"verification of {one.namespace}/{one.claim}: {one.outcome}")
@@ -190,13 +184,13 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
 
 async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleRequest) -> None:
     """Delete what is expired, and keep the report of it; what fails is a failure of the run."""
-    deletion, jobs = tools.deletion, tools.deletion.jobs
-    async with hold_deletions(jobs) as guard:
-        report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=request.name)
+    session = tools.session
+    async with hold_deletions(session) as guard:
+        report = RetentionReport(at=session.now(), schedule=request.name)
         failures: list[str] = []
         try:
             wish = DeletionWish(begun=run.begun, policies=request.policies)
-            plan, _ = await check_plan(deletion, await plan_deletion(deletion, wish))
+            plan, _ = await check_plan(session, await plan_deletion(session, wish))
             report = build_report(plan, plan.now or report.at, request.name)
             if plan.check is not None:
                 failures += [
@@ -209,13 +203,13 @@ async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleReque
         run.failures += [f"deletion of expired backups: {one}" for one in failures]
         report = structs.replace(report, failure="; ".join(failures) or None)
         tools.on_report(report)
-        await DeletionRecord(jobs.client, jobs.namespace).write_report(report)
+        await DeletionRecord(session.client, session.namespace).write_report(report)
 
 
 async def _carry_out(tools: ScheduleTools, plan: DeletionPlan, guard: DeletionGuard) -> None:
     if not (plan.transfers or plan.stale):
         return
-    deletion = build_deletion(plan, await execute_plan(tools.deletion, plan, guard), done=True)
+    deletion = build_deletion(plan, await execute_plan(tools.session, plan, guard), done=True)
     for note in deletion.notes:
         tools.on_line(note)
     for one in deletion.backups:

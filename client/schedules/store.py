@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 from msgspec import field
 
-from client.backups.plan import BackupTools, find_destination, note_absent_claims
+from client.backups.plan import find_destination, note_absent_claims
 from client.install.apply import ApplyResult
 from client.install.options import place_of
 from client.installation import explain_no_agents
 from client.schedules.manifests import build_accounts, build_schedule, is_role_of
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
+from client.session import Session
 from client.text import missing
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
@@ -22,21 +22,16 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.transport import Deletion
 from core.kube.types import Manifest, Object, UncheckedObject
+from core.models import names as wire
 from core.models.backups import deletes_by_old_rules
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
-from core.models.names import (
-    AGENT_DAEMONSET,
-    DELETIONS_CONFIGMAP,
-    DELETIONS_LEASE,
-    RETENTION_IMAGE_ANNOTATION,
-    SCHEDULE_LABEL,
-    helm_release,
-)
 from core.models.units import format_duration
 from exposer.pods import AgentImage
 
 _ROLES: Final = (kube.ROLE_BINDINGS, kube.ROLES, kube.CLUSTER_ROLE_BINDINGS, kube.CLUSTER_ROLES)
-_SHARED: Final = frozenset({(kube.CONFIG_MAPS.kind, DELETIONS_CONFIGMAP), (kube.LEASES.kind, DELETIONS_LEASE)})
+_SHARED: Final = frozenset(
+    {(kube.CONFIG_MAPS.kind, wire.DELETIONS_CONFIGMAP), (kube.LEASES.kind, wire.DELETIONS_LEASE)}
+)
 """Kinds and names of what all schedules have in common: it stays."""
 
 _Key = tuple[str, str, str]
@@ -50,12 +45,11 @@ def _key_of(manifest: Mapping[str, Any]) -> _Key:
 
 @dataclass(frozen=True)
 class OwnedObjects:
-    """The objects of one schedule. `on_deleted` gets each one that was deleted, `on_note` what may be left."""
+    """The objects of one schedule. `on_line` gets a line for each one that is deleted."""
 
-    client: KubeClient
+    tools: Session
     request: ScheduleRequest
-    on_deleted: Callable[[str], None]
-    on_note: Callable[[str], None]
+    on_line: Callable[[str], None]
 
     async def check(self, manifests: Iterable[Manifest]) -> None:
         """Check that what has these names is of the schedule; ConfigError: an object is not; the message names it."""
@@ -70,14 +64,14 @@ class OwnedObjects:
         """
         kind, namespace, name = _key_of(manifest)
         try:
-            await self.client.create(kube.BY_KIND[kind], manifest)
+            await self.tools.client.create(kube.BY_KIND[kind], manifest)
         except AlreadyExistsError:
             stored = await self._read(manifest)
             if stored is None:
                 return ApplyResult.UNCHANGED
             patch = _patch_of(manifest)
             patch["metadata"] = patch["metadata"] | {"uid": stored["metadata"]["uid"]}
-            patched = await self.client.patch(kube.BY_KIND[kind], namespace, name, patch)
+            patched = await self.tools.client.patch(kube.BY_KIND[kind], namespace, name, patch)
             same = patched["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
             return ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
         return ApplyResult.CREATED
@@ -87,18 +81,14 @@ class OwnedObjects:
         kind, namespace, name = _key_of(manifest)
         if (kind, name) in _SHARED:
             return None
-        stored = await self.client.read(kube.BY_KIND[kind], namespace, name)
+        stored = await self.tools.client.read(kube.BY_KIND[kind], namespace, name)
         if stored is not None and not _is_own(stored, manifest):
             schedule = self.request.name
             raise ConfigError(f"{place_of(manifest)} exists, and is not of schedule {schedule}: it is left alone")
         return stored
 
-    async def remove_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> None:
-        """Delete the schedule's roles and bindings, those that are `known` and those with its label, but not `keep`.
-
-        Raises:
-            ConfigError: an object of such a name is not of the schedule; it and the account are left.
-        """
+    async def find_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> list[Manifest | Object]:
+        """Return the schedule's roles and bindings, those that are `known` and those with its label, but not `keep`."""
         kept = {_key_of(one) for one in keep}
         found: dict[_Key, Manifest | Object] = {
             _key_of(one): one for one in known if kube.BY_KIND[one["kind"]] in _ROLES
@@ -107,14 +97,14 @@ class OwnedObjects:
             found |= {_key_of(one): one for one in await self._list(resource)}
         # Bindings first: they grant.
         order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(kube.BY_KIND[one[0]]), one))
-        await self.remove([found[one] for one in order])
+        return [found[one] for one in order]
 
     async def _list(self, resource: kube.Resource) -> list[Object]:
         labels = select_labels(self.request.own_labels)
         try:
-            listed = await self.client.list(Selection(resource, label_selector=labels))
+            listed = await self.tools.client.list(Selection(resource, label_selector=labels))
         except ForbiddenError as e:
-            self.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
+            self.tools.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
             return []
         return [one for one in listed if is_role_of(self.request, one)]
 
@@ -134,9 +124,9 @@ class OwnedObjects:
                 continue
             if stored is None:
                 continue
-            answer = await self.client.delete(kube.BY_KIND[kind], namespace, name, uid=stored["metadata"]["uid"])
+            answer = await self.tools.client.delete(kube.BY_KIND[kind], namespace, name, uid=stored["metadata"]["uid"])
             if answer in {Deletion.DONE, Deletion.STARTED}:
-                self.on_deleted(place_of(manifest))
+                self.on_line(f"{place_of(manifest)}: deleted")
         if foreign:
             raise ConfigError("; ".join(foreign))
 
@@ -144,7 +134,7 @@ class OwnedObjects:
 def _is_own(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     labels, wanted = stored["metadata"].get("labels") or {}, manifest["metadata"]["labels"]
     same_role = "roleRef" not in manifest or stored.get("roleRef") == manifest["roleRef"]
-    return labels.get(SCHEDULE_LABEL) == wanted[SCHEDULE_LABEL] and same_role
+    return labels.get(wire.SCHEDULE_LABEL) == wanted[wire.SCHEDULE_LABEL] and same_role
 
 
 def _patch_of(manifest: Manifest) -> Manifest:
@@ -152,7 +142,7 @@ def _patch_of(manifest: Manifest) -> Manifest:
     patch = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind", "roleRef"}}
     if manifest["kind"] == kube.CRON_JOBS.kind:
         patch["spec"] = {"timeZone": None} | manifest["spec"]
-        annotations = {RETENTION_IMAGE_ANNOTATION: None} | (manifest["metadata"].get("annotations") or {})
+        annotations = {wire.RETENTION_IMAGE_ANNOTATION: None} | (manifest["metadata"].get("annotations") or {})
         patch["metadata"] = manifest["metadata"] | {"annotations": annotations}
     return patch
 
@@ -218,21 +208,19 @@ class ScheduleList(WireModel):
 
 async def read_image(client: KubeClient, namespace: str) -> AgentImage:
     """Return the image of the agents; ConfigError: no agents are installed."""
-    daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    daemonset = await client.read(kube.DAEMON_SETS, namespace, wire.AGENT_DAEMONSET)
     if daemonset is None:
         raise ConfigError(explain_no_agents(namespace))
     return AgentImage.of(daemonset)
 
 
-async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
+async def check_schedule(tools: Session, request: ScheduleRequest) -> None:
     """Check what every run would need, and note the PVCs that do not exist.
 
     Raises:
         BackupError: the location does not exist or is read-only, or a Velero server is there, or may be.
     """
-    await find_destination(
-        tools, request.namespace, request.location, ignore_velero_server=request.choice.ignore_velero_server
-    )
+    await find_destination(tools, request.location, ignore_velero_server=request.choice.ignore_velero_server)
     await note_absent_claims(tools, request.choice.claims)
 
 
@@ -250,9 +238,9 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[Manifest]) -> Ap
     await owned.check([cron_job, *others])
     results = [await owned.put(manifest) for manifest in others]
     meta = cron_job["metadata"]
-    stored = await owned.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
+    stored = await owned.tools.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
     if stored is not None:
-        await owned.remove_roles(_known(stored), keep=others)
+        await owned.remove(await owned.find_roles(_known(stored), keep=others))
     result = await owned.put(cron_job)
     changed = any(one is not ApplyResult.UNCHANGED for one in results)
     return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
@@ -286,7 +274,7 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
 
     They have `metadata.managedFields`, which other lists do not.
     """
-    pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
+    pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=wire.SCHEDULE_LABEL))
     listed = [msgspec.json.decode(text) async for page in pages for text in page]
     found = {one["metadata"]["name"]: one for one in listed if is_schedule(one)}
     for name in names:
@@ -333,9 +321,7 @@ async def read_request(client: KubeClient, namespace: str, name: str) -> Schedul
     return read_cron_job(raw)
 
 
-async def renew_schedules(
-    tools: BackupTools, namespace: str, names: Sequence[str], on_line: Callable[[str], None]
-) -> list[str]:
+async def renew_schedules(tools: Session, names: Sequence[str], on_line: Callable[[str], None]) -> list[str]:
     """Build the objects of the schedules of these names again, all if there are none, with the image of the agents.
 
     `on_line` gets what became of each one; what is applied from files is left alone. Returns why some were not renewed.
@@ -344,10 +330,10 @@ async def renew_schedules(
         NotFoundError: there is none of such a name; the message has the one that may be meant.
         ConfigError: no agents are installed.
     """
-    cron_jobs, failures = await _list_cron_jobs(tools.client, namespace, names), list[str]()
+    cron_jobs, failures = await _list_cron_jobs(tools.client, tools.namespace, names), list[str]()
     if not cron_jobs:
         return []
-    image = await read_image(tools.client, namespace)
+    image = await read_image(tools.client, tools.namespace)
     for cron_job in cron_jobs:
         name = cron_job["metadata"]["name"]
         if applier := find_applier(cron_job):
@@ -373,12 +359,12 @@ def find_applier(obj: Mapping[str, Any]) -> str | None:
     meta = obj["metadata"]
     keys = (meta.get("annotations") or {}).keys() | (meta.get("labels") or {}).keys()
     managers = [one.get("manager") for one in meta.get("managedFields") or [] if one.get("operation") == "Apply"]
-    found = ["Helm"] if helm_release(obj) else []
-    return next(iter([*found, *(tool for key, tool in _APPLIERS.items() if key in keys), *managers]), None)
+    found = [*(["Helm"] if wire.helm_release(obj) else []), *(tool for key, tool in _APPLIERS.items() if key in keys)]
+    return next(iter([*found, *managers]), None)
 
 
 async def _renew(
-    tools: BackupTools, cron_job: UncheckedObject, image: AgentImage, on_line: Callable[[str], None]
+    tools: Session, cron_job: UncheckedObject, image: AgentImage, on_line: Callable[[str], None]
 ) -> ApplyResult:
     """Apply the objects of a schedule as its pods' command line describes it."""
     request, times = read_cron_job(cron_job), _times_of(_CronJob.from_wire(cron_job))
@@ -386,7 +372,7 @@ async def _renew(
     if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
         raise ConfigError(f"its pods run schedule {request.name} of namespace {request.namespace}")
     times.check()
-    owned = OwnedObjects(tools.client, request, lambda place: on_line(f"{place}: deleted"), tools.on_note)
+    owned = OwnedObjects(tools, request, on_line)
     return await apply_schedule(owned, build_schedule(request, times, image, tools.clock.now()))
 
 
@@ -403,11 +389,4 @@ async def delete_schedule(owned: OwnedObjects) -> None:
     meta = {"name": request.name, "namespace": request.namespace, "labels": request.own_labels}
     cron_job = {"kind": kube.CRON_JOBS.kind, "metadata": meta}
     account = [one for one in known if one["kind"] == kube.SERVICE_ACCOUNTS.kind]
-    foreign = []
-    for remove in (partial(owned.remove_roles, known), partial(owned.remove, [*account, cron_job])):
-        try:
-            await remove()
-        except ConfigError as e:
-            foreign.append(str(e))
-    if foreign:
-        raise ConfigError("; ".join(foreign))
+    await owned.remove([*await owned.find_roles(known), *account, cron_job])

@@ -10,8 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
 
-from client.installation import read_named
-from client.repository_view import read_events
+from client.installation import read_events, read_named
 from client.status.health import advise
 from client.status.parse import transfer_record
 from client.status.records import Target, TransferRecord
@@ -22,16 +21,8 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS, VOLUME_SNAPSHOT_CONTENTS
 from core.kube.types import Object, Pod, UncheckedObject
+from core.models import names as wire
 from core.models.base import JsonDict, Time, WireModel, parse_time
-from core.models.names import (
-    BASE_SNAPSHOT_LABEL,
-    BLOCK_DATA_MOVER,
-    OUTCOME_ANNOTATION,
-    OWNER_UID_LABEL,
-    SCHEDULE_LABEL,
-    VELERO_BACKUP_LABEL,
-    VELERO_SCHEDULE_LABEL,
-)
 from core.models.phases import RUNNING_PHASES, Interruption, Phase
 from core.models.transfer_settings import BandwidthLimits, LeftOut
 from core.models.transfers import Transfer
@@ -121,7 +112,7 @@ class TransferReader:
         schedule = await self._try("its Backup", self._read_schedule(raw), None)
         base = (
             await self._try("its base snapshot", self._read_base(raw), None)
-            if record.datamover == BLOCK_DATA_MOVER
+            if record.datamover == wire.BLOCK_DATA_MOVER
             else None
         )
         try:
@@ -135,7 +126,7 @@ class TransferReader:
             spec={key: value for key, value in (raw.get("spec") or {}).items() if not isinstance(value, dict | list)},
             schedule=schedule or "",
             base_snapshot=base or "",
-            outcome=redact(str((raw["metadata"].get("annotations") or {}).get(OUTCOME_ANNOTATION, ""))),
+            outcome=redact(str((raw["metadata"].get("annotations") or {}).get(wire.OUTCOME_ANNOTATION, ""))),
             events=events,
             pods=[_pod_line(pod) for pod in pods],
             log=log,
@@ -153,21 +144,21 @@ class TransferReader:
 
     async def _read_schedule(self, raw: UncheckedObject) -> str | None:
         labels = raw["metadata"].get("labels") or {}
-        backup = labels.get(VELERO_BACKUP_LABEL)
+        backup = labels.get(wire.VELERO_BACKUP_LABEL)
         if not backup:
-            return labels.get(SCHEDULE_LABEL)
+            return labels.get(wire.SCHEDULE_LABEL)
         owner = await self._client.read(BACKUPS, self._namespace, backup)
-        return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL) if owner else None
+        return (owner["metadata"].get("labels") or {}).get(wire.VELERO_SCHEDULE_LABEL) if owner else None
 
     async def _read_base(self, raw: Object) -> str | None:
         meta = raw["metadata"]
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", meta["name"])
-        if content is None or (content["metadata"].get("labels") or {}).get(BASE_SNAPSHOT_LABEL) != meta["uid"]:
+        if content is None or (content["metadata"].get("labels") or {}).get(wire.BASE_SNAPSHOT_LABEL) != meta["uid"]:
             return None
         return (content["spec"].get("source") or {}).get("snapshotHandle")
 
     async def _read_pods(self, raw: Object) -> list[Pod]:
-        selection = Selection(PODS, self._namespace, f"{OWNER_UID_LABEL}={raw['metadata']['uid']}")
+        selection = Selection(PODS, self._namespace, f"{wire.OWNER_UID_LABEL}={raw['metadata']['uid']}")
         pods = await self._client.list(selection)
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
 

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Final, TypeAlias
 
-from client.mover_jobs import JobTools, find_subject_of, plan_job, run_job
+from client.mover_jobs import find_subject_of, plan_job, run_job
+from client.session import Session
 from core.contract import parse_result
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
@@ -38,7 +39,7 @@ class VerificationWork:
     volume: MoverVolume | None = None
 
 
-async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupRepository:
+async def find_repository(tools: Session, key: RepositoryKey) -> BackupRepository:
     """Return the BackupRepository of a namespace and a location; NotFoundError: there is none."""
     listed = await tools.client.list(Selection(BACKUP_REPOSITORIES, tools.namespace))
     found = [BackupRepository.parse(raw) for raw in listed if RepositoryKey.of(raw) == key]
@@ -47,14 +48,14 @@ async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupReposito
     return min(found, key=lambda repository: repository.name)
 
 
-async def plan_verification(tools: JobTools, work: VerificationWork) -> Manifest:
+async def plan_verification(tools: Session, work: VerificationWork) -> Manifest:
     """Return the manifest of the Job."""
     subject = await find_subject_of(tools, "verify", work.repository)
     spec = VerifySnapshots(snapshots=work.snapshots, percent=work.percent)
     return await plan_job(tools, subject, spec, longest=work.timeout + _JOB_EXTRA, volume=work.volume)
 
 
-async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) -> None:
+async def verify_snapshots(tools: Session, work: VerificationWork, keep: Keep) -> None:
     """Run the Job, whose results `keep` gets.
 
     Raises:
@@ -64,7 +65,7 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
     await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
 
 
-async def run_verification(tools: JobTools, manifest: Manifest, what: str, work: VerificationWork, keep: Keep) -> None:
+async def run_verification(tools: Session, manifest: Manifest, what: str, work: VerificationWork, keep: Keep) -> None:
     """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
 
     Raises:

@@ -16,13 +16,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from client.backups.manifests import transfer_name
-from client.collections.collection import RestoreTools
 from client.collections.models import BackupVolume
-from client.mover_jobs import JobTools, end_jobs, list_mounting
+from client.mover_jobs import end_jobs, list_mounting
 from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
-from client.steps import finish
+from client.session import Session, StepTimeoutError
 from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
 from client.verifications.report import VerificationError
 from core.clock import Deadline
@@ -53,7 +52,7 @@ class NotRestoredError(AgentError):
 
 
 async def compare_restored(
-    tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep, *, storage_class: str | None = None
+    tools: Session, volume: BackupVolume, work: VerificationWork, keep: Keep, *, storage_class: str | None = None
 ) -> None:
     """Restore the volume and compare it with its snapshot; `keep` gets the result, before the volume is removed again.
 
@@ -69,7 +68,7 @@ async def compare_restored(
     claim = volume.saved if volume.saved is not None and volume.saved.size else await _read_source(tools, volume)
     request, saved = _plan_scratch(tools, volume, claim, storage_class)
     # Which classes bind late, and whether they exist, is no news for the user: the Job's pod uses the PVC.
-    restoring = RestoreTools(tools.client, tools.clock, lambda _: None)
+    restoring = replace(tools, on_note=lambda _: None)
     planned = await plan_restore(restoring, request, [saved])
     await check_restore(restoring, planned)
     scratch = _Scratch(tools, planned[0])
@@ -82,10 +81,13 @@ async def compare_restored(
         await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
     finally:
         remove = partial(_remove, tools, planned[0].name, planned[0].target.name)
-        await finish(tools.clock, "remove the scratch volume", 2 * _CLEANUP_TIMEOUT, remove)
+        try:
+            await tools.finish("remove the scratch volume", 2 * _CLEANUP_TIMEOUT, remove)
+        except StepTimeoutError as e:
+            tools.on_note(f"PVC {planned[0].target} may be left: {e}")
 
 
-async def remove_abandoned(tools: JobTools, now: datetime) -> None:
+async def remove_abandoned(tools: Session, now: datetime) -> None:
     """Remove the scratch volumes of commands that were killed, with their Jobs and transfers, and name each of them."""
     client, namespace = tools.client, tools.namespace
     try:
@@ -120,7 +122,7 @@ def _is_in_use(job: Job, now: datetime) -> bool:
     return not ended or now - max(ended) < _ABANDONED_AFTER
 
 
-async def _read_source(tools: JobTools, volume: BackupVolume) -> SavedClaim:
+async def _read_source(tools: Session, volume: BackupVolume) -> SavedClaim:
     """Return the PVC of the volume as it is now: backups of Velero do not say how it was."""
     cause = "there is no such PVC any more"
     try:
@@ -133,7 +135,7 @@ async def _read_source(tools: JobTools, volume: BackupVolume) -> SavedClaim:
 
 
 def _plan_scratch(
-    tools: JobTools, volume: BackupVolume, claim: SavedClaim, storage_class: str | None
+    tools: Session, volume: BackupVolume, claim: SavedClaim, storage_class: str | None
 ) -> tuple[RequestedRestore, SavedVolume]:
     """Return the restore of the volume into a new PVC of the agents' namespace, like `claim`, or of that class."""
     name = f"{_PREFIX}{secrets.token_hex(4)}"
@@ -154,12 +156,12 @@ def _plan_scratch(
 class _Scratch:
     """The PVC and the transfer of `planned`; `restored` once the data is there."""
 
-    tools: JobTools
+    tools: Session
     planned: PlannedRestore
     restored: bool = False
 
     @property
-    def quiet_tools(self) -> JobTools:
+    def quiet_tools(self) -> Session:
         """Tools for the Job, whose pod waits for the PVC, which is nothing to show before it is restored."""
 
         def show(doing: str) -> None:
@@ -204,7 +206,7 @@ class _Scratch:
             await self.tools.clock.sleep(_POLL_SECONDS)
 
 
-async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
+async def _remove(tools: Session, transfer: str, claim: str) -> bool:
     """Delete the transfer, whose agent then deletes what it needed, and the PVC; return whether both are gone."""
     namespace, deadline = tools.namespace, Deadline.after(tools.clock, _CLEANUP_TIMEOUT)
     tools.on_progress(f"removing the scratch volume {namespace}/{claim}")
@@ -216,7 +218,7 @@ async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
     return ended and removed
 
 
-async def _find_volume(tools: JobTools, name: str) -> str | None:
+async def _find_volume(tools: Session, name: str) -> str | None:
     """Return the name of the restored PersistentVolume; None: there is none, or it is not known."""
     try:
         claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, tools.namespace, name)
@@ -225,7 +227,7 @@ async def _find_volume(tools: JobTools, name: str) -> str | None:
     return claim["spec"].get("volumeName") or None if claim is not None else None
 
 
-async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Deadline) -> bool:
+async def _delete(tools: Session, resource: Resource, name: str, deadline: Deadline) -> bool:
     """Delete an object, and return once it is gone; if it stays, say how to delete it, and return False."""
     client, namespace, cause = tools.client.patiently(), tools.namespace, ""
     try:
@@ -245,7 +247,7 @@ async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Dead
     return False
 
 
-async def _name_retained(tools: JobTools, volume: str) -> None:
+async def _name_retained(tools: Session, volume: str) -> None:
     """Say that a volume stays in the storage, by the policy of its class."""
     try:
         stored = await tools.client.read(PERSISTENT_VOLUMES, "", volume)

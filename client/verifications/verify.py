@@ -1,11 +1,11 @@
 """Verifies volumes of a backup, and records each result on its transfer: in an annotation and an Event."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from client.collections.models import BackupVolume
-from client.mover_jobs import JobTools
+from client.session import Session
 from client.verifications.read_back import VerificationWork, find_repository, verify_snapshots
 from client.verifications.report import VerifiedVolume, describe_faults, describe_volume
 from client.verifications.scratch import NotRestoredError, compare_restored, remove_abandoned
@@ -18,14 +18,6 @@ from core.models.storage import RepositoryKey
 from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot
 
 _CAUSE_CHARACTERS = 1000
-
-
-@dataclass(frozen=True)
-class VerificationTools:
-    """What the Jobs are run with, and the API server's time."""
-
-    jobs: JobTools
-    now: Callable[[], datetime]
 
 
 @dataclass(frozen=True)
@@ -42,14 +34,14 @@ class VerificationRequest:
 
 
 async def verify_volumes(
-    tools: VerificationTools, volumes: Sequence[BackupVolume], request: VerificationRequest
+    tools: Session, volumes: Sequence[BackupVolume], request: VerificationRequest
 ) -> list[VerifiedVolume]:
     """Return what came of the verification of each volume; one repository is read after the other.
 
     What makes it impossible to verify one repository, or one volume, does not keep the others from it.
     """
     if request.restore:
-        await remove_abandoned(tools.jobs, tools.now())
+        await remove_abandoned(tools, tools.now())
     groups: dict[RepositoryKey, list[BackupVolume]] = {}
     for volume in volumes:
         groups.setdefault(RepositoryKey(volume.namespace, volume.location), []).append(volume)
@@ -68,7 +60,7 @@ class _Run:
     `found` are the results by the IDs of the snapshots; `recorded` is when they were recorded, by the transfers.
     """
 
-    tools: VerificationTools
+    tools: Session
     request: VerificationRequest
     key: RepositoryKey
     volumes: Sequence[BackupVolume]
@@ -77,13 +69,13 @@ class _Run:
 
     async def run(self) -> list[VerifiedVolume]:
         """Return what came of each volume; those that were not verified have the cause."""
-        jobs, request, faults = self.tools.jobs, self.request, list[str]()
+        tools, request, faults = self.tools, self.request, list[str]()
         percent = WHOLE_PERCENT if request.restore else request.percent
         try:
-            repository = await find_repository(jobs, self.key)
+            repository = await find_repository(tools, self.key)
             snapshots = tuple(dict.fromkeys(volume.snapshot_id for volume in self.volumes))
             work = VerificationWork(repository, snapshots, percent, request.timeout)
-            await (self._restore(work) if request.restore else verify_snapshots(jobs, work, self._keep))
+            await (self._restore(work) if request.restore else verify_snapshots(tools, work, self._keep))
         except AgentError as e:
             faults.append(" ".join(str(e).split())[:_CAUSE_CHARACTERS])
         verified = []
@@ -98,10 +90,10 @@ class _Run:
         (volume,) = self.volumes
         try:
             chosen = self.request.storage_class
-            await compare_restored(self.tools.jobs, volume, work, self._keep, storage_class=chosen)
+            await compare_restored(self.tools, volume, work, self._keep, storage_class=chosen)
         except NotRestoredError:
             # Damaged data keeps a volume from being restored, and so does much else.
-            await verify_snapshots(self.tools.jobs, work, self._keep_failed)
+            await verify_snapshots(self.tools, work, self._keep_failed)
             raise
 
     async def _keep_failed(self, found: Mapping[str, VerifiedSnapshot]) -> None:
@@ -117,29 +109,26 @@ class _Run:
                 self.recorded[volume.transfer] = at
 
 
-async def _record(
-    tools: VerificationTools, volume: BackupVolume, found: VerifiedSnapshot, *, restored: bool
-) -> datetime | None:
+async def _record(tools: Session, volume: BackupVolume, found: VerifiedSnapshot, *, restored: bool) -> datetime | None:
     """Record the result on the transfer of the volume, and return when; None: it is not recorded."""
     if found.outcome is None:
         return None
-    jobs, resource = tools.jobs, BY_KIND[volume.kind]
     at = tools.now().replace(microsecond=0)
     text = Verification(at=at, outcome=found.outcome, percent=found.percent).to_json()
     patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}}}
-    place = f"{volume.kind} {jobs.namespace}/{volume.transfer}"
+    place = f"{volume.kind} {tools.namespace}/{volume.transfer}"
     try:
-        transfer = await jobs.client.patch(resource, jobs.namespace, volume.transfer, patch)
+        transfer = await tools.client.patch(BY_KIND[volume.kind], tools.namespace, volume.transfer, patch)
     except KubeError as e:
-        jobs.on_note(f"the result could not be recorded on {place}, so no metric and no alert has it: {e}")
+        tools.on_note(f"the result could not be recorded on {place}, so no metric and no alert has it: {e}")
         return None
     failed = found.outcome is VerificationOutcome.FAILED
-    recorder = EventRecorder(jobs.client, jobs.clock, component="nodeagent", host="")
+    recorder = EventRecorder(tools.client, tools.clock, component="nodeagent", host="")
     try:
         reason = "VerificationFailed" if failed else "Verified"
         await recorder.record(ObjectRef.of(transfer), reason, _describe(found, restored=restored), warning=failed)
     except KubeError as e:
-        jobs.on_note(f"no Event on {place} was recorded: {e}")
+        tools.on_note(f"no Event on {place} was recorded: {e}")
     return at
 
 

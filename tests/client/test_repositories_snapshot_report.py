@@ -8,8 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from client.mover_jobs import JobError, JobTools
+from client.mover_jobs import JobError
 from client.repositories import SnapshotList, report_snapshots
+from client.session import Session
 from core.errors import AgentError, ConfigError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
@@ -46,7 +47,7 @@ class _Report:
     async def run(self, name: str = NAME) -> SnapshotList:
         clock = LoopClock()
         client = KubeClient(self.scene.kube, Retry(clock, attempts=1))
-        tools = JobTools(client, clock, "velero", self.shown.append, self.notes.append)
+        tools = Session(client, clock, "velero", self.notes.append, self.shown.append)
         return await report_snapshots(tools, name, timeout=_TIMEOUT)
 
     @property

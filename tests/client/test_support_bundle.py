@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from client.bundle_fields import COLLECTED
+from client.session import Session
 from client.support_bundle import Bundle, BundleReader, pack
 from core.kube.errors import UnreachableError
 from core.models.base import JsonDict
@@ -15,7 +16,7 @@ from core.models.names import OWNER_UID_LABEL
 from core.redact import redact
 from tests.client.support.status_scene import LEADER_POD, StatusScene
 from tests.core.test_redact import SECRETS as CORPUS
-from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.hand_clock import NOON, HandClock
 
 _ELSEWHERE = {
     name for name, (_, secret) in CORPUS.items() if any(secret in redact(text) for text, _ in CORPUS.values())
@@ -40,8 +41,7 @@ def scene() -> Iterator[StatusScene]:
 
 
 async def _read(scene: StatusScene) -> Bundle:
-    reader = BundleReader(scene.client, "velero", now=lambda: NOON, on_progress=lambda _: None)
-    return await reader.read()
+    return await BundleReader(Session(scene.client, HandClock(), "velero", lambda _: None, now=lambda: NOON)).read()
 
 
 def _content(bundle: Bundle, name: str) -> str:
@@ -133,6 +133,13 @@ async def test_of_a_pod_with_sidecars_the_log_of_the_agent_is_collected_and_the_
     asked = [one.query["container"] for one in scene.kube.requests if one.path.endswith("/pods/agent-a/log")]
     assert asked == ["node-agent"]
     assert "log of Pod agent-a: the other containers' logs are left out: istio-proxy" in bundle.missing
+
+
+async def test_of_a_data_mover_with_a_sidecar_before_it_its_own_log_is_collected(scene: StatusScene) -> None:
+    spec = {"containers": [{"name": "istio-proxy"}, {"name": "u"}]}
+    scene.put("Pod", "moving", "v1", metadata={"labels": {OWNER_UID_LABEL: "u"}}, spec=spec)
+    await _read(scene)
+    assert [one.query["container"] for one in scene.kube.requests if one.path.endswith("/pods/moving/log")] == ["u"]
 
 
 async def test_an_archive_has_each_file_for_its_owner_alone(scene: StatusScene) -> None:

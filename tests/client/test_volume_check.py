@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from client.volume_check import CheckReport, CheckStep, CheckTools, check_volume
+from client.session import Session
+from client.volume_check import CheckReport, CheckStep, check_volume
 from client.volume_check_plan import CheckChoice, CheckPlan, plan_check
 from core.errors import AgentError, ConfigError
 from core.kube import resources as kube
@@ -82,8 +83,8 @@ class _World(HandClock):
         return self.kube.put({"apiVersion": version, "kind": kind, "metadata": meta, **more})
 
     async def check(self, timeout: timedelta = timedelta(minutes=1), plan: CheckPlan = _PLAN) -> CheckReport:
-        tools = CheckTools(self.client, self, self.steps.append, lambda _: None, self.notes.append)
-        return await check_volume(tools, plan, timeout)
+        tools = Session(self.client, self, "velero", self.notes.append)
+        return await check_volume(tools, plan, timeout, self.steps.append)
 
     @property
     def left(self) -> list[str]:

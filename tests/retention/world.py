@@ -11,13 +11,13 @@ from datetime import timedelta
 from typing import Final
 
 from client.backups.copies import KeepPolicy, format_keep
-from client.backups.delete import DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
+from client.backups.delete import DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import hold_deletions
 from client.backups.plan import Choice
 from client.backups.retention import DeletionError
-from client.mover_jobs import JobTools
 from client.schedules import scheduled_run
 from client.schedules.request import ScheduleRequest
+from client.session import Session
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
@@ -232,11 +232,10 @@ class World:
         await command.settle()
         return command
 
-    def _build_tools(self, command: Command) -> DeletionTools:
+    def _build_tools(self, command: Command) -> Session:
         time = ServerTime(command, command)  # type: ignore[arg-type] # no command streams
         client = KubeClient(time, Retry(command, attempts=1))
-        jobs = JobTools(client, command, "velero", lambda _: None, lambda _: None)
-        return DeletionTools(jobs, lambda: time.date)
+        return Session(client, command, "velero", lambda _: None, date=lambda: time.date, now=time.now)
 
     async def _run_command(self, command: Command) -> None:
         tools = self._build_tools(command)
@@ -244,7 +243,7 @@ class World:
         plan, _ = await check_plan(tools, await made)
         if command.name is not None and plan.check is not None and plan.check.refused:
             raise DeletionError("refused")
-        async with hold_deletions(tools.jobs) as guard:
+        async with hold_deletions(tools) as guard:
             await execute_plan(tools, plan, guard)
 
     async def _run_schedule(self, command: Command) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from client.backups.deletion_jobs import hold_deletions
 from client.backups.retention import DeletionError
-from client.mover_jobs import JobTools
+from client.session import Session
 from core.kube.client import KubeClient
 from core.kube.resources import JOBS, LEASES, PODS
 from core.kube.transport import Retry
@@ -27,10 +27,10 @@ class _Scene:
         self.shown: list[str] = []
 
     @property
-    def tools(self) -> JobTools:
+    def tools(self) -> Session:
         clock = LoopClock()
         client = KubeClient(self.kube, Retry(clock, attempts=1))
-        return JobTools(client, clock, "velero", self.shown.append, self.shown.append)
+        return Session(client, clock, "velero", self.shown.append, self.shown.append)
 
     @property
     def holder(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from client.cli import backup as backup_commands
+from client import session
 from client.cli import collection_commands
 from tests.client.support.backup_scene import BackupScene
 from tests.client.support.commands import Done, Shell, reach
@@ -24,6 +24,6 @@ class BackupShell(Shell):
 def backup_shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> BackupShell:
     shell = BackupShell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (backup_commands, collection_commands):
+    for module in (collection_commands, session):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
     return shell

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from client import mover_jobs
+from client import session
 from client.backups.deletion_report import BackupDeletion
 from core.kube.resources import JOBS
 from tests.client.support import commands
@@ -39,7 +39,7 @@ def _answer(answer: str | None) -> str:
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell(capsys, monkeypatch)
     commands.reach(lambda: shell.scene.kube, monkeypatch)
-    monkeypatch.setattr(mover_jobs, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.setattr(session, "SystemClock", lambda: shell.scene.clock)
     shell.scene.put_backup("night", 9, "data", "gone")
     shell.scene.put_backup("day", 1)
     return shell

@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from client import session
 from client.backups import files
 from client.backups.files import FileList
+from core.clock import SystemClock
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
 from core.models.names import BLOCK_DATA_MOVER, CLAIM_ANNOTATION
@@ -51,6 +53,7 @@ def shell(backup_shell: BackupShell, kube: FilesKube, tmp_path: Path, monkeypatc
     serve = {"name": "a", "image": "mover:1", "command": ["python", "-m", "nodeagent"], "args": ["serve"]}
     scene.put("DaemonSet", "node-agent", "apps/v1", spec={"template": {"spec": {"containers": [serve]}}})
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "SystemClock", SystemClock)
     return backup_shell
 
 

@@ -8,11 +8,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from client import mover_jobs
+from client import session
 from client.cli import backup as backup_commands
 from client.collections.models import BackupVolume
+from client.session import Session
 from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
-from client.verifications.verify import VerificationRequest, VerificationTools
+from client.verifications.verify import VerificationRequest
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import VerifiedSnapshot
 from tests.client.support.commands import Done, Shell, reach
@@ -34,10 +35,10 @@ class _Shell(Shell):
         return super().run("backup", "verify", *words)
 
     async def verify(
-        self, tools: VerificationTools, volumes: Sequence[BackupVolume], request: VerificationRequest
+        self, tools: Session, volumes: Sequence[BackupVolume], request: VerificationRequest
     ) -> list[VerifiedVolume]:
         self.asked.append(([one.claim for one in volumes], request))
-        tools.jobs.on_progress("Pod velero/x is running")
+        tools.on_progress("Pod velero/x is running")
         found = [self.results.get(one.snapshot_id) or passed(one.snapshot_id) for one in volumes]
         return [
             describe_volume(one, result, restored=request.restore, at=NOON if result.outcome else None)
@@ -50,7 +51,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
     monkeypatch.setattr(backup_commands, "verify_volumes", shell.verify)
-    monkeypatch.setattr(mover_jobs, "SystemClock", HandClock)
+    monkeypatch.setattr(session, "SystemClock", HandClock)
     return shell
 
 

@@ -9,8 +9,9 @@ from click.shell_completion import ShellComplete
 
 from client.cli.user_commands import _root
 from client.status.describe import TransferDetails
+from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION, BASE_SNAPSHOT_LABEL
+from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION, BASE_SNAPSHOT_LABEL, OWNER_UID_LABEL
 from tests.client.support.commands import Shell, open_shell
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.transfers import mover_pod
@@ -115,6 +116,16 @@ def test_an_error_is_one_line_with_an_exit_code(shell: Shell) -> None:
     done = shell.run("describe", "du/zzz\x1b[2J")
     assert (done.code, done.out) == (1, "")
     assert re.fullmatch(r"error: .*DataUpload velero/zzz\\x1b\[2J does not exist.*\n", done.err)
+
+
+def test_the_log_is_the_data_mover_s_whatever_else_is_in_its_pod(scene: StatusScene, shell: Shell) -> None:
+    (pod,) = (one for one in scene.kube.objects(PODS) if one["metadata"]["name"] == "long")
+    names = ("istio-proxy", pod["metadata"]["labels"][OWNER_UID_LABEL])
+    states: list[JsonDict] = [{"name": name, "state": {"running": {}}} for name in names]
+    scene.kube.put(pod | {"status": pod["status"] | {"containerStatuses": states}})
+    assert "End of the log:" in shell.run("describe", "du/long").out
+    asked = [one.query.get("container") for one in scene.kube.requests if one.path.endswith("/log")]
+    assert asked == [names[1]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from client import mover_jobs
+from client import session
 from client.cli.user_commands import _root
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
@@ -204,7 +204,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     """A cluster with a backup, a repository, a restore and a schedule."""
     scene = ScheduleScene()
     reach(lambda: scene.kube, monkeypatch)
-    for module in (mover_jobs, connection):
+    for module in (session, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: scene.clock)
     monkeypatch.chdir(tmp_path)
     scene.old.put_backup("night", 1)

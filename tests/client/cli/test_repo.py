@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from client import mover_jobs
+from client import session
 from client.cli import repo
 from client.cli.output import Printer
 from client.cli.repo import print_report
@@ -35,7 +35,7 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (mover_jobs, repo):
+    for module in (session, repo):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 

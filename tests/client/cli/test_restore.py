@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from client import session
 from client.cli import collection_commands, restore
 from client.collections.models import RestoreList
 from client.restores.sources import StoredList
@@ -50,7 +51,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.listed
 
     monkeypatch.setattr(collection_commands, "list_location", read)
-    for module in (collection_commands, restore):
+    for module in (collection_commands, restore, session):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 

@@ -7,7 +7,7 @@ import click
 import pytest
 from msgspec.structs import replace
 
-from client import mover_jobs
+from client import session
 from client.cli import collection_commands, restore
 from core.models.transfer_settings import InPlacePlan, PlannedEntries
 from tests.client.support.commands import Shell, reach
@@ -29,7 +29,7 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (collection_commands, mover_jobs, restore):
+    for module in (collection_commands, restore, session):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 

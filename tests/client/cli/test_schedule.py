@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from client import mover_jobs
+from client import session
 from client.cli import install
 from client.schedules.store import ScheduleList
 from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
@@ -32,7 +32,7 @@ class Shell(commands.Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell(capsys)
     commands.reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (mover_jobs, connection):
+    for module in (session, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
     monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
     shell.scene.old.put_backup("first", 9)
@@ -93,7 +93,7 @@ def test_schedules_that_were_not_renewed_are_an_error(shell: Shell) -> None:
 def test_an_installation_renews_schedules_and_does_not_fail_where_it_cannot(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run(*_: object) -> None:
+    async def run(*_: object, **__: object) -> None:
         return
 
     monkeypatch.setattr(install, "run_install", run)

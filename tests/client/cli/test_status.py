@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from client.cli import status as status_module
+from client.cli.output import OutputFormat
 from client.cli.status import summarize
+from client.status.records import ClusterSnapshot, Unread, UnreadPart
 from client.status.view import StatusView
 from core.models.backups import HeldBackup
 from core.models.base import JsonDict
@@ -167,3 +169,10 @@ class TestWaiting:
         done = shell.run("status", "-w", "--wait-idle", "--timeout", "50ms")
         assert done.code == 1
         assert done.out == "healthy: 2 of 2 agents ready; transfers: 3 New, 1 Prepared, 1 InProgress, 1 Completed\n"
+
+
+def test_a_list_that_is_rejected_is_an_error_beside_a_watch_that_is_opened_again() -> None:
+    unread = (Unread(UnreadPart.TRANSFERS, "closed", passing=True), Unread(UnreadPart.TRANSFERS, "forbidden"))
+    options = status_module._Options(OutputFormat.TABLE, watch=False, wait_idle=True, timeout=None)
+    with pytest.raises(status_module.NotIdleError, match=r"is left: forbidden$"):
+        status_module._is_done(ClusterSnapshot("velero", NOON, unread=unread), options, None)

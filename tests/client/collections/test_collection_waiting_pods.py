@@ -29,7 +29,7 @@ def _end(scene: RestoreScene, phase: str) -> None:
 async def test_a_pod_whose_data_has_arrived_ends_before_it_is_deleted() -> None:
     scene, waiting = await _started()
     _end(scene, "Completed")
-    deleting = asyncio.create_task(delete_waiting_pods(scene.tools, "velero", [waiting]), name="delete")
+    deleting = asyncio.create_task(delete_waiting_pods(scene.tools, [waiting]), name="delete")
     await asyncio.sleep(5)
     (pod,) = scene.pods
     scene.kube.put(pod | {"status": {"phase": "Succeeded"}})
@@ -40,7 +40,7 @@ async def test_a_pod_whose_data_has_arrived_ends_before_it_is_deleted() -> None:
 async def test_a_pod_that_does_not_end_is_deleted_a_minute_after_its_data_arrived() -> None:
     scene, waiting = await _started()
     _end(scene, "Completed")
-    await delete_waiting_pods(scene.tools, "velero", [waiting])
+    await delete_waiting_pods(scene.tools, [waiting])
     assert scene.pods == []
 
 
@@ -48,20 +48,20 @@ async def test_a_pod_that_cannot_be_deleted_is_named_with_the_command() -> None:
     scene, waiting = await _started()
     _end(scene, "Failed")
     scene.kube.fail_next("DELETE", "/pods/", 403, message="is forbidden")
-    await delete_waiting_pods(scene.tools, "velero", [waiting])
+    await delete_waiting_pods(scene.tools, [waiting])
     assert f"kubectl -n app delete pod {waiting.name}" in scene.notes[-1]
 
 
 async def test_a_pod_whose_transfer_moves_stays_with_a_note() -> None:
     scene, waiting = await _started()
-    await delete_waiting_pods(scene.tools, "velero", [waiting], timedelta())
+    await delete_waiting_pods(scene.tools, [waiting], timedelta())
     assert [one["metadata"]["name"] for one in scene.pods] == [waiting.name]
     assert f"Pod app/{waiting.name} stays: its PodVolumeRestore has not ended" in scene.notes[-1]
 
 
 async def test_a_cancel_waits_for_the_end_and_deletes_the_pod() -> None:
     scene, _ = await _started()
-    canceling = asyncio.create_task(cancel_restore(scene.tools, "velero", "back"), name="cancel")
+    canceling = asyncio.create_task(cancel_restore(scene.tools, "back"), name="cancel")
     await asyncio.sleep(5)
     assert len(scene.pods) == 1
     _end(scene, "Canceled")
@@ -72,7 +72,7 @@ async def test_a_cancel_waits_for_the_end_and_deletes_the_pod() -> None:
 async def test_a_cancel_of_a_restore_that_has_ended_deletes_the_pod() -> None:
     scene, _ = await _started()
     _end(scene, "Failed")
-    assert await cancel_restore(scene.tools, "velero", "back") == []
+    assert await cancel_restore(scene.tools, "back") == []
     assert scene.pods == []
 
 
@@ -81,7 +81,7 @@ async def test_a_pod_that_is_not_of_a_restore_is_not_deleted() -> None:
     _end(scene, "Canceled")
     (pod,) = scene.pods
     scene.kube.put(pod | {"metadata": pod["metadata"] | {"annotations": {}}})
-    await cancel_restore(scene.tools, "velero", "back")
+    await cancel_restore(scene.tools, "back")
     assert [one["metadata"]["name"] for one in scene.pods] == [waiting.name]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from client.install.apply import Applied, ApplyResult
 from client.install.run import WaitError, wait_installation
+from client.session import Session
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.transport import Retry
@@ -68,7 +69,8 @@ class _Scene:
     async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
         client = KubeClient(self.kube, Retry(HandClock(), attempts=1))
         applied, timeout = [Applied(one, result) for one in stored], timedelta(seconds=seconds)
-        await wait_installation(client, _Clock(), applied, timeout, self.shown.append)
+        session = Session(client, _Clock(), "velero", lambda _: None, self.shown.append)
+        await wait_installation(session, applied, timeout)
 
 
 @pytest.fixture

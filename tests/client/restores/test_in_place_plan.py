@@ -9,10 +9,11 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from client.mover_jobs import JobError, JobTools
+from client.mover_jobs import JobError
 from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_place
 from client.restores.in_place_plan import VolumeReport, prepare_in_place
 from client.restores.sources import RestoreError, SavedVolume
+from client.session import Session
 from core.kube.errors import UnreachableError
 from core.kube.resources import JOBS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
@@ -48,7 +49,7 @@ class Command:
         scene = self.scene
         request = scene.request(in_place=InPlace(**how))
         self.plans = await plan_in_place(scene.tools, request, [volume], snapshots=snapshots)
-        jobs = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
+        jobs = Session(scene.client, scene.clock, "velero", scene.notes.append)
         if self.plans and not await prepare_in_place(jobs, self.plans, self._decide):
             return False
         return await start_in_place(scene.tools, self.plans)

@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from client.mover_jobs import JobError, JobTools
+from client.mover_jobs import JobError
 from client.restores.sources import StoredList, list_location
+from client.session import Session
 from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS, PODS
 from core.kube.transport import Request, Response
@@ -32,7 +33,7 @@ class _Listing:
 
     async def run(self, location: str = "default", *namespaces: str) -> StoredList:
         scene = self.scene
-        tools = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
+        tools = Session(scene.client, scene.clock, "velero", scene.notes.append)
         return await list_location(tools, location, volume_namespaces=namespaces, timeout=timedelta(minutes=5))
 
 

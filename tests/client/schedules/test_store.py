@@ -1,5 +1,6 @@
 """Schedules in the cluster: created, changed, listed and deleted, also after an interruption, and nothing of others."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -59,7 +60,7 @@ async def _create(scene: ScheduleScene, image: str = "i:1") -> ApplyResult:
 
 
 def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
-    return OwnedObjects(scene.old.client, request, scene.lines.append, scene.lines.append)
+    return OwnedObjects(replace(scene.old.tools, on_note=scene.lines.append), request, scene.lines.append)
 
 
 async def _delete(scene: ScheduleScene, name: str = "night") -> None:
@@ -142,7 +143,7 @@ async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene,
     await _delete(scene)
     left = (SERVICE_ACCOUNTS, *_ROLES, CRON_JOBS)
     assert [one for resource in left for one in scene.kube.objects(resource)] == []
-    assert scene.lines[-1] == "CronJob velero/night"
+    assert scene.lines[-1] == "CronJob velero/night: deleted"
     assert len(scene.lines) == 8
 
 
@@ -183,7 +184,7 @@ async def _create_old(scene: ScheduleScene) -> JsonDict:
 
 
 async def _renew(scene: ScheduleScene, *names: str) -> list[str]:
-    return await renew_schedules(scene.claims.tools, "velero", names, scene.lines.append)
+    return await renew_schedules(scene.claims.tools, names, scene.lines.append)
 
 
 async def test_an_old_schedule_is_renewed_with_image_rules_and_permissions(scene: ScheduleScene) -> None:
@@ -293,7 +294,7 @@ async def test_a_deletion_finds_roles_of_earlier_namespaces_and_of_no_other_sche
     scene.kube.put(role | {"metadata": role["metadata"] | {"namespace": "before", "uid": "u-before"}})
     await _delete(scene)
     assert _roles(scene) == others
-    assert "Role before/node-agent-schedule.velero.night" in scene.lines
+    assert "Role before/node-agent-schedule.velero.night: deleted" in scene.lines
 
 
 async def test_a_role_of_someone_else_is_left_alone_and_named(scene: ScheduleScene) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.backups.manifests import BackupRequest
-from client.backups.plan import BackupTools
+from client.session import Session
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, VOLUME_SNAPSHOTS, Resource
@@ -56,8 +56,8 @@ class BackupScene:
         return KubeClient(self.kube, Retry(self.clock, attempts=1))
 
     @property
-    def tools(self) -> BackupTools:
-        return BackupTools(self.client, self.clock, self.notes.append, self.clock.now)
+    def tools(self) -> Session:
+        return Session(self.client, self.clock, "velero", self.notes.append, date=self.clock.now)
 
     def put(
         self, kind: str, name: str, version: str = "velero.io/v1", *, namespace: str = "velero", **more: Any

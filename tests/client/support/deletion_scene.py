@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-from client.backups.delete import DeletionPlan, DeletionTools, DeletionWish, check_plan, execute_plan, plan_deletion
+from client.backups.delete import DeletionPlan, DeletionWish, check_plan, execute_plan, plan_deletion
 from client.backups.deletion_jobs import hold_deletions
-from client.mover_jobs import JobTools
+from client.session import Session
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
 from core.kube.transport import Request, Response, Retry
@@ -227,9 +227,10 @@ class DeletionScene:
         return KubeClient(self.time, Retry(self.clock, attempts=1))
 
     @property
-    def tools(self) -> DeletionTools:
-        jobs = JobTools(self.client, self.clock, "velero", lambda _: None, self.notes.append)
-        return DeletionTools(jobs, lambda: self.time.date)
+    def tools(self) -> Session:
+        return Session(
+            self.client, self.clock, "velero", self.notes.append, date=lambda: self.time.date, now=self.time.now
+        )
 
     async def check(self, name: str | None = None) -> DeletionPlan:
         """Return the plan to delete the backup of that name, or all expired ones, as Jobs have checked it."""
@@ -237,12 +238,12 @@ class DeletionScene:
         return (await check_plan(self.tools, plan))[0]
 
     async def execute(self, plan: DeletionPlan) -> list[DeletedSnapshot]:
-        async with hold_deletions(self.tools.jobs) as guard:
+        async with hold_deletions(self.tools) as guard:
             return await execute_plan(self.tools, plan, guard)
 
     async def run(self) -> list[DeletedSnapshot]:
         """Delete what is expired, as a schedule does."""
-        async with hold_deletions(self.tools.jobs) as guard:
+        async with hold_deletions(self.tools) as guard:
             return await execute_plan(self.tools, await self.check(), guard)
 
     def change(self, name: str, **more: Any) -> None:

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.collections.collection import RestoreTools
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
+from client.session import Session
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
@@ -111,8 +111,8 @@ class RestoreScene:
         return KubeClient(self.kube, Retry(self.clock, attempts=1))
 
     @property
-    def tools(self) -> RestoreTools:
-        return RestoreTools(self.client, self.clock, self.notes.append)
+    def tools(self) -> Session:
+        return Session(self.client, self.clock, "velero", self.notes.append)
 
     def request(self, name: str = "back", **more: Any) -> RequestedRestore:
         return RequestedRestore(name, "velero", **more)

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from client.collections.collection import Backups
 from client.collections.models import Backup
-from client.mover_jobs import JobTools
+from client.session import Session
 from client.verifications.report import VerifiedVolume
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from client.verifications.verify import VerificationRequest, verify_volumes
 from core.kube.resources import DATA_UPLOADS, EVENTS, JOBS, PODS
 from core.kube.types import OwnerRef
 from core.models.verification import (
@@ -92,13 +92,14 @@ class VerificationScene:
             return await verify_volumes(tools, volumes, VerificationRequest(percent, restore, timedelta(minutes=5)))
 
     @asynccontextmanager
-    async def working(self, owners: Sequence[OwnerRef] = ()) -> AsyncIterator[VerificationTools]:
+    async def working(self, owners: Sequence[OwnerRef] = ()) -> AsyncIterator[Session]:
         """Yield what volumes are verified with, while Jobs and restores end."""
         clock = LoopClock()
-        jobs = JobTools(self.base.client, clock, "velero", self.progress.append, self.base.notes.append, owners=owners)
+        notes, progress = self.base.notes.append, self.progress.append
+        tools = Session(self.base.client, clock, "velero", notes, progress, now=clock.now, owners=owners)
         kubelet = asyncio.create_task(self._end_all(), name="kubelet")
         try:
-            yield VerificationTools(jobs, clock.now)
+            yield tools
         finally:
             kubelet.cancel()
             await asyncio.wait({kubelet})

@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
+import re
 from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
 
 from client.restores.manifests import PlannedRestore, RequestedRestore
+from client.verifications import scratch
 from client.verifications.report import VolumeOutcome
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS
@@ -260,3 +262,19 @@ async def test_a_pvc_of_which_nothing_is_known_is_unverified(scene: Verification
         "its backup does not say the size of its PVC: verify it without --restore (there is no such PVC any more)"
     )
     assert _left(scene) == []
+
+
+async def test_a_removal_that_takes_too_long_is_a_note_and_the_result_stays(
+    scene: VerificationScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> bool:
+        await asyncio.sleep(1e6)
+        return False
+
+    monkeypatch.setattr(scratch, "_remove", hang)
+    found = await scene.run(restore=True)
+    assert [one.outcome for one in found] == [VolumeOutcome.PASSED] * 2
+    (first, _) = scene.base.notes
+    assert re.fullmatch(
+        r"PVC velero/nodeagent-verify-\w+ may be left: remove the scratch volume: timed out after 10m0s", first
+    )
