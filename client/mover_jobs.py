@@ -251,9 +251,11 @@ async def wait_for_start(tools: Session, job: Job, what: str, timeout: timedelta
     return pod
 
 
-async def check_end(tools: Session, job: Job, what: str, timeout: timedelta) -> None:
-    """Return once the pod of the Job has ended with 0; JobError: it failed, or did not end in time."""
-    _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
+async def check_end(tools: Session, job: Job, what: str, timeout: timedelta) -> str:
+    """Return the message of the Job's pod once it has ended with 0; JobError: it failed, or did not end in time."""
+    pod, end = await _wait(tools, job, timeout, parse_pod_end)
+    _check_end(what, pod, end)
+    return end.message
 
 
 async def list_mounting(tools: Session, label: str, claim: str) -> list[Job]:

@@ -210,14 +210,18 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:
         pod = await wait_for_start(tools, job, _WHAT, timeout)
         meta = pod["metadata"]
         process = ExecProcess(meta["namespace"], meta["name"], MAINTENANCE_CONTAINER, SEND_COMMAND)
+        stream = _Stream(copy)
         try:
-            return await _Stream(copy).receive(process)
+            return await stream.receive(process)
         except ForbiddenError:
             raise
         except (ExecError, KubeError, _UnexplainedError):
             # A pod that failed says why; the process in it was ended with it, and the connection may break with it.
             with suppress(JobTimeoutError, KubeError):
-                await check_end(tools, job, _WHAT, _END)
+                message = await check_end(tools, job, _WHAT, _END)
+                if stream.unpacked:
+                    # On a busy node, a runtime may lose the last output of a process. The pod says the same at its end.
+                    return stream.finish(stream.unpacked, message)
             raise
 
 
@@ -233,6 +237,7 @@ class _Stream:
         self._result = b""
         self._bytes = 0
         self._ended = False
+        self.unpacked: Unpacker | None = None
 
     async def receive(self, process: ExecProcess) -> CopyResult:
         async with aclosing(self._output(process)) as pieces:
@@ -253,8 +258,17 @@ class _Stream:
                     # The tar is incomplete because the pod could not send the rest.
                     self._check_result()
                 raise
-        note = self._check_result()
-        return CopyResult(target.folder / target.name, unpacker.files, unpacker.size_bytes, unpacker.refused, note)
+        self.unpacked = unpacker
+        return self.finish(unpacker)
+
+    def finish(self, unpacked: Unpacker, message: str | None = None) -> CopyResult:
+        """Return the result of a tar that was unpacked: as the pod says, or else the process in it.
+
+        Raises:
+            FilesError: not everything was sent or arrived.
+        """
+        target, note = unpacked.target, self._check_result(message)
+        return CopyResult(target.folder / target.name, unpacked.files, unpacked.size_bytes, unpacked.refused, note)
 
     async def _output(self, process: ExecProcess) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._copy.pod_exec.run(process)) as pieces:
@@ -279,8 +293,8 @@ class _Stream:
         self._check_result()
         raise _UnexplainedError("what the pod sent does not say what it is")
 
-    def _check_result(self) -> str | None:
-        lines = self._result.decode(errors="replace").splitlines()
+    def _check_result(self, message: str | None = None) -> str | None:
+        lines = (self._result.decode(errors="replace") if message is None else message).splitlines()
         try:
             result = SentFiles.from_json(lines[-1] if lines else "")
         except ContractError as e:

@@ -18,6 +18,7 @@ from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
 from core.models.names import BLOCK_DATA_MOVER, CLAIM_ANNOTATION
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
+from nodeagent.runtime.connection import ERRORS
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
 from tests.support.golden import assert_golden, assert_golden_text
@@ -224,6 +225,27 @@ def test_a_pod_that_fails_says_why_when_the_connection_breaks_with_it(
     done = shell.run("cp", "night:data/etc", "new")
     assert done.code == 1
     assert re.search(r"error: Pod \S+ of the copy failed: .*the node has no memory left\n", done.err)
+    assert kube.objects(JOBS) == []
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_result_that_is_lost_is_the_one_of_the_pod(
+    shell: BackupShell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    async def lose_errors() -> AsyncIterator[bytes]:
+        said = b"".join(message[1:] for message in kube.played if message[0] == ERRORS)
+        kube.end(0, said.decode())
+        (pod,) = kube.objects(PODS)
+        kube.put(pod | {"status": kube.pod})
+        for message in kube.played:
+            if message[0] != ERRORS:
+                yield message
+
+    monkeypatch.setattr(kube, "_play", lose_errors)
+    kube.send(DIRECTORY, pack(first=b"1" * 9000), cut=missing)
+    done = shell.run("cp", "night:data/etc", "new")
+    assert (done.code, "bytes arrived" in done.err) == (missing, missing == 1)
+    assert Path("new/first").read_bytes() == b"1" * 9000
     assert kube.objects(JOBS) == []
 
 
