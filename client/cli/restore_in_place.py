@@ -13,7 +13,7 @@ from client.cli.options import add_options, confirm, dry_run_option, yes_option
 from client.cli.output import WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.models import Restore, RestoreTransfer
 from client.restores.in_place import plan_in_place, start_in_place
-from client.restores.in_place_plan import InPlaceReport, VolumeReport, prepare_in_place
+from client.restores.in_place_preview import InPlaceReport, VolumeReport, prepare_in_place
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
 from client.session import Session

@@ -1,6 +1,6 @@
 """Restores volumes of a backup into the PVCs that they had: releases each volume, and starts its transfer.
 
-A VolumeSnapshot, for the way back, comes before, and so does a plan (`client.restores.in_place_plan`).
+A VolumeSnapshot, for the way back, comes before, and so does a plan (`client.restores.in_place_preview`).
 
 What must come back is recorded on the PersistentVolume before anything is deleted: its reclaim policy, and the PVC. The
 PVC is deleted, since a volume can be mounted in the namespace of its PVC alone, and recreated as it was, pointing at

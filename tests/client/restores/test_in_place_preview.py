@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from client.mover_jobs import JobError
 from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_place
-from client.restores.in_place_plan import VolumeReport, prepare_in_place
+from client.restores.in_place_preview import VolumeReport, prepare_in_place
 from client.restores.sources import RestoreError, SavedVolume
 from client.session import Session
 from core.kube.errors import UnreachableError
