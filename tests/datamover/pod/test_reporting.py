@@ -8,12 +8,21 @@ from typing import Any, Final
 import pytest
 from msgspec import inspect
 
-from core import contract
-from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES, parse_result
+from core.contract import (
+    TERMINATION_MESSAGE_LIMIT_BYTES,
+    BackupResult,
+    InitResult,
+    LocationResult,
+    MaintenanceResult,
+    RestoreResult,
+    parse_result,
+)
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
 from core.kube.transport import Retry
+from core.models.verification import SnapshotVerification
+from core.snapshot_contract import FileListing, SnapshotDeletion, SnapshotListing, SnapshotReport
 from datamover.kopia.progress import Direction, Meter
 from datamover.pod.reporting import Reporter
 from datamover.pod.snapshot_report import SHOWN_UNREAD
@@ -62,7 +71,13 @@ async def test_the_start_of_the_snapshot_is_reported_at_once_and_from_then_on() 
     assert len(messages()) == len(after) + 1
 
 
-@pytest.mark.parametrize("model", contract._Result.__constraints__)
+_RESULTS: Final = (
+    *(BackupResult, RestoreResult, InitResult, LocationResult, MaintenanceResult, SnapshotReport),
+    *(SnapshotListing, SnapshotVerification, SnapshotDeletion, FileListing),
+)
+
+
+@pytest.mark.parametrize("model", _RESULTS)
 def test_a_result_fits_a_termination_message_whatever_its_texts(model: type[Any]) -> None:
     result = _fill(inspect.type_info(model), "")
     message = result.to_json()
