@@ -270,8 +270,10 @@ class _Proofs:
             return None
         place = f"{one.shown_volume} in {one.location}"
         seen, newest = self._seen.get(one.series), self._newest.get(one.series)
-        if newest is None:
-            text = f"there is no other copy of {place} whose verification did not fail"
+        # Nothing is known of others that a command has begun to delete.
+        if newest is None or (newest.shrunk and not (one.shrunk or one.damaged)):
+            what = "whose verification did not fail" if newest is None else "that is not Shrunk"
+            text = f"there is no other copy of {place} {what}"
             return KeepReason(RetentionRule.UNCONFIRMED, text, one.uid)
         if seen is None or seen.age_key <= one.age_key or (seen.shrunk and not newest.shrunk):
             fault = self._check and self._check.faults.get(newest.uid)

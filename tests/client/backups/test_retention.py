@@ -1,7 +1,9 @@
 """The rules of retention: each one by itself, and what no set of transfers may break."""
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 import pytest
@@ -219,6 +221,31 @@ def test_a_shrunk_or_damaged_copy_does_not_justify_that_a_full_one_goes() -> Non
     lost = {uids[name]: "its snapshot is not in default" for name in "bd"}
     judged = _judge(*copies, check=Check(every, every, lost))
     assert all(RetentionRule.UNCONFIRMED in _rules(judged[name]) for name in "ab")
+
+
+_STATES: Final[list[JsonDict]] = [
+    {},
+    {"shrunk": True},
+    {"damaged": True},
+    {"shrunk": True, "damaged": True},
+    {"recorded": True},
+    {"recorded": True, "shrunk": True},
+    {"recorded": True, "damaged": True},
+    {"deleting": True},
+    {"phase": Phase.FAILED, "snapshot_id": ""},
+]
+
+
+@pytest.mark.parametrize("oldest", _STATES, ids=str)
+def test_of_any_four_copies_the_last_good_one_stays(oldest: JsonDict) -> None:
+    """A deletion that was recorded may have been interrupted before it deleted anything: such a copy is one too."""
+    for states in itertools.product([oldest], *[_STATES] * 3):
+        copies = [make_copy(f"b{4 - days}", days, **state) for days, state in zip((5, 4, 3, 2), states, strict=True)]
+        judged = _judge(*copies)
+        before = [one for one in copies if one.has_data and not one.deleting]
+        after = [one for one in before if judged[one.backup].holds]
+        for good in (attrgetter("has_data"), lambda one: not one.damaged, lambda one: not (one.damaged or one.shrunk)):
+            assert any(map(good, after)) == any(map(good, before)), states
 
 
 def test_one_volume_holds_the_whole_backup() -> None:
