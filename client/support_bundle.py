@@ -26,7 +26,7 @@ from core.models import names as wire
 from core.models.base import JsonDict, format_time
 from core.redact import redact, redact_values
 from core.version import VERSION
-from exposer.pod_status import is_ready
+from exposer.pod_status import is_ready, mover_container
 from nodeagent.runtime.settings import Settings
 
 _AGENT_LOG_BYTES: Final = 256 * 1024
@@ -181,11 +181,8 @@ async def _noted(bundle: Bundle, what: str) -> AsyncIterator[None]:
 def _containers(pod: Pod) -> list[str]:
     """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's its owner's UID."""
     names = [str(one.get("name", "")) for one in (pod.get("spec") or {}).get("containers") or []]
-    ours = {
-        _AGENT_CONTAINER,
-        wire.MAINTENANCE_CONTAINER,
-        (pod["metadata"].get("labels") or {}).get(wire.OWNER_UID_LABEL),
-    }
+    mover = mover_container(pod)
+    ours = {_AGENT_CONTAINER, mover and mover.get("name")}
     return sorted(names, key=lambda name: name not in ours) or [""]
 
 

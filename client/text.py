@@ -17,7 +17,7 @@ from core.text import format_age, hinted, one_line
 _KIB: Final = 1024
 
 MOST_SECONDS: Final = 1e9
-"""Of a duration that is shown: sizes that anyone may write lead to more than can be computed with."""
+"""The longest duration that is shown: sizes that anyone may write lead to more than can be computed with."""
 
 
 def format_verification(found: Verification | None, now: datetime) -> str:

@@ -134,9 +134,14 @@ def attempt_of(pod: Object) -> int:
     return int(text) if text.isdecimal() else 1
 
 
+def mover_container(pod: Pod) -> Container | None:
+    """Return the mover's container in the pod's spec, whatever others a webhook has added."""
+    return _mover_of(pod, (pod.get("spec") or {}).get("containers") or [])
+
+
 def memory_limit(pod: Pod) -> str | None:
     """Return the memory limit of the mover's container, a quantity; None where it has none."""
-    container = _mover_of(pod, (pod.get("spec") or {}).get("containers") or [])
+    container = mover_container(pod)
     resources = (container.get("resources") or {}) if container else {}
     limit = (resources.get("limits") or {}).get("memory")
     return None if limit is None else str(limit)

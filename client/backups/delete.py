@@ -402,25 +402,25 @@ async def _execute(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> 
     return found, failed
 
 
-async def _delete_transfers(jobs: Session, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
+async def _delete_transfers(tools: Session, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
     """Delete the transfers, and return those that are still being deleted after a while, and why."""
-    deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
+    deadline = Deadline.after(tools.clock, _GONE_WITHIN)
     left = []
     for copy in copies:
         guard.check()
-        answer = await jobs.client.delete(BY_KIND[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
+        answer = await tools.client.delete(BY_KIND[copy.kind], tools.namespace, copy.transfer, uid=copy.uid)
         # A conflict may be about this object, which is still there then.
         if answer in {Deletion.STARTED, Deletion.CONFLICT}:
             left.append(copy)
     held = {}
     for copy in left:
         while True:
-            raw = await jobs.client.read(BY_KIND[copy.kind], jobs.namespace, copy.transfer)
+            raw = await tools.client.read(BY_KIND[copy.kind], tools.namespace, copy.transfer)
             if raw is None or raw["metadata"]["uid"] != copy.uid:
                 break
             if deadline.expired:
                 by = ", ".join(raw["metadata"].get("finalizers") or ["no finalizer"])
                 held[copy] = f"{copy.kind} {copy.transfer} is still being deleted ({by}): repeat the command"
                 break
-            await jobs.clock.sleep(_POLL_SECONDS)
+            await tools.clock.sleep(_POLL_SECONDS)
     return held

@@ -258,7 +258,7 @@ class LocationJobs:
     are of the copies that were checked, `ended` is the time by the clock of the last pod.
     """
 
-    jobs: Session
+    tools: Session
     location: str
     cluster: str
     found: list[DeletedSnapshot] = field(default_factory=list)
@@ -276,8 +276,8 @@ class LocationJobs:
         Raises:
             AgentError: a Job cannot run, failed, or has not all results in its log.
         """
-        jobs = self.jobs
-        subject = await find_subject(jobs, "delete", self.location)
+        tools = self.tools
+        subject = await find_subject(tools, "delete", self.location)
         here = sorted(one for where, one in transfers if where == self.location)
         for first in range(0, len(here), _AT_ONCE):
             some = here[first : first + _AT_ONCE]
@@ -288,8 +288,8 @@ class LocationJobs:
                 cluster=self.cluster,
                 dry_run=checks is not None,
             )
-            manifest = await plan_job(jobs, subject, spec)
-            self._read(await run_job(jobs, manifest, "deletion", _TIMEOUT))
+            manifest = await plan_job(tools, subject, spec)
+            self._read(await run_job(tools, manifest, "deletion", _TIMEOUT))
 
     def _read(self, answer: JobAnswer) -> None:
         totals = parse_result(SnapshotDeletion, answer.message)
@@ -407,31 +407,31 @@ class DeletionGuard:
 
 
 @asynccontextmanager
-async def hold_deletions(jobs: Session) -> AsyncIterator[DeletionGuard]:
+async def hold_deletions(tools: Session) -> AsyncIterator[DeletionGuard]:
     """Wait for the Lease, end what is left of its last holder, and hold it in the block.
 
     Raises:
         DeletionError: the user may not hold it, or another command did not end in time.
     """
     identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    lease = Lease(jobs.client, jobs.clock, (jobs.namespace, DELETIONS_LEASE), identity=identity, duration=_DURATION)
-    await _acquire(jobs, lease)
+    lease = Lease(tools.client, tools.clock, (tools.namespace, DELETIONS_LEASE), identity=identity, duration=_DURATION)
+    await _acquire(tools, lease)
     renewing = asyncio.create_task(lease.renew_until_lost(), name="renewal of the Lease of deletions")
     try:
-        await _end_jobs(jobs)
-        yield DeletionGuard(lease, jobs.clock)
+        await _end_jobs(tools)
+        yield DeletionGuard(lease, tools.clock)
     finally:
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
         await lease.release()
 
 
-async def _acquire(jobs: Session, lease: Lease) -> None:
-    clock, deadline, client = jobs.clock, Deadline.after(jobs.clock, _LONGEST_WAIT), jobs.client.patiently()
+async def _acquire(tools: Session, lease: Lease) -> None:
+    clock, deadline, client = tools.clock, Deadline.after(tools.clock, _LONGEST_WAIT), tools.client.patiently()
     last_holder, seen, since_seconds = "", "", clock.monotonic()
     while True:
         try:
-            observed = await client.read(LEASES, jobs.namespace, DELETIONS_LEASE)
+            observed = await client.read(LEASES, tools.namespace, DELETIONS_LEASE)
             spec: LeaseSpec = (observed.get("spec") or {}) if observed else {}
             holder = spec.get("holderIdentity", "")
             version = observed["metadata"]["resourceVersion"] if observed else ""
@@ -452,7 +452,7 @@ async def _acquire(jobs: Session, lease: Lease) -> None:
             seen, since_seconds = version, clock.monotonic()
         if holder != last_holder:
             last_holder, deadline = holder, Deadline.after(clock, _LONGEST_WAIT)
-            jobs.on_progress(f"waiting for another command that deletes backups: {holder}")
+            tools.on_progress(f"waiting for another command that deletes backups: {holder}")
         if deadline.expired:
             raise DeletionError(
                 f"nothing is deleted: {holder} has deleted backups for {format_duration(_LONGEST_WAIT)}"
@@ -460,11 +460,11 @@ async def _acquire(jobs: Session, lease: Lease) -> None:
         await clock.sleep(_POLL_SECONDS)
 
 
-async def _end_jobs(jobs: Session) -> None:
+async def _end_jobs(tools: Session) -> None:
     """End the Jobs that delete snapshots: their commands do not hold the Lease any more."""
-    found = await jobs.client.list(Selection(JOBS, jobs.namespace, label_selector=SNAPSHOT_DELETION_LABEL))
+    found = await tools.client.list(Selection(JOBS, tools.namespace, label_selector=SNAPSHOT_DELETION_LABEL))
     try:
-        await end_jobs(jobs, [one for one in found if not _only_checks(one)], _ENDED_WITHIN)
+        await end_jobs(tools, [one for one in found if not _only_checks(one)], _ENDED_WITHIN)
     except JobTimeoutError as e:
         raise DeletionError(f"nothing is deleted: {e}") from e
 

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import field
 
@@ -137,9 +137,14 @@ async def _build_job(
     _check_text(after or "")
     volume = place.volume
     subject = await find_subject(tools, "files", volume.location, volume.namespace)
-    where: dict[str, Any] = {"volume_namespace": volume.namespace, "snapshot": volume.snapshot_id}
-    where |= {"path": place.path, "device": place.device}
-    spec = SendFiles(**where) if limit is None else ListFiles(**where, limit=limit, after=after)
+    namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
+    spec = (
+        SendFiles(volume_namespace=namespace, snapshot=snapshot, path=path, device=device)
+        if limit is None
+        else ListFiles(
+            volume_namespace=namespace, snapshot=snapshot, path=path, device=device, limit=limit, after=after
+        )
+    )
     return await plan_job(tools, subject, spec)
 
 

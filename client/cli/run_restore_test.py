@@ -119,24 +119,24 @@ def _to_line(found: VerifiedVolume) -> VerifiedSnapshot:
     )
 
 
-async def _find(jobs: Session, request: RestoreTestRequest) -> BackupVolume:
+async def _find(tools: Session, request: RestoreTestRequest) -> BackupVolume:
     resource, model = _MODELS[request.kind]
-    selection = Selection(resource, jobs.namespace, field_selector=f"metadata.name={request.name}")
-    transfers = [model.parse(raw) for raw in await jobs.client.list(selection)]
+    selection = Selection(resource, tools.namespace, field_selector=f"metadata.name={request.name}")
+    transfers = [model.parse(raw) for raw in await tools.client.list(selection)]
     volumes = build_backup(BackupOrigin.NODEAGENT, request.name, transfers).volumes if transfers else []
     for volume in volumes:
         if volume.snapshot_id:
             return volume
-    raise VerificationError(f"{request.kind} {jobs.namespace}/{request.name} is gone, or has no snapshot")
+    raise VerificationError(f"{request.kind} {tools.namespace}/{request.name} is gone, or has no snapshot")
 
 
-async def _own(jobs: Session, name: str) -> Session:
+async def _own(tools: Session, name: str) -> Session:
     """Return the tools so that the Job of that name, if this is a pod of one, owns what is created."""
     if not name:
-        return jobs
-    meta = (await jobs.client.get(JOBS, jobs.namespace, name))["metadata"]
+        return tools
+    meta = (await tools.client.get(JOBS, tools.namespace, name))["metadata"]
     owner: OwnerRef = {"apiVersion": JOBS.api_version, "kind": JOBS.kind, "name": name, "uid": meta["uid"]}
-    return dataclasses.replace(jobs, owners=[owner])
+    return dataclasses.replace(tools, owners=[owner])
 
 
 def _write_message(text: str) -> None:

@@ -346,7 +346,8 @@ def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | 
     expired = deadline is not None and deadline.expired
     unread = [one for one in snapshot.unread if one.part is UnreadPart.TRANSFERS]
     lost = [one.why for one in unread if expired or not one.passing]
-    if lost := lost or [f"{one.shown}: {one.fault}" for one in snapshot.transfers if one.fault]:
+    lost += [f"{one.shown}: {one.fault}" for one in snapshot.transfers if one.fault]
+    if lost:
         raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {lost[0]}")
     left = [one.shown for one in snapshot.transfers if one.active and is_managed(snapshot, one)]
     if left and expired and options.timeout is not None:

@@ -18,6 +18,7 @@ from client.backups.retention import DeletionError, KeepReason, RetentionDecisio
 from client.session import Session
 from core.errors import ConfigError
 from core.kube.types import UncheckedObject
+from core.models.backups import schedule_words
 from core.models.base import Int64, Time, WireModel
 from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, SCHEDULE_LABEL, label_value
 from core.models.units import format_duration, parse_positive_duration
@@ -239,21 +240,12 @@ def _parse_ttl(text: str) -> timedelta | None:
 
 def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:
     """Return the schedule of a batch/v1 CronJob; ConfigError: the command line of its pods cannot be read."""
-    return parse_run(_words_of(cron_job)[1:])[0]
+    return parse_run(schedule_words(cron_job)[1:])[0]
 
 
 def is_schedule(cron_job: UncheckedObject) -> bool:
     """Return whether a CronJob is a schedule of ours."""
-    return bool(_words_of(cron_job))
-
-
-def _words_of(cron_job: UncheckedObject) -> list[str]:
-    """Return the words after the program; none: it is not a schedule of ours."""
-    template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
-    containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
-    # As Kubernetes reads them, and `escape_words` of the exposer wrote them.
-    words = [str(word).replace("$$", "$") for word in containers[0].get("args") or []]
-    return words if words[:1] == [SCHEDULE_COMMAND] else []
+    return bool(schedule_words(cron_job))
 
 
 _NO_RULE: Final = "no rule keeps it"

@@ -7,7 +7,7 @@ snapshots of the source in the repository, whichever agent made them.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, cast
 
 from msgspec import field, structs
 
@@ -88,19 +88,29 @@ def read_report(data: Mapping[str, str] | None) -> RetentionReport | None:
         return None
 
 
+def schedule_words(cron_job: Mapping[str, Any]) -> list[str]:
+    """Return the words after the program of a batch/v1 CronJob; none: it is not a schedule of ours."""
+    # As Kubernetes reads them, and `escape_words` of the exposer wrote them.
+    words = [str(word).replace("$$", "$") for word in _container_of(cron_job).get("args") or []]
+    return words if words[:1] == [SCHEDULE_COMMAND] else []
+
+
+def _container_of(cron_job: Mapping[str, Any]) -> Mapping[str, Any]:
+    template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
+    containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    return cast("Mapping[str, Any]", containers[0])
+
+
 def deletes_by_old_rules(cron_job: Mapping[str, Any]) -> bool:
     """Return whether a batch/v1 CronJob is a schedule of ours that deletes, with an image whose rules may be older.
 
     A CronJob keeps the image of the day when it was made, and so its rules.
     """
-    template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
-    containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
-    words = [str(word) for word in containers[0].get("args") or []]
-    if words[:1] != [SCHEDULE_COMMAND] or not any(word.startswith(("--ttl", "--keep-")) for word in words):
+    if not any(word.startswith(("--ttl", "--keep-")) for word in schedule_words(cron_job)):
         return False
     annotations = cron_job["metadata"].get("annotations") or {}
     # A webhook may have added the digest of the tag.
-    known, image = annotations.get(RETENTION_IMAGE_ANNOTATION) or "", containers[0].get("image") or ""
+    known, image = annotations.get(RETENTION_IMAGE_ANNOTATION) or "", _container_of(cron_job).get("image") or ""
     return not known or known.partition("@")[0] != image.partition("@")[0]
 
 

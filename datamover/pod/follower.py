@@ -133,13 +133,18 @@ class TransferFollower:
         match change.kind:
             case ChangeKind.LISTING:
                 self._listed = False
-            case ChangeKind.LISTED | ChangeKind.DELETED if change.kind is ChangeKind.DELETED or not self._listed:
-                self._canceler.cancel(f"{self._watched.description} no longer exists")
+            case ChangeKind.LISTED if not self._listed:
+                self._cancel_gone()
+            case ChangeKind.DELETED:
+                self._cancel_gone()
             case ChangeKind.MALFORMED:
                 self._listed = True
             case ChangeKind.ADDED | ChangeKind.MODIFIED:
                 self._listed = True
                 self._read(change.obj)
+
+    def _cancel_gone(self) -> None:
+        self._canceler.cancel(f"{self._watched.description} no longer exists")
 
     def _read(self, raw: Object) -> None:
         """Observe the custom resource, unless an edit has made it invalid: that ends no data path."""

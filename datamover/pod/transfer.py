@@ -397,7 +397,8 @@ async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, s
             for raw in page.items:
                 shrinkage = Shrinkage.from_annotations(raw["metadata"].get("annotations") or {})
                 if shrinkage is not None and shrinkage.acknowledged is not None:
-                    plan, named = plan_of(other := kind.model.parse(raw)), other.status.snapshot_id
+                    other = kind.model.parse(raw)
+                    plan, named = plan_of(other), other.status.snapshot_id
                     if isinstance(plan, BackupPlan) and plan.source == source and named is not None:
                         found.add(named)
     except AgentError as e:
