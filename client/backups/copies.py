@@ -384,15 +384,17 @@ class Keep:
 def decide_kept(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:
     """Return why the policy keeps copies of one volume in one location, by their UIDs; one that is absent may go.
 
-    A copy that failed, or whose verification failed, stays as long as if it counted, and takes no place of another one.
-    What has not ended, is foreign, or is being deleted is not considered.
+    A copy that failed, whose verification failed, or whose deletion a command has begun stays as long as if it counted,
+    and takes no place of another one. What has not ended, is foreign, or is being deleted is not considered.
     """
-    ended = [one for one in copies if one.phase.final and not (one.foreign or one.deleting or one.recorded)]
-    sound = [one for one in ended if one.complete and not one.damaged]
-    kept = {} if len(sound) == len(ended) else _apply(ended, policy)
-    for one in sound:
-        kept.pop(one.uid, None)
-    return kept | _apply(sound, policy)
+    ended = [one for one in copies if one.phase.final and not (one.foreign or one.deleting)]
+    sound = [one for one in ended if one.has_data and not one.damaged]
+    kept: dict[str, tuple[Keep, ...]] = {}
+    for counted in (ended, sound, [one for one in sound if one.complete]):
+        for one in counted:
+            kept.pop(one.uid, None)
+        kept |= _apply(counted, policy)
+    return kept
 
 
 def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:

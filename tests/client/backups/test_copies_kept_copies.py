@@ -47,15 +47,20 @@ def _days(*days_old: float, **more: Any) -> list[Copy]:
 
 @pytest.mark.parametrize(
     "change",
-    [{"phase": Phase.FAILED, "snapshot_id": ""}, {"phase": Phase.CANCELED, "snapshot_id": ""}, {"damaged": True}],
-    ids=["failed", "canceled", "damaged"],
+    [
+        {"phase": Phase.FAILED, "snapshot_id": ""},
+        {"phase": Phase.CANCELED, "snapshot_id": ""},
+        {"damaged": True},
+        {"recorded": True},
+    ],
+    ids=["failed", "canceled", "damaged", "recorded"],
 )
 def test_what_is_no_sound_copy_takes_no_place_and_stays_as_long_as_if_it_did(change: dict[str, Any]) -> None:
     kept = decide_kept([*_days(1, 2, 3, 4), *_days(0.9, 3.9, **change)], _DAILY)
     assert kept.keys() == {"n1", "n2", "n0.9"}
 
 
-@pytest.mark.parametrize("change", [{"deleting": True}, {"recorded": True}, {"foreign": "x"}], ids=str)
+@pytest.mark.parametrize("change", [{"deleting": True}, {"foreign": "x"}], ids=str)
 def test_what_goes_or_is_foreign_takes_no_place(change: dict[str, Any]) -> None:
     assert decide_kept([*_days(1, 2, 3), *_days(0.9, **change)], _DAILY).keys() == {"n1", "n2"}
 

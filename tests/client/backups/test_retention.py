@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.backups.copies import Copy
+from client.backups.copies import Copy, KeepPolicy, KeepRule
 from client.backups.retention import Check, RetentionDecision, RetentionRule, Situation, find_witnesses, judge_backups
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
@@ -236,8 +236,11 @@ _STATES: Final[list[JsonDict]] = [
 ]
 
 
+_TWO: Final = KeepPolicy({KeepRule.LAST: 2})
+
+
 @pytest.mark.parametrize("oldest", _STATES, ids=str)
-def test_of_any_four_copies_the_last_good_one_stays(oldest: JsonDict) -> None:
+def test_of_any_four_copies_the_last_good_ones_stay(oldest: JsonDict) -> None:
     """A deletion that was recorded may have been interrupted before it deleted anything: such a copy is one too."""
     for states in itertools.product([oldest], *[_STATES] * 3):
         copies = [make_copy(f"b{4 - days}", days, **state) for days, state in zip((5, 4, 3, 2), states, strict=True)]
@@ -246,6 +249,9 @@ def test_of_any_four_copies_the_last_good_one_stays(oldest: JsonDict) -> None:
         after = [one for one in before if judged[one.backup].holds]
         for good in (attrgetter("has_data"), lambda one: not one.damaged, lambda one: not (one.damaged or one.shrunk)):
             assert any(map(good, after)) == any(map(good, before)), states
+        kept = _judge(*(replace(one, schedule="night") for one in copies), policies={"night": _TWO})
+        sound = [one for one in before if not one.damaged]
+        assert all(kept[one.backup].holds for one in sound[-2:]), states
 
 
 def test_one_volume_holds_the_whole_backup() -> None:
