@@ -34,6 +34,9 @@ _CAUSES: Final[Mapping[str, FailureCause]] = {
     MaintenanceCause.OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
 }
 
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod that writes no more."""
+
 _JOB_NAME_LABEL: Final = "job-name"
 _NOT_FOUND: Final = "Repo maintenance failed but result is not retrieveable"
 """What Velero 1.18 writes, misspelled, for a Job whose pod left no result."""
@@ -167,6 +170,15 @@ async def read_pod(client: KubeClient, namespace: str, job_name: str) -> Pod | N
 def has_started(pod: Pod | None) -> bool:
     """Return whether the pod runs, or has ended."""
     return pod is not None and (pod.get("status") or {}).get("phase", "Pending") != "Pending"
+
+
+def may_write(pod: Pod | None) -> bool:
+    """Return whether the pod may still write, although its Job has ended: a deleted one runs on a lost node.
+
+    A Job counts a pod as failed once it is deleted.
+    Source: Kubernetes v1.34, pkg/controller/job/job_controller.go (isPodFailed).
+    """
+    return pod is not None and has_started(pod) and (pod.get("status") or {}).get("phase") not in _OVER
 
 
 def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:

@@ -45,7 +45,7 @@ from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_jo
 from exposer.settings import ExposeSettings, StorageAccess
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
-from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, may_write, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, merge_history, record_of
 from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
@@ -198,9 +198,6 @@ START_SECONDS: Final = 600.0
 
 _ABANDONED_SECONDS: Final = 3600.0
 """How long a Job of a Velero server that is gone may have no pod."""
-
-_OVER: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of a pod that writes no more."""
 
 
 class PodRejectedError(RepositoryError):
@@ -391,9 +388,7 @@ class JobAttendant:
         if raw is not None and raw["metadata"]["uid"] == running.uid:
             # Not observed yet.
             return Requeue(STEP_SECONDS)
-        pod = await read_pod(self._cluster.client, self._namespace, running.name)
-        if pod is not None and (pod.get("status") or {}).get("phase") not in _OVER:
-            # It may still write.
+        if may_write(await read_pod(self._cluster.client, self._namespace, running.name)):
             return Requeue(STEP_SECONDS)
         job = MaintenanceJob.of_lost(running, repository.uid)
         await self._history.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])

@@ -19,7 +19,7 @@ from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.maintenance import rules
-from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, read_pod
+from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, may_write, read_pod
 from nodeagent.maintenance.record import RunningJob
 from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView
 from nodeagent.metrics import MAINTENANCE_SKIPPED
@@ -116,8 +116,8 @@ class MaintenanceSteps:
         if self.absence.server:
             return await self._leave_to_server(repository, own), Decision(Hold.SERVER)
         ended = [job for job in own if job.ended]
-        if requeue := await self._store_ends(repository, ended):
-            return requeue, Decision(Hold.JOB_UNFINISHED)
+        if stored := await self._store_ends(repository, ended):
+            return stored
         # One that has its label runs already; the others must not.
         unfinished = sorted((job for job in own if not job.ended), key=lambda job: not job.labeled)
         if unfinished:
@@ -162,21 +162,26 @@ class MaintenanceSteps:
             await self._report_once(repository, "MaintenanceHeld", text)
         return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
 
-    async def _store_ends(self, repository: BackupRepository, ended: list[MaintenanceJob]) -> Requeue | None:
+    async def _store_ends(
+        self, repository: BackupRepository, ended: list[MaintenanceJob]
+    ) -> tuple[Requeue, Decision] | None:
         """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
         starts = leader_jobs.starts_of(repository)
         # A Velero server keeps 3 entries, and may keep more Jobs.
         new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
             client, namespace = self.cluster.client, self.namespace
-            ends = [(job, describe_end(job, await read_pod(client, namespace, job.name))) for job in new]
+            pods = [(job, await read_pod(client, namespace, job.name)) for job in new]
+            if writing := next((job for job, pod in pods if may_write(pod)), None):
+                return Requeue(leader_jobs.STEP_SECONDS), await self._hold_for(repository, writing)
+            ends = [(job, describe_end(job, pod)) for job, pod in pods]
             await self._history.write(repository, ends)
             self._of(repository).kept = None
             for job, end in ends:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
                     await self._attendant.delete(job)
-            return Requeue(leader_jobs.STEP_SECONDS)
+            return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.JOB_UNFINISHED)
         kept = self._of(repository).kept
         if kept is None or len(ended) > kept:
             settings = await self.sources.settings(repository.key)

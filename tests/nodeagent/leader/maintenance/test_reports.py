@@ -49,17 +49,19 @@ async def test_what_is_waited_for_is_no_skip() -> None:
         assert _values(scene, "nodeagent_maintenance_skipped_total") == {}
 
 
-@pytest.mark.parametrize("deleted", [False, True], ids=["job", "pod"])
-async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(*, deleted: bool) -> None:
-    """As on a lost node, where the pod stays Terminating."""
+@pytest.mark.parametrize("job_is", ["unfinished", "deleted", "failed"])
+async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(job_is: str) -> None:
+    """As on a lost node, where the pod stays Terminating, and may still write; its Job counts it as failed."""
     scene = MaintenanceScene(switch=MaintenanceSwitch.ON)
     stored = repository_object(lastMaintenanceTime="2026-11-17T10:00:00Z")
     stored["metadata"]["annotations"] = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 600})}
     scene.kube.put(stored)
     async with scene.running() as controller:
         job = await scene.start_job(seconds=MINUTE)
-        if deleted:
+        if job_is == "deleted":
             await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
+        if job_is == "failed":
+            scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
         due = scene.clock.now() + timedelta(hours=1)
         await asyncio.sleep(85 * MINUTE)
         decision = controller.report()["app-default-kopia"]
