@@ -6,8 +6,10 @@ Pure functions over a frozen view. What runs, quick or full, is decided in the p
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ from core.models.storage import (
 from core.models.units import parse_duration
 from nodeagent.config.windows import Window, is_open, next_start
 from nodeagent.maintenance.record import FULLS_AFTER_CHANGE, MaintenanceRecord
+from nodeagent.maintenance.restore_tests import without_future
 from nodeagent.runtime.settings import MaintenanceSwitch
 
 _SERVER_GONE: Final = timedelta(hours=1)
@@ -43,7 +46,7 @@ _IDLE: Final = timedelta(days=7)
 _FULL_INTERVAL: Final = timedelta(days=1)
 """Until the repository's own is known. Source: kopia v0.23.1, repo/maintenance/maintenance_params.go."""
 
-_CLOCKS: Final = timedelta(minutes=15)
+CLOCKS: Final = timedelta(minutes=15)
 """More than the clocks of a pod and of the leader may differ: beyond 5 minutes kopia refuses to run."""
 
 _HISTORY: Final = 25
@@ -154,6 +157,7 @@ def find_location_hold(location: BackupStorageLocation | None) -> Hold | None:
 
 def decide_maintenance(view: MaintenanceView) -> Decision:
     """Return whether the repository is maintained now, and if not, why, and until when."""
+    view = _before_now(view)
     if (hold := _find_hold(view)) is not None:
         return hold
     due = _find_due(view)
@@ -165,6 +169,19 @@ def decide_maintenance(view: MaintenanceView) -> Decision:
     if view.running_jobs >= view.max_concurrent_jobs:
         return Decision(Hold.CONCURRENCY, None, due.at, overdue)
     return Decision(None, None, due.at, overdue, may_be_full=_may_be_full(view))
+
+
+def _before_now(view: MaintenanceView) -> MaintenanceView:
+    """Return the view without times after now: a clock was wrong then, and would hold maintenance until them."""
+    past, record = partial(without_future, latest=view.now + CLOCKS), view.record
+    times = {name: past(getattr(record, name)) for name in ("at", "last_full", "last_failure", "foreign_at")}
+    return changed(
+        view,
+        created_at=past(view.created_at) or view.now - view.frequency,
+        last_maintenance=past(view.last_maintenance),
+        entries=tuple(entry for entry in view.entries if past(entry.start_timestamp) == entry.start_timestamp),
+        record=replace(record, **times),
+    )
 
 
 def _is_overdue(view: MaintenanceView, due_at: datetime) -> bool:
@@ -243,7 +260,7 @@ def _when_enabled(next_at: datetime | None, began: datetime, *, ran: bool) -> da
     """
     if next_at is None:
         return began
-    return next_at if ran or next_at > began - _CLOCKS else began + _IDLE
+    return next_at if ran or next_at > began - CLOCKS else began + _IDLE
 
 
 def _retry_at(view: MaintenanceView) -> datetime | None:
@@ -266,7 +283,7 @@ def retry_delay(failures: int, longest: timedelta) -> timedelta:
 def _may_be_full(view: MaintenanceView) -> bool:
     """Return whether the pod may find a full maintenance due, or one that did not finish."""
     next_full = view.record.next_full
-    return bool(count_failures(view.entries)) or next_full is None or next_full <= view.now + _CLOCKS
+    return bool(count_failures(view.entries)) or next_full is None or next_full <= view.now + CLOCKS
 
 
 def is_full_incomplete(record: MaintenanceRecord, entries: tuple[MaintenanceEntry, ...]) -> bool:
@@ -282,7 +299,8 @@ def is_full_incomplete(record: MaintenanceRecord, entries: tuple[MaintenanceEntr
 
 def is_report_due(record: MaintenanceRecord, now: datetime) -> bool:
     """Return whether the next maintenance is to report the snapshots that nothing refers to."""
-    return record.reported_at is None or now - record.reported_at >= _REPORT_INTERVAL
+    reported_at = without_future(record.reported_at, now + CLOCKS)
+    return reported_at is None or now - reported_at >= _REPORT_INTERVAL
 
 
 def count_failures(entries: tuple[MaintenanceEntry, ...]) -> int:

@@ -47,7 +47,8 @@ from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, may_write, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
-from nodeagent.maintenance.rules import Decision, Memory, full_interval_of, merge_history, record_of
+from nodeagent.maintenance.restore_tests import without_future
+from nodeagent.maintenance.rules import CLOCKS, Decision, Memory, full_interval_of, merge_history, record_of
 from nodeagent.metrics import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.runtime.workqueue import Requeue, Timers
 
@@ -118,7 +119,8 @@ class HistoryWriter:
             merged = merge_history(status.recent_maintenance, entries)
             change["status"] = {"recentMaintenance": [entry.to_wire() for entry in merged]}
             ended = [entry.complete_timestamp for entry in entries if entry.result is MaintenanceOutcome.SUCCEEDED]
-            if last := max(filter(None, (*ended, status.last_maintenance_time)), default=None):
+            known = without_future(status.last_maintenance_time, self._cluster.now() + CLOCKS)
+            if last := max(filter(None, (*ended, known)), default=None):
                 change["status"]["lastMaintenanceTime"] = format_time(last)
         self._cluster.check_leading()
         return BackupRepository.parse(await self._cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, meta, change))

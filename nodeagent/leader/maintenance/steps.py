@@ -168,7 +168,8 @@ class MaintenanceSteps:
         """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
         starts = leader_jobs.starts_of(repository)
         # A Velero server keeps 3 entries, and may keep more Jobs.
-        new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
+        since = min((start for start in starts if start <= self.cluster.now() + rules.CLOCKS), default=None)
+        new = [job for job in ended if job.created not in starts and (since is None or job.created >= since)]
         if new:
             client, namespace = self.cluster.client, self.namespace
             pods = [(job, await read_pod(client, namespace, job.name)) for job in new]

@@ -264,6 +264,19 @@ def test_failures_without_any_time_do_not_hold() -> None:
     assert decide(entries=(MaintenanceEntry(result=MaintenanceOutcome.FAILED),)).hold is None
 
 
+_TIMES = ("created_at", "last_maintenance", "entries", "at", "last_full", "last_failure", "foreign_at")
+
+
+@pytest.mark.parametrize("mode", MaintenanceMode)
+def test_times_of_a_clock_that_was_wrong_hold_nothing(mode: MaintenanceMode) -> None:
+    for wrong in itertools.product([False, True], repeat=len(_TIMES)):
+        ahead: dict[str, Any] = dict.fromkeys(itertools.compress(_TIMES, wrong), NOW + 365 * DAY)
+        of_view = {name: ahead.pop(name) for name in _TIMES[:3] if name in ahead}
+        if "entries" in of_view:
+            of_view["entries"] = failed(-365 * 24)
+        assert decide(record=with_record(mode=mode, **ahead), **of_view).hold is None, wrong
+
+
 def test_a_wrong_clock_is_tried_again_once_a_frequency() -> None:
     record = with_record(retry_at_frequency=True)
     assert decide(entries=failed(0), record=record).wait_until == NOW + HOUR

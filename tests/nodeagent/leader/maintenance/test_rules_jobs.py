@@ -202,8 +202,13 @@ def test_out_of_memory_doubles_the_limit_up_to_the_highest() -> None:
 
 @pytest.mark.parametrize(
     ("age", "due"),
-    [(None, True), (timedelta(days=7), True), (timedelta(days=7) - timedelta(seconds=1), False)],
-    ids=["never", "a week ago", "a second less"],
+    [
+        (None, True),
+        (timedelta(days=7), True),
+        (timedelta(days=7) - timedelta(seconds=1), False),
+        (timedelta(days=-365), True),
+    ],
+    ids=["never", "a week ago", "a second less", "by a wrong clock"],
 )
 def test_snapshots_are_reported_after_a_week(age: timedelta | None, *, due: bool) -> None:
     now = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -1,6 +1,7 @@
 """A maintenance that is disturbed at each of its writes, and what one that is held costs."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule
 from tests.nodeagent.support.maintenance_scene import (
@@ -257,9 +259,23 @@ async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they
 
 async def test_times_out_of_range_hold_up_no_other_repository(caplog: pytest.LogCaptureFixture) -> None:
     scene = MaintenanceScene()
-    status = {"phase": "Ready", "lastMaintenanceTime": "9999-12-31T23:59:59Z"}
-    scene.kube.put(repository_object("r0-default-kopia") | {"status": status})
+    stored = repository_object("r0-default-kopia")
+    stored["metadata"]["annotations"] = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 1e15})}
+    scene.kube.put(stored)
     async with scene.running():
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
     assert "--backup-repository=app-default-kopia" in words_of(job)
     assert "r0-default-kopia: a time or duration of its maintenance is out of range" in caplog.text
+
+
+async def test_what_a_wrong_clock_has_left_holds_nothing_and_is_replaced() -> None:
+    scene = MaintenanceScene()
+    ahead = "2027-11-21T12:00:00Z"
+    failed = {"result": "Failed", "startTimestamp": ahead, "message": "x"}
+    scene.kube.put(repository_object(lastMaintenanceTime=ahead, recentMaintenance=[failed]))
+    async with scene.running():
+        job = await scene.run_once(result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
+        await asyncio.sleep(5 * 60 * MINUTE)
+    assert [entry["result"] for entry in scene.history] == ["Succeeded", "Failed"]
+    assert scene.repository()["status"]["lastMaintenanceTime"] == scene.current(job)["status"]["completionTime"]
+    assert len(scene.jobs) == 1
