@@ -186,6 +186,8 @@ class _Run:
         if requested and requested != info.full.duration:
             await self.maintenance.set_full_interval(requested)
             result = structs.replace(result, full_interval_seconds=requested.total_seconds())
+            # By a shorter one, the last full run would seem to have begun later, at a time of no Job: it runs again.
+            info = await self.maintenance.read_info()
         decision = decide_mode(info, now, epochs=status.epochs)
         _logger.info("%s maintenance: %s", decision.mode, decision.reason)
         if decision.mode is MaintenanceMode.NONE:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from core.models.base import format_time
+from core.models.base import format_time, parse_time
 from core.models.names import REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
@@ -233,8 +233,10 @@ async def test_the_full_interval_of_a_found_repository_changes_only_on_request(
     _finished(released, "job-0")
     assert await released.maintain(full_interval_seconds=21_600) == 0, released.message
     assert "intervalDiffers" not in released.result
-    assert released.result["fullIntervalSeconds"] == 21600
+    assert (released.result["fullIntervalSeconds"], released.result["mode"]) == (21600, "full")
     assert _info(other)["full"]["interval"] == 21600 * 10**9
+    # Otherwise a run of another cluster would seem to begin 18 hours after the last one.
+    assert parse_time(released.result["nextFull"]) <= released.clock.now() + timedelta(hours=6)
 
 
 def _replace_kopia(monkeypatch: pytest.MonkeyPatch, folder: Path, words: str, script: str) -> None:
