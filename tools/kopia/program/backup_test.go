@@ -363,6 +363,24 @@ func TestVolumeThatIsLabeledAtItsMountIsNotReadAgain(t *testing.T) {
 	}
 }
 
+func TestChangesOfTheMountAreNotTheWorkloads(t *testing.T) {
+	b := newBench(t)
+	last, _ := changeTime(filepath.Join(b.volume, "below/two"))
+
+	time.Sleep(2 * clockTick)
+
+	decided := decision{MayBeCopy: true, RequestedAt: time.Now()}
+
+	time.Sleep(2 * clockTick)
+
+	// As drivers do at a mount: the files keep their times.
+	must(t, os.Chmod(b.volume, 0o777))
+
+	if until := after(t, b.backUp(decided).result.Snapshot).Parents[0].Until; !until.Equal(last) {
+		t.Errorf("it has the changes until %v, not %v", until, last)
+	}
+}
+
 func TestLiveVolumeIsNoCopy(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)

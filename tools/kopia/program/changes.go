@@ -91,7 +91,6 @@ func (c *changes) until(start time.Time) time.Time {
 		until = newest
 	}
 
-	// Later changes are not the workload's, but of the mount.
 	if !c.most.IsZero() && c.most.Before(until) {
 		until = c.most
 	}
@@ -99,7 +98,13 @@ func (c *changes) until(start time.Time) time.Time {
 	return until.UTC()
 }
 
+// observe takes no later changes, which are not the workload's but of the mount: between the volume's state and its mount, the
+// live volume may have changed.
 func (c *changes) observe(changed time.Time) {
+	if !c.most.IsZero() && changed.After(c.most) {
+		return
+	}
+
 	nanos := changed.UnixNano()
 	for seen := c.newest.Load(); nanos > seen && !c.newest.CompareAndSwap(seen, nanos); seen = c.newest.Load() {
 	}
