@@ -209,7 +209,8 @@ def _left_out(claim: VolumeClaim, cluster: ClusterVolumes, reason: str, expected
     if namespace is not None and namespace.metadata.annotations.left_out:
         return f"annotation of its namespace: {namespace.metadata.annotations.left_out}"
     skipping = [one for one in expected if one.does(BackupMethod.SKIPPED)]
-    if skipping and not any(one.copies for one in expected):
+    # One that is to copy it, and does not run, may be broken.
+    if skipping and not any(one.choice.method.copies for one in expected):
         return f"{skipping[0].name}: {skipping[0].choice.why}"
     return None
 
@@ -422,7 +423,7 @@ def _why_unexpected(plan: VolumePlan) -> str:
     expected = plan.expected.each
     if not expected:
         return "no schedule backs it up"
-    one = next((each for each in expected if each.interval is not None), expected[0])
+    one = min(expected, key=lambda each: (each.choice.method is BackupMethod.SKIPPED, each.interval is None))
     if one.interval is None:
         return f"{one.name} does not run: {one.why}"
     return f"{one.name} copies no data: {one.choice.why}"

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -76,7 +77,6 @@ def judged(
         ([], [source(BackupMethod.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
         ([], [source(BackupMethod.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
         ([], [source(BackupMethod.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
-        ([copy(HOUR)], [source(BackupMethod.SKIPPED), source()], "protected", "expected every 24h by Schedule night"),
         ([copy(DAY), failed(HOUR)], [source()], "failing", "DataUpload velero/du-1 failed 60m ago: disk full"),
         ([copy(HOUR), failed(DAY)], [source()], "protected", "expected every 24h by Schedule night"),
         ([failed(HOUR)], [], "failing", "disk full"),
@@ -95,6 +95,18 @@ def test_the_state_of_a_volume(
 ) -> None:
     found = judged(*copies, sources=tuple(sources))
     assert (found.state, reason in found.reason) == (state, True), found.reason
+
+
+def test_what_a_schedule_is_to_copy_is_not_left_out() -> None:
+    """Also while it does not run: the server may reject its Backups."""
+    states = {
+        (method, interval): judged(copy(8 * DAY), sources=(source(BackupMethod.SKIPPED), source(method, interval)))
+        for method, interval in product(BackupMethod, (DAY, None))
+    }
+    assert {one for one, found in states.items() if found.state is CoverageState.STALE} == {
+        (method, interval) for method, interval in states if method.copies
+    }
+    assert "Schedule night does not run: it is paused" in states[BackupMethod.MOVED, None].reason
 
 
 @pytest.mark.parametrize(
