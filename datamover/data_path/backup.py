@@ -176,6 +176,7 @@ class _Backup:
                     for warning in run.report.warnings:
                         await data_path.warn(warning)
                     await wait()
+                    parameters.confirm()
                     await self._check_names()
                     return await self._build_result(snapshot, inheritance, run.report)
 

@@ -4,7 +4,7 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindP
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -52,7 +52,8 @@ class BackupParameters:
     block. `requested_at`: after the state of a volume that is not in use, and before its mount; None: that is not
     known. `by_block`: a device is stored block by block, as by Velero's data mover for them; `changes`: how the storage
     knows it, None: it does not. `stop` gives kopia time for a checkpoint after a signal; None: it gets none. `attempt`
-    may continue from checkpoints, and leave some; None: there is no other attempt.
+    may continue from checkpoints, and leave some; None: there is no other attempt. `confirm` raises a DataPathError if
+    what was read may not be the volume.
     """
 
     volume: Path
@@ -73,6 +74,7 @@ class BackupParameters:
     changes: BlockChanges | None = None
     stop: GracefulStop | None = None
     attempt: BackupAttempt | None = None
+    confirm: Callable[[], None] = lambda: None
 
     @property
     def target(self) -> str:

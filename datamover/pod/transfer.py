@@ -203,7 +203,6 @@ class PodTransfer:
             case BackupPlan():
                 backup = self._backup_parameters(cr, plan, settings, follower)
                 result = await back_up(repository, backup, data_path)
-                self._check_mounted()
             case RestorePlan():
                 done = await self._is_done(plan.done_owner_uid, data_path)
                 parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
@@ -288,6 +287,7 @@ class PodTransfer:
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,
+            confirm=self._check_mounted,
         )
 
     def _restore_parameters(

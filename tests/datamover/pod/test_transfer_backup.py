@@ -4,12 +4,14 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.contract import BackupResult, parse_progress, parse_result
+from core.errors import DataPathError
 from core.models.backups import Shrinkage
 from core.models.names import ATTEMPT_TAG, SHRUNK_ANNOTATION, TRANSFER_UID_TAG
 from core.models.phases import Attempts
@@ -46,6 +48,17 @@ async def test_an_attempt_that_completes_late_leaves_the_snapshot_of_a_later_one
         await pod.transfer("DataUpload", tree)
     found = plain_kopia.snapshots()
     assert [one["tags"][f"tag:{ATTEMPT_TAG}"] for one in found] == ["3", "2"]
+
+
+async def test_no_snapshot_is_left_of_a_volume_that_was_unmounted_meanwhile(
+    pod: MoverPod, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later backup that has as little would not be Shrunk."""
+    check = Mock(side_effect=[None, DataPathError("unmounted")])
+    monkeypatch.setattr("datamover.pod.transfer.check_mounted", check)
+    pod.put_transfer("PodVolumeBackup")
+    assert await pod.run("pod-volume-backup", tree) == DataPathError.exit_code
+    assert (pod.message, plain_kopia.snapshots()) == ("unmounted", [])
 
 
 @pytest.mark.timeout(180)
