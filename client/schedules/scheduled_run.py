@@ -16,7 +16,7 @@ from client.collections.collection import Backups, VolumeProgress
 from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest
 from client.session import Session
-from client.verifications.report import VerificationReport, VolumeOutcome, choose_volumes, explain_report
+from client.verifications.report import VerificationReport, choose_volumes, explain_report
 from client.verifications.verify import VerificationRequest, verify_volumes
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
@@ -54,7 +54,7 @@ class ScheduleTools:
 class ScheduleRun:
     """A run: the name of its backup, and why it did not succeed, one line each.
 
-    `begun` is when its Job was created; None: it is of none. `unverified`: of a completed volume it is not known
+    `begun` is when its Job was created; None: it is of none. `unverified`: of a completed volume it is not recorded
     whether its data can be read back.
     """
 
@@ -79,7 +79,7 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         run.failures.append(f"backup {run.backup}: {e}")
     if run.unverified and request.deletes:
         run.failures.append(
-            "expired backups are not deleted, since it is not known whether the new one can be read back"
+            "expired backups are not deleted, since it is not recorded whether the new one can be read back"
         )
     elif request.deletes:
         try:
@@ -175,7 +175,8 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
     run.unverified = True
     verified = await verify_volumes(tools.session, volumes, request)
     report = VerificationReport(backup=backup.name, volumes=verified, notes=[])
-    run.unverified = any(one.outcome is VolumeOutcome.UNVERIFIED for one in report.volumes)
+    # The rules of retention know of damage by what is recorded.
+    run.unverified = any(one.at is None for one in report.volumes)
     for one in report.volumes:
         tools.on_line(f"verification of {one.namespace}/{one.claim}: {one.outcome}")
     if failure := explain_report(report):

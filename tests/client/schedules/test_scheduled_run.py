@@ -244,13 +244,15 @@ async def test_a_backup_that_does_not_pass_fails_the_run_and_keeps_the_copy_befo
     assert [(one.backup, one.reason) for one in verified.reports[0].held] == [("second", kept)]
 
 
-async def test_nothing_is_deleted_when_it_is_not_known_whether_the_backup_can_be_read_back(
-    verified: ScheduleScene,
+@pytest.mark.parametrize("outcome", [None, VerificationOutcome.FAILED])
+async def test_nothing_is_deleted_when_it_is_not_recorded_whether_the_backup_can_be_read_back(
+    verified: ScheduleScene, outcome: VerificationOutcome | None
 ) -> None:
-    verified.kube.verified = None
-    with pytest.raises(ScheduleError, match="expired backups are not deleted, since it is not known"):
+    verified.kube.verified = outcome
+    verified.kube.fail_next("PATCH", "/datauploads/", 403)
+    with pytest.raises(ScheduleError, match="expired backups are not deleted, since it is not recorded"):
         await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
-    assert "s-second-data" in verified.kube.bucket
+    assert {"s-first-data", "s-second-data"} < verified.kube.bucket.keys()
 
 
 async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
