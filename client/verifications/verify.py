@@ -10,6 +10,7 @@ from client.verifications.read_back import VerificationWork, find_repository, ve
 from client.verifications.report import VerifiedVolume, describe_faults, describe_volume
 from client.verifications.scratch import NotRestoredError, compare_restored, remove_abandoned
 from core.errors import AgentError
+from core.kube.client import Selection
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BY_KIND
@@ -118,6 +119,10 @@ async def _record(tools: Session, volume: BackupVolume, found: VerifiedSnapshot,
     patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}}}
     place = f"{volume.kind} {tools.namespace}/{volume.transfer}"
     try:
+        in_part = found.outcome is VerificationOutcome.PASSED and found.percent < WHOLE_PERCENT
+        if in_part and await _has_failed(tools, volume):
+            tools.on_note(f"{place} stays failed: only reading all of its files shows that they are right")
+            return None
         transfer = await tools.client.patch(BY_KIND[volume.kind], tools.namespace, volume.transfer, patch)
     except KubeError as e:
         tools.on_note(f"the result could not be recorded on {place}, so no metric and no alert has it: {e}")
@@ -130,6 +135,13 @@ async def _record(tools: Session, volume: BackupVolume, found: VerifiedSnapshot,
     except KubeError as e:
         tools.on_note(f"no Event on {place} was recorded: {e}")
     return at
+
+
+async def _has_failed(tools: Session, volume: BackupVolume) -> bool:
+    """Return whether the last verification of the volume that is recorded has failed."""
+    selection = Selection(BY_KIND[volume.kind], tools.namespace, field_selector=f"metadata.name={volume.transfer}")
+    listed = [one["metadata"].get("annotations") or {} for one in await tools.client.list(selection)]
+    return any(not last.passed for last in map(Verification.from_annotations, listed) if last is not None)
 
 
 def _describe(found: VerifiedSnapshot, *, restored: bool) -> str:

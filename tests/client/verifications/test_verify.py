@@ -4,11 +4,12 @@ import asyncio
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from client.verifications.report import VolumeOutcome
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import Verification, VerificationOutcome, VerifiedSnapshot
-from tests.client.support.verification_scene import VerificationScene, failed
+from tests.client.support.verification_scene import VerificationScene, failed, passed
 from tests.support.clock import NOON
 
 pytestmark = pytest.mark.looptime
@@ -73,6 +74,20 @@ async def test_the_result_goes_onto_the_transfer_and_into_an_event(scene: Verifi
         ),
     ]
     assert found[1].message == "sub/first: object 1 is backed by missing blob p1; and at least 1 more"
+
+
+async def test_a_share_of_the_files_does_not_take_back_what_failed(scene: VerificationScene) -> None:
+    """The file that is damaged may be one of the others; retention would take the copy for a sound one."""
+    scene.results["s1"] = failed("s1")
+    await scene.run(claims=("data",))
+    scene.results["s1"] = replace(passed("s1"), percent=10.0)
+    (found,) = await scene.run(percent=10.0, claims=("data",))
+    assert (found.outcome, found.at, scene.outcomes) == (VolumeOutcome.PASSED, None, {"night-data": "failed"})
+    (note,) = scene.base.notes
+    assert "DataUpload velero/night-data stays failed: " in note
+    scene.results["s1"] = passed("s1")
+    await scene.run(claims=("data",))
+    assert scene.outcomes == {"night-data": "passed"}
 
 
 async def test_what_could_not_be_read_is_no_failed_verification_and_keeps_no_other_from_it() -> None:
