@@ -289,8 +289,11 @@ class VerificationSteps:
         unnamed = [one for one in by_id.values() if one.id not in named]
         damage = (*verification.describe_damage(starmap(_copy_of, every)), *verification.describe_unnamed(unnamed))
         after = self._after(repository, job, found, list(map(redact, damage)), {cr.source_claim or "" for cr, _ in own})
+        # At one time: of several copies of a volume, a damaged one counts.
+        at = cluster.now().replace(microsecond=0)
         for cr, one in own:
-            await self._record(cr, one, after)
+            if (outcome := _conclude(cr, one, found, after)) is not None:
+                await self._record(cr, one, Verification(at=at, outcome=outcome))
         cluster.check_leading()
         change = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: after.to_json()}}}
         await cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change)
@@ -326,27 +329,19 @@ class VerificationSteps:
         tests = tests.only(claims) if claims else tests
         return verification.after_restore_test(record, tests, damaged=damaged, at=at)
 
-    async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
-        """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""
+    async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, new: Verification) -> None:
+        """Record the verification on a transfer, with an Event if it is the first that failed."""
         cluster, last = self._cluster, Verification.from_annotations(cr.metadata.annotations)
-        if found is None or found.outcome is None:
-            completed = cr.status.completion_timestamp or cr.metadata.creation_timestamp
-            if completed is None or not verification.proves(after, completed, last):
-                return
-            outcome = VerificationOutcome.PASSED
-        else:
-            outcome = found.outcome
-        text = Verification(at=cluster.now().replace(microsecond=0), outcome=outcome).to_json()
         resource = DATA_UPLOADS if isinstance(cr, DataUpload) else POD_VOLUME_BACKUPS
         cluster.check_leading()
-        patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}, "uid": cr.uid}}
+        patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: new.to_json()}, "uid": cr.uid}}
         try:
             await cluster.client.patch(resource, self._namespace, cr.name, patch)
         except AgentError as e:
             # It may have been deleted meanwhile.
             _log.warning("could not record the verification of %s %s: %s", resource.kind, cr.name, e)
             return
-        if found is not None and outcome is VerificationOutcome.FAILED and (last is None or last.passed):
+        if found is not None and not new.passed and (last is None or last.passed):
             faults = redact(f"kopia snapshot {found.id}: {'; '.join(found.faults)}")
             await cluster.events.record(cr, "VerificationFailed", faults, warning=True)
 
@@ -381,6 +376,22 @@ class VerificationSteps:
 
 def _decide_by(view: VerificationView, *, restores: bool) -> Decision:
     return verification.decide_restore_test(view) if restores else verification.decide_verification(view)
+
+
+def _conclude(
+    cr: Transfer, one: VerifiedSnapshot | None, found: _Found, after: RepositoryVerification
+) -> VerificationOutcome | None:
+    """Return what is known now of the snapshot of a transfer: what was found out, or that all of it was read by now.
+
+    A Job that failed may know of damage, and not in which snapshots.
+    """
+    if one is not None and one.outcome is not None:
+        return one.outcome
+    completed = cr.status.completion_timestamp or cr.metadata.creation_timestamp
+    if found.failure is not None or completed is None:
+        return None
+    last = Verification.from_annotations(cr.metadata.annotations)
+    return VerificationOutcome.PASSED if verification.proves(after, completed, last) else None
 
 
 def _is_in(cr: Transfer, key: RepositoryKey) -> bool:

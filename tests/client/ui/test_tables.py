@@ -150,6 +150,9 @@ def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None
     assert (row.verified, row.earlier) == (_verified(6), None)
     (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4, verification=_verified(5))])
     assert (row.verified, row.earlier) == (_verified(5), None)
+    bad = _record("bad", Phase.COMPLETED, 3, verification=_verified(5, VerificationOutcome.FAILED))
+    (row,) = list_volumes([bad, old, _record("last", Phase.COMPLETED, 4, verification=_verified(5))])
+    assert (row.earlier, row.urgent) == (bad.verification, True)
 
 
 def test_a_copy_that_cannot_be_read_back_is_urgent() -> None:

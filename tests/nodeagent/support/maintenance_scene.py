@@ -264,11 +264,11 @@ class VerificationScene(MaintenanceScene):
         annotations = self.repository()["metadata"].get("annotations") or {}
         return dict(json.loads(annotations.get("nodeagent.io/verification", "{}")))
 
-    def verified(self) -> dict[str, str]:
-        """Return the outcomes on the transfers."""
+    def verified(self, key: str = "outcome") -> dict[str, str]:
+        """Return the outcomes on the transfers, or what else is recorded there."""
         transfers = [one["metadata"] for one in self.kube.objects(DATA_UPLOADS)]
         texts = {meta["name"]: meta["annotations"].get("nodeagent.io/verification") for meta in transfers}
-        return {name: json.loads(text)["outcome"] for name, text in texts.items() if text}
+        return {name: json.loads(text)[key] for name, text in texts.items() if text}
 
 
 def verified_line(name: str, outcome: VerificationOutcome | None, *faults: str) -> str:

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from core.kube.transport import Request, Response
 from core.models.verification import SHARE_LINE, SHARES, SnapshotVerification, VerificationOutcome, VerifiedShare
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -61,8 +62,15 @@ async def test_shares_are_read_one_after_the_other_until_all_backups_are_proven(
 
 
 async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right(scene: VerificationScene) -> None:
+    inner = scene.kube.request
+
+    async def request(what: Request) -> Response:
+        await asyncio.sleep(1.0 if what.method == "PATCH" else 0.0)
+        return await inner(what)
+
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
+        scene.kube.request = request  # type: ignore[assignment, method-assign]
         lines = [
             verified_line("one", VerificationOutcome.FAILED, "db/wal: invalid checksum"),
             verified_line("two", VerificationOutcome.PASSED),
@@ -71,6 +79,8 @@ async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right
         ]
         await scene.finish(job, *lines)
     assert scene.verified() == {"one": "failed", "two": "passed", "three": "passed"}
+    # At one time: else the metrics of the PVC had the one that passed.
+    assert len(set(scene.verified("at").values())) == 1
     assert scene.stored["outcome"] == "failed"
     (damaged,) = scene.stored["damaged"]
     assert damaged.startswith("PVC app/data: damaged: backup backup-one of 2026-")
@@ -90,6 +100,18 @@ async def test_damage_to_which_no_backup_refers_is_no_success(scene: Verificatio
     assert scene.verified()["one"] == "passed"
     assert scene.stored["outcome"] == "failed"
     assert scene.reasons() == ["VerificationFailed"]
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+async def test_a_job_that_failed_has_no_backup_pass_that_it_did_not_look_at(
+    scene: VerificationScene, exit_code: int
+) -> None:
+    """It may know of damage, and not in which snapshots."""
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        lines = [verified_line("two", VerificationOutcome.PASSED), verified_line("one", None, "no answer")]
+        await scene.finish(job, *_shares(*_ALL), *lines, exit_code=exit_code)
+    assert (len(scene.stored["shares"]), scene.verified()) == (SHARES, {"two": "passed"})
 
 
 @pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod"])
