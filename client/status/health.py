@@ -54,6 +54,7 @@ class Rule(StrEnum):
     TRANSFERS_BLOCKED = "transfers-blocked"
     TRANSFERS_UNREADABLE = "transfers-unreadable"
     TRANSFERS_FAILED = "transfers-failed"
+    BACKUPS_DAMAGED = "backups-damaged"
     BACKUPS_SHRUNK = "backups-shrunk"
     RETENTION_FAILED = "retention-failed"
     RETENTION_BACKLOG = "retention-backlog"
@@ -254,13 +255,17 @@ def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
         yield _degraded(Rule.TRANSFERS_FAILED, message, "troubleshooting.md")
 
 
-def _shrunk(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+def _newest(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    """Yield what is wrong with the newest backups of volumes."""
     newest: dict[tuple[str, str, str], TransferRecord] = {}
     for one in sorted(snapshot.transfers, key=lambda one: one.created):
         if one.is_backup and one.phase is Phase.COMPLETED and is_managed(snapshot, one):
             # Each pod that mounts a PVC, one after the other, has another name.
             newest[one.queue, one.claim or one.volume, one.location] = one
     for (namespace, volume, _), one in newest.items():
+        if one.damaged:
+            message = f"the newest backup of {namespace}/{volume}, {one.shown}, failed its verification"
+            yield _degraded(Rule.BACKUPS_DAMAGED, message, "alerts.md#nodeagentverificationfailed")
         if one.shrunk is not None and one.shrunk.acknowledged is None:
             todo = f": if that is right, run nodeagent backup acknowledge {one.backup}" if one.backup else ""
             message = f"the newest backup of {namespace}/{volume}, {one.shown}, {one.shrunk.text}{todo}"
@@ -296,7 +301,7 @@ _RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
     _blocked,
     _unreadable,
     _failed,
-    _shrunk,
+    _newest,
     _retention,
     _not_read,
 )
@@ -394,6 +399,8 @@ def advise(transfer: TransferRecord) -> str:
     if transfer.fault:
         return f"correct the field that is named, or delete the transfer: see {_PAGE}#unreadable"
     match transfer.phase:
+        case Phase.COMPLETED if transfer.damaged:
+            return "start a new backup: its verification failed, see docs/alerts.md#nodeagentverificationfailed"
         case Phase.COMPLETED if transfer.shrunk is not None and transfer.shrunk.acknowledged is None:
             return "look at its volume, which has far less than before: see docs/alerts.md#nodeagentbackupshrunk"
         case Phase.COMPLETED:

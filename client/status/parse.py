@@ -41,6 +41,7 @@ class _EndedMarks(WireModel, gc=False):
     claim: str = field(default="", name=wire.PVC_NAME_ANNOTATION)
     shrunk: str = field(default="", name=wire.SHRUNK_ANNOTATION)
     backup: str = field(default="", name=wire.BACKUP_ANNOTATION)
+    verification: str = field(default="", name=wire.VERIFICATION_ANNOTATION)
     velero_backup: str = field(default="", name=wire.VELERO_BACKUP_LABEL)
 
 
@@ -127,6 +128,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         message=status.message,
         datamover=spec.datamover,
         backup=meta.annotations.backup or meta.labels.velero_backup,
+        verification=Verification.from_annotations({wire.VERIFICATION_ANNOTATION: meta.annotations.verification}),
         shrunk=Shrinkage.from_annotations({wire.SHRUNK_ANNOTATION: meta.annotations.shrunk}),
     )
 

@@ -138,6 +138,11 @@ class TransferRecord(WireModel):
         return self.kind in _BACKUPS
 
     @property
+    def damaged(self) -> bool:
+        """Whether its last verification failed."""
+        return self.verification is not None and not self.verification.passed
+
+    @property
     def active(self) -> bool:
         """Whether it has not ended."""
         return not self.phase.final and not self.fault
@@ -156,9 +161,9 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
         (one.queue, one.claim or one.volume),
         parse_time(one.created),
         f"{_BACKUPS[one.kind]}/{one.name}",
-        complete=one.phase is Phase.COMPLETED,
-        failed=one.phase is Phase.FAILED,
-        message=one.message or None,
+        complete=one.phase is Phase.COMPLETED and not one.damaged,
+        failed=one.phase is Phase.FAILED or one.damaged,
+        message="its data could not be read back by its verification" if one.damaged else one.message or None,
         bytes=one.total_bytes,
         shrunk=one.shrunk.text if one.shrunk is not None and one.shrunk.acknowledged is None else None,
     )

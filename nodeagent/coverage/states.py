@@ -227,8 +227,9 @@ def parse_annotated(text: str) -> timedelta | None:
 class CompletedBackup:
     """A backup of a volume that has ended; `name` is its transfer's as text.
 
-    `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
-    canceled. `shrunk` is the reason to show if it is Shrunk, and not acknowledged.
+    `created` is when its transfer was created: the data is not newer. One whose verification failed is `failed`, one
+    that is neither complete nor failed was canceled. `shrunk` is the reason to show if it is Shrunk, and not
+    acknowledged.
     """
 
     key: VolumeKey

@@ -54,6 +54,11 @@ class VolumeCopy:
     new_bytes: int | None = None
     seconds: float = 0.0
 
+    @property
+    def damaged(self) -> bool:
+        """Whether its last verification failed."""
+        return self.verification is not None and not self.verification.passed
+
 
 def read_copy(cr: Transfer) -> VolumeCopy | None:
     """Return what `cr` saved; None: it has not ended, or is no backup."""

@@ -130,8 +130,8 @@ def _build_series(
             (entry.queue, copy.claim or ""),
             copy.created,
             entry.name,
-            complete=copy.complete,
-            failed=entry.phase is Phase.FAILED,
+            complete=copy.complete and not copy.damaged,
+            failed=entry.phase is Phase.FAILED or copy.damaged,
             shrunk="" if copy.shrunk else None,
         )
         for entry in entries

@@ -9,11 +9,18 @@ import pytest
 
 from client.status.health import FAILURES, SECTIONS, Health, Rule, advise, is_blocked, judge, worst
 from client.status.parse import transfer_record
-from client.status.records import TRANSFER_KINDS
+from client.status.records import TRANSFER_KINDS, copy_of
 from core.kube.resources import DAEMON_SETS, LEASES
-from core.models.names import BACKUP_ANNOTATION, PVC_NAME_ANNOTATION, SHRUNK_ANNOTATION
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    PVC_NAME_ANNOTATION,
+    SHRUNK_ANNOTATION,
+    VERIFICATION_ANNOTATION,
+)
 from core.models.reasons import PendingReason
+from core.models.verification import Verification, VerificationOutcome
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.maintenance_scene import repository_object
 
 
@@ -47,6 +54,12 @@ def _put_backups(scene: StatusScene, shrunk: str, *newer: str, acknowledged: str
             raw
             | {"metadata": raw["metadata"] | {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}}
         )
+
+
+def _put_damaged(scene: StatusScene) -> None:
+    raw = transfer("DataUpload", "x", "Completed")
+    found = Verification(at=NOON, outcome=VerificationOutcome.FAILED).to_json()
+    scene.kube.put(raw | {"metadata": raw["metadata"] | {"annotations": {VERIFICATION_ANNOTATION: found}}})
 
 
 _FAILED = {"completionTimestamp": "2026-11-21T11:00:00Z", "message": "disk full"}
@@ -88,6 +101,7 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
         Health.DEGRADED,
         lambda scene: scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED)),
     ),
+    Rule.BACKUPS_DAMAGED: (Health.DEGRADED, _put_damaged),
     Rule.BACKUPS_SHRUNK: (Health.DEGRADED, lambda scene: _put_backups(scene, "x")),
     Rule.RETENTION_FAILED: (Health.DEGRADED, lambda scene: scene.put_report(failure="clocks differ", waiting=9)),
     Rule.RETENTION_BACKLOG: (Health.DEGRADED, lambda scene: scene.put_report(waiting=10)),
@@ -118,6 +132,15 @@ async def test_each_rule_is_found_alone(scene: StatusScene, rule: Rule) -> None:
     findings = judge(await scene.reader.read())
     assert [(finding.rule, finding.health) for finding in findings] == [(rule, health)]
     assert worst(findings) is health
+
+
+async def test_a_volume_whose_newest_backup_is_damaged_is_not_protected(scene: StatusScene) -> None:
+    _put_damaged(scene)
+    (record,) = (await scene.reader.read()).transfers
+    copy = copy_of(record)
+    assert copy is not None
+    assert (copy.complete, copy.failed) == (False, True)
+    assert advise(record).startswith("start a new backup")
 
 
 async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it_is_right(scene: StatusScene) -> None:

@@ -67,6 +67,9 @@ async def test_backups_that_ended_decide_the_state() -> None:
     kube.put(a_claim("data"))
     assert await show(kube, [backup(20)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
     assert await show(kube, [backup(1)]) == {'volumes{state="stale",volume_namespace="app"} 1.0'}
+    damaged = [backup(19), backup(20, verified="failed")]
+    assert await show(kube, damaged) == {'volumes{state="failing",volume_namespace="app"} 1.0'}
+    assert await show(kube, [*damaged, backup(21)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
 
 
 async def test_backups_are_counted_without_holding_all_of_them() -> None:
