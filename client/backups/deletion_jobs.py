@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -49,6 +50,9 @@ from nodeagent.runtime.lease import Lease
 
 HISTORY_KEY: Final = "_history"
 """The key of what was deleted lately; no entry's key begins with an underscore."""
+
+_MOST_HISTORY: Final = 10_000
+"""Copies that went by their backup's name, of some 50 bytes: more than go so within a day."""
 
 _RULES_KEY: Final = "_rules"
 _RULES: Final = "Versions with other rules of retention cannot read this, and delete nothing."
@@ -171,6 +175,9 @@ class DeletionRecord:
             if proved:
                 # What a wrong clock has noted in the future went before now.
                 history = [one._replace(at=min(one.at, gone_at)) for one in history if one.at > gone_at - WINDOW]
+            else:
+                # Where nothing goes by age, it would grow until the ConfigMap is full.
+                history = sorted(history, key=attrgetter("at"))[-_MOST_HISTORY:]
             changes[HISTORY_KEY] = _format_history(history)
         if changes:
             await self._write(changes)

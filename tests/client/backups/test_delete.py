@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.backups import delete
+from client.backups import delete, deletion_jobs
 from client.backups.copies import Copy
 from client.backups.delete import DeletionPlan, DeletionWish, check_plan, plan_deletion
 from client.backups.deletion_jobs import DeletionRecord
@@ -127,6 +127,14 @@ async def _run_with_fault(index: int | None) -> list[str]:
     assert (scene.names(), set(scene.kube.bucket)) == ({"third-data"}, {"s-third-data"})
     assert _recorded(scene) == {}
     return seen
+
+
+async def test_what_goes_by_name_fills_no_record(scene: DeletionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion_jobs, "_MOST_HISTORY", 2)
+    for name in ("first", "second", "third"):
+        await scene.execute(await scene.check(name))
+        assert sum(_went(scene).values()) == 2
+    assert scene.names() == set()
 
 
 async def test_a_record_of_a_transfer_that_still_exists_is_dropped(scene: DeletionScene) -> None:
