@@ -322,7 +322,8 @@ class AdmissionPass:
         for checked in await self._check([entry for _, entry in chosen]):
             if checked.ready:
                 uid = checked.entry.uid
-                self.pending.mark_queued(uid)
+                # A report that fails is repeated, but not at once.
+                self.pending.postpone_check(uid)
                 report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
                 await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=most - len(chosen))

@@ -124,6 +124,8 @@ class AdmissionWriter:
         """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`."""
         message = f"queued at position {position}: prepareQueueLength ({limit}) reached"
         await self._write_reason(checked, Pending(PendingReason.QUEUED, message))
+        self.pending.mark_queued(checked.entry.uid)
+        self.pending.wake([checked.entry.uid])
 
     async def report_waiting(self, checked: Checked, pending: Pending) -> None:
         """Write what the next attempt of an interrupted transfer waits for, and what interrupted the last one."""

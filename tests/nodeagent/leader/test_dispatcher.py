@@ -63,10 +63,11 @@ async def test_transfers_are_spread_over_the_live_agents() -> None:
 
 
 @pytest.mark.cause("queue-full")
-async def test_a_queued_transfer_is_reported_once() -> None:
+async def test_a_queued_transfer_is_reported_once_although_that_failed_before() -> None:
     scene = open_scene("node-a", limit=1)
     for name in ("du-1", "du-2", "du-3"):
         scene.add(name)
+    scene.kube.fail_next("PATCH", "datauploads/du-3", 409)
     async with scene.dispatching():
         await scene.until(lambda: scene.message("du-3") != "")
         assert scene.message("du-2") == "queued at position 1: prepareQueueLength (1) reached"
