@@ -141,6 +141,7 @@ class DataPathSteps(StepBase):
         if _unreplaced(case):
             return False
         uid, pending = case.cr.uid, self._slot_pending()
+        self._pending.compare_report(uid, case.cr.pending_reason)
         if self._pending.get(uid).current.reason != pending.reason:
             self._pending.decide_report(uid, pending)
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))

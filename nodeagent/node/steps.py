@@ -351,6 +351,7 @@ class StepBase:
 
     async def _report_pending(self, case: Case, pending: Pending) -> None:
         tools, cr = self._tools, case.cr
+        self._pending.compare_report(cr.uid, cr.pending_reason)
         report = self._pending.decide_report(cr.uid, pending)
         if not report.message:
             return

@@ -15,6 +15,7 @@ from core.errors import FencedError, KopiaCrashError, StorageOutageError
 from core.kube.types import Pod
 from core.models.names import ATTEMPT_LABEL
 from core.models.phases import Attempts, InterruptionCause, RetryRules
+from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
@@ -99,6 +100,15 @@ def decide_report(
     return record, PendingReport(message=changed and pause_over, event=other_cause and pause_over)
 
 
+def compare_report(record: PendingRecord, shown: str | None) -> PendingRecord:
+    """Return `record` without its report if the status does not show that reason any more: it is to be written again.
+
+    The leader writes its own reason over it while the agent is unavailable, and removes that afterward.
+    """
+    kept = not record.reported.reason or shown in {record.reported.reason, PendingReason.AGENT_UNAVAILABLE}
+    return record if kept else replace(record, reported=_NOTHING, paused_until_seconds=0.0)
+
+
 def mark_reported(record: PendingRecord, pending: Pending, now: float) -> PendingRecord:
     """Return `record` with `pending` reported at `now`."""
     return replace(record, reported=pending, reported_at_seconds=now)
@@ -125,6 +135,10 @@ class PendingRecords:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
         self._records[uid], report = decide_report(self.get(uid), pending, self._clock.monotonic())
         return report
+
+    def compare_report(self, uid: str, shown: str | None) -> None:
+        """Have the reason of a transfer reported again unless its status shows it; `shown` is the reason there."""
+        self._records[uid] = compare_report(self.get(uid), shown)
 
     def observe(self, uid: str, pending: Pending) -> None:
         """Record that the transfer is pending for `pending`, which is not reported."""

@@ -331,9 +331,7 @@ class AdmissionPass:
     async def report_waiting(self, current: Pass) -> Pass:
         """Report what interrupted transfers wait for."""
         waiting = (entry for entry in self.pending.due(current.entries) if entry.uid in current.waiting)
-        missing = (
-            entry for entry in waiting if self.pending.decide_report(entry.uid, current.waiting[entry.uid]).message
-        )
+        missing = (entry for entry in waiting if self._needs_report(entry, current.waiting[entry.uid]))
         chosen = list(islice(missing, current.reports_left))
         for entry in chosen:
             self.pending.postpone_check(entry.uid)
@@ -341,6 +339,11 @@ class AdmissionPass:
             report = self.writer.report_waiting(checked, current.waiting[checked.entry.uid])
             await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=current.reports_left - len(chosen))
+
+    def _needs_report(self, entry: Entry, pending: Pending) -> bool:
+        """Return whether it is to be reported now what an interrupted transfer waits for."""
+        self.pending.compare_report(entry.uid, entry.reason)
+        return self.pending.decide_report(entry.uid, pending).message
 
     async def _check(self, entries: Sequence[Entry]) -> list[Checked]:
         """Check New transfers; return those ready or pending, in order. What fails is checked again after a while."""

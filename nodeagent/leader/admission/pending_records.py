@@ -31,7 +31,7 @@ from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admission
-from nodeagent.transfers.retries import PendingRecord, PendingReport, decide_report, mark_reported
+from nodeagent.transfers.retries import PendingRecord, PendingReport, compare_report, decide_report, mark_reported
 
 _log = logging.getLogger(__name__)
 
@@ -287,6 +287,11 @@ class PendingTransfers:
         immediately = bool(record.node_label)
         record.report, report = decide_report(record.report, pending, self._clock.monotonic(), immediately=immediately)
         return report
+
+    def compare_report(self, uid: str, shown: str | None) -> None:
+        """Have the reason of a transfer reported again unless its status shows it; `shown` is the reason there."""
+        record = self._record(uid)
+        record.report = compare_report(record.report, shown)
 
     def mark_reported(self, uid: str, pending: Pending) -> None:
         """Record that `pending` was reported."""

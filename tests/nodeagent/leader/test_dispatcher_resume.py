@@ -10,7 +10,7 @@ from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.transport import Request
 from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import AttemptStage, InterruptionCause
-from tests.nodeagent.support.dispatching import Gate, Scene, interrupted, most_held, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, interrupted, most_held, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 
 pytestmark = pytest.mark.looptime
@@ -96,6 +96,18 @@ async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_i
         scene.set_status("du-1", phase="InProgress")
         await scene.until(lambda: resumed(scene) == ["du-2"], seconds=5)
     assert scene.message("du-2") == ""
+
+
+async def test_it_is_reported_again_what_it_waits_for_once_its_agent_is_back() -> None:
+    scene = open_scene("node-a", "node-b", limit=1, bound=True)
+    scene.add("du-1", status={"phase": "Prepared"}, labels={NODE_LABEL: "node-b"})
+    scene.add_interrupted("du-2")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reason("du-2") == "Resuming")
+        scene.kube.put(agent_pod("node-a", ready=False))
+        await scene.until(lambda: scene.reason("du-2") == "AgentUnavailable")
+        scene.kube.put(agent_pod("node-a"))
+        await scene.until(lambda: scene.reason("du-2") == "Resuming")
 
 
 async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answers() -> None:

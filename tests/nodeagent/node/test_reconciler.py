@@ -13,11 +13,12 @@ from core.models.names import (
     NODE_LABEL,
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
+    PENDING_REASON_ANNOTATION,
 )
 from nodeagent.metrics import Metrics
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
-from tests.nodeagent.support.transfers import NODE, data_download, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_download, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -228,6 +229,25 @@ async def test_transfers_use_a_slot_one_after_the_other_and_report_that_they_are
         assert order[1:] == [name for name in ("du-3", "du-2", "du-1", "du-0") if name != order[0]]
         pending = [e for e in world.kube.objects(EVENTS) if "waiting for a free slot" in e["message"]]
         assert len({e["involvedObject"]["name"] for e in pending}) == len(pending) == 3
+
+
+async def test_a_reason_that_the_leader_has_replaced_and_removed_is_reported_again() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent(slots=0):
+
+        async def report(message: str | None, reason: str | None) -> None:
+            marks = {"annotations": {PENDING_REASON_ANNOTATION: reason}}
+            patch = {"metadata": marks, "status": {"message": message}}
+            await world.cluster.client.patch(DATA_UPLOADS, NAMESPACE, "du-1", patch)
+
+        def message() -> str:
+            return str(world.transfer()["status"].get("message"))
+
+        await world.until(lambda: message().startswith("waiting for a free slot"))
+        await report("no node agent is ready", "AgentUnavailable")
+        await asyncio.sleep(60)
+        assert message() == "no node agent is ready"
+        await report(None, None)
+        await world.until(lambda: message().startswith("waiting for a free slot"), seconds=10)
 
 
 async def test_a_restarted_agent_counts_running_transfers_before_it_starts_one() -> None:
