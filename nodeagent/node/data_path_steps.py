@@ -18,7 +18,7 @@ from nodeagent.metrics import REFUSED_RESTORES, RETRIES, RETRY_LOST_SECONDS, WAI
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.mover_pod import MoverLoss, add_log_end, explain_loss, pod_node
+from nodeagent.transfers.mover_pod import add_log_end, explain_loss, find_unreplaced, pod_node
 from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
 from nodeagent.transfers.status import (
     Change,
@@ -42,7 +42,7 @@ class DataPathSteps(StepBase):
             return self._next_slot_check(case)
         if why := await self._find_volume_fault(case):
             return await self._end(case, Phase.FAILED, why)
-        if loss := _unreplaced(case):
+        if loss := find_unreplaced(case.cr):
             change = Change(annotations={MOVER_LOST_ANNOTATION: loss.with_replacement().to_json()})
             await self._tools.status.annotate(case.kind, case.cr, change)
             return Requeue(0.0)
@@ -138,7 +138,7 @@ class DataPathSteps(StepBase):
         return message if case.end is not None and has_final_message(case.end) else add_log_end(message, tail)
 
     def _check_is_paused(self, case: Case) -> bool:
-        if _unreplaced(case):
+        if find_unreplaced(case.cr):
             return False
         uid, pending = case.cr.uid, self._slot_pending()
         self._pending.compare_report(uid, case.cr.pending_reason)
@@ -170,12 +170,6 @@ class DataPathSteps(StepBase):
 
 def _not_retried(case: Case) -> str:
     return f"; not retried: {case.refused}" if case.ending is not None and case.refused else ""
-
-
-def _unreplaced(case: Case) -> MoverLoss | None:
-    """Return the losses of a transfer whose mover pod was replaced, if that is not recorded yet."""
-    loss = MoverLoss.from_annotations(case.cr.metadata.annotations)
-    return None if loss is None or loss.replaced else loss
 
 
 _FENCED_CHECK_SECONDS: Final = 60.0

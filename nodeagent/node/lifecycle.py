@@ -18,7 +18,7 @@ from exposer.pod_status import PodEnd, parse_pod_end
 from nodeagent.runtime.workqueue import Timers
 from nodeagent.transfers import retries
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.mover_pod import MoverLoss, PodState, has_ended, is_current, pod_node, pod_state
+from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, is_current, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 
 
@@ -79,8 +79,8 @@ def _preparation(cr: Transfer) -> str | None:
         return None if cr.pending_reason == PendingReason.COPY_IN_USE else "first mover pod"
     if cr.stage is AttemptStage.EXPOSING:
         return None if cr.pending_reason == PendingReason.WAITING_FOR_SLOT else f"attempt {cr.attempts.number}"
-    loss = MoverLoss.from_annotations(cr.metadata.annotations) if cr.phase is Phase.PREPARED else None
-    return f"replacement since {loss.since}" if loss is not None and not loss.replaced else None
+    loss = find_unreplaced(cr) if cr.phase is Phase.PREPARED else None
+    return f"replacement since {loss.since}" if loss is not None else None
 
 
 class CancelState(Enum):

@@ -45,7 +45,7 @@ from nodeagent.node.progress import Followed
 from nodeagent.node.steps import SlotRequest, Tools
 from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
+from nodeagent.transfers.mover_pod import PodState, find_unreplaced, has_ended, is_current, is_own, pod_state
 from nodeagent.transfers.status import EventLog, StatusWriter
 
 _log = logging.getLogger(__name__)
@@ -322,9 +322,9 @@ class Reconciler:
             self._tools.progress.leave(key[0], cr.uid, again=not cr.phase.final, pod=left)
 
     def _observe_slot(self, cr: Transfer, pod: Pod | None) -> None:
-        """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""
+        """Update the slots by an owned transfer; a second mover, or another attempt's, needs one once it is ready."""
         slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
-        if not cr.interrupted:
+        if not (cr.interrupted or (cr.phase is Phase.PREPARED and find_unreplaced(cr))):
             slots.observe(request, cr.phase)
         elif cr.preparing and pod is not None and is_current(pod, cr) and pod_state(pod) is PodState.RUNNING:
             slots.observe(request, Phase.PREPARED)

@@ -322,6 +322,12 @@ class MoverLoss(WireModel):
         return replace(self, replaced=True)
 
 
+def find_unreplaced(cr: Transfer) -> MoverLoss | None:
+    """Return the losses of mover pods of `cr`; None if the last one was replaced, and that is recorded."""
+    loss = MoverLoss.from_annotations(cr.metadata.annotations)
+    return None if loss is None or loss.replaced else loss
+
+
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
     """Return `before` with the loss of that pod; unchanged if it was counted before."""
     if before is None:

@@ -112,6 +112,21 @@ async def test_a_deleted_mover_pod_of_a_prepared_transfer_is_recreated(kind: str
     assert world.phase(kind) == "Completed"
 
 
+async def test_a_transfer_whose_mover_pod_is_not_replaced_yet_delays_no_other() -> None:
+    transfers = [accepted(data_upload(f"du-{number}")) for number in (1, 2)]
+    transfers[1]["spec"]["csiSnapshot"]["volumeSnapshot"] = "vs-2"
+    async with open_world(*transfers) as world, world.agent(slots=0) as agent:
+        await world.until(lambda: [world.phase(name=name) for name in ("du-1", "du-2")] == ["Prepared", "Prepared"])
+        world.cluster.mover.starts = False
+        await set_status(world, transfers[0], EVICTED)
+        await world.until(lambda: "MoverLost" in world.reasons())
+        agent.set_slots(1)
+        await world.until(lambda: world.done(name="du-2"), seconds=30)
+        world.cluster.mover.starts = True
+        await world.until(lambda: world.done(name="du-1"))
+    assert [world.phase(name=name) for name in ("du-1", "du-2")] == ["Completed", "Completed"]
+
+
 async def test_a_recreated_mover_pod_may_be_scheduled_to_another_node() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer) as world:
