@@ -373,9 +373,8 @@ class AdmissionPass:
         """Report and postpone a pending transfer; end one that is overdue, and return None for it."""
         cr, admission = checked.cr, checked.admission
         self.pending.observe(checked)
-        limit = min(admission.limit or self.rules.prepare_timeout, self.rules.prepare_timeout)
-        if self.pending.is_overdue(cr.uid, limit):
-            message = f"could not start within {format_duration(limit)}: {admission.message}"
+        if exceeded := self.pending.find_exceeded(cr.uid, admission, self.rules.prepare_timeout):
+            message = f"could not start within {format_duration(exceeded)}: {admission.message}"
             await self.writer.end(checked, Phase.FAILED, message)
             return None
         await self.writer.report(checked, Pending(admission.reason, admission.message, blocked=admission.blocked))

@@ -271,14 +271,19 @@ class PendingTransfers:
         elif record.since_seconds is None:
             record.since_seconds = self._clock.monotonic()
 
-    def is_overdue(self, uid: str, limit: timedelta) -> bool:
-        """Return whether the transfer has been observed pending for longer than `limit`.
+    def find_exceeded(self, uid: str, admission: Admission, timeout: timedelta) -> timedelta | None:
+        """Return for how long the transfer has been observed pending if that is too long; None if it is not.
 
+        The limit of a reason counts while that is the reason, `timeout` for all of them together.
         Time does not count while it is queued or pending indefinitely. Its age does not matter: the
         creation is by another machine's clock, and after an outage of the agents all transfers are old.
         """
-        since_seconds = self.get(uid).since_seconds
-        return since_seconds is not None and self._clock.monotonic() - since_seconds >= limit.total_seconds()
+        record, now = self.get(uid), self._clock.monotonic()
+        began = record.report.since_seconds if record.report.current.reason == admission.reason else now
+        if admission.limit is not None and now - began >= admission.limit.total_seconds():
+            return admission.limit
+        since = record.since_seconds
+        return timeout if since is not None and now - since >= timeout.total_seconds() else None
 
     def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record the reason of a transfer and return what is to be reported of it."""
@@ -309,8 +314,8 @@ class PendingTransfers:
         woken = bool(record.node_label) or (record.pod is not None and self._pods.is_synced(record.pod))
         if woken and record.report.reported.reason == admission.reason:
             pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
-        if admission.limit is not None and record.since_seconds is not None:
-            left_seconds = record.since_seconds + admission.limit.total_seconds() - self._clock.monotonic()
+        if admission.limit is not None:
+            left_seconds = record.report.since_seconds + admission.limit.total_seconds() - self._clock.monotonic()
             pause_seconds = min(pause_seconds, max(left_seconds, _RETRY_SECONDS))
         self.postpone(uid, pause_seconds)
 

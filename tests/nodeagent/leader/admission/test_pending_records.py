@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import pairwise, product
 
 import pytest
 
@@ -52,8 +53,8 @@ class Bench:
         self.pending.schedule(uid, admission)
         return checked
 
-    def is_overdue(self, limit: timedelta = LIMIT) -> bool:
-        return self.pending.is_overdue(UID, limit)
+    def is_overdue(self, admission: Admission) -> bool:
+        return self.pending.find_exceeded(UID, admission, LIMIT) is not None
 
 
 UID = "uid-of-du-1"
@@ -119,7 +120,7 @@ def test_what_is_woken_by_a_change_is_checked_when_its_limit_is_reached() -> Non
         pauses.append(bench.pending.seconds_to_next())
         bench.clock.seconds += pauses[-1]
     assert pauses == [60.0, 30.0, 1.0]
-    assert bench.is_overdue(timedelta(seconds=90))
+    assert bench.is_overdue(limited)
 
 
 @pytest.mark.parametrize(
@@ -136,26 +137,29 @@ def test_a_transfer_is_overdue_by_the_time_that_counts(
     admission: Admission, reason: str, minutes: list[int], skew: timedelta
 ) -> None:
     bench = Bench(skew)
-    limit = admission.limit or LIMIT
     bench.observe(admission, reason=reason)
     overdue = []
     for minute in range(40):
-        if bench.is_overdue(limit):
+        if bench.is_overdue(admission):
             overdue.append(minute)
             break
         bench.clock.seconds += 60
     assert overdue == minutes
 
 
-def test_time_does_not_count_while_a_transfer_is_pending_indefinitely() -> None:
-    bench = Bench()
-    bench.observe(INDEFINITE)
-    bench.clock.seconds += 7200
-    bench.observe(LOCATION)
-    bench.clock.seconds += 1790
-    assert not bench.is_overdue()
-    bench.clock.seconds += 10
-    assert bench.is_overdue()
+def test_a_limit_counts_while_its_reason_lasts_and_no_time_does_while_that_is_indefinite() -> None:
+    """Every course of 40 minutes, in steps of 10, until the transfer is overdue."""
+    for course in product((SHORT, LOCATION, INDEFINITE), repeat=4):
+        bench, definite = Bench(), 0
+        for before, admission in pairwise((INDEFINITE, *course)):
+            overdue = admission is not INDEFINITE and (definite >= 3 or before is admission is SHORT)
+            bench.pending.observe(bench.checked(admission))
+            assert bench.is_overdue(admission) is overdue, course
+            if overdue:
+                break
+            bench.observe(admission)
+            definite = 0 if admission is INDEFINITE else definite + 1
+            bench.clock.seconds += 600
 
 
 @pytest.mark.parametrize(
