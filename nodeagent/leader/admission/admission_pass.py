@@ -219,6 +219,8 @@ class AdmissionPass:
             current = await stage(current)
         if current.checks_left <= 0 or current.reports_left <= 0:
             return 0.0
+        if self._unusable() & self.ledger.reservations.uids:
+            return _PAUSE_SECONDS
         busy = current.new or current.resuming or current.waiting
         latest_seconds = _BUSY_SECONDS if busy else _IDLE_SECONDS
         return max(_PAUSE_SECONDS, min(latest_seconds, self.pending.seconds_to_next()))
@@ -243,7 +245,7 @@ class AdmissionPass:
 
     async def settle(self, current: Pass) -> Pass:
         """Find out which transfers use the quota."""
-        return replace(current, reserved=settle_entries(self.ledger, current.entries))
+        return replace(current, reserved=settle_entries(self.ledger, current.entries) - self._unusable())
 
     async def check_reserved(self, current: Pass) -> Pass:
         """Check New transfers with a reservation; release, behind a fence, those that may not start any more."""
@@ -386,6 +388,10 @@ class AdmissionPass:
         return in_order(
             self.pending.due(entries), after=self.ledger.reservations.last_namespace, first=self.rules.first
         )
+
+    def _unusable(self) -> frozenset[str]:
+        """Return the uids that only this leader has reserved, and of which the API server rejects the accept."""
+        return self.pending.rejected() - self.ledger.found
 
     async def _release(self, unusable: Iterable[Checked]) -> set[str]:
         """Fence transfers that cannot use their reservations; return the uids of those that were."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, NamedTuple
 
-from core.clock import Clock
+from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
@@ -141,6 +141,9 @@ _WOKEN_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 1.0
 """Before the check after a failed accept, which mostly conflicted with another write."""
 
+_REJECTED: Final = Backoff(5.0, 300.0)
+"""Before the check after an accept that an admission policy or a missing permission rejected."""
+
 _QUEUED_AFTER_SECONDS: Final = 10.0
 """How long a node must have had a free share for a transfer before it is reported as queued instead: shares
 come and go, and each change would be a check and a write."""
@@ -156,7 +159,7 @@ class PendingTransfer:
     `since_seconds` is when it began to be pending for something that has a limit. `pod` is the
     workload pod that wakes it, `node_label` the node whose share it is pending for. `queued`: it is
     reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept or
-    resumption, while it is unknown whether that was applied.
+    resumption, while it is unknown whether that was applied. `rejections` is how often its accept was rejected.
     """
 
     report: PendingRecord = _NOT_PENDING
@@ -167,6 +170,7 @@ class PendingTransfer:
     queued: bool = False
     queued_after_seconds: float | None = None
     unanswered: Checked | None = None
+    rejections: int = 0
 
 
 _UNKNOWN: Final = PendingTransfer()
@@ -217,6 +221,17 @@ class PendingTransfers:
         record = self._record(uid)
         self._postponed += record.next_check_seconds <= now
         record.next_check_seconds = now + seconds
+
+    def rejected(self) -> frozenset[str]:
+        """Return the uids of the transfers whose accept was rejected, and of which none is under way."""
+        rejected = ((uid, record) for uid, record in self._records.items() if record.rejections)
+        return frozenset(uid for uid, record in rejected if record.unanswered is None)
+
+    def postpone_rejected(self, uid: str) -> None:
+        """Make a transfer due after a pause that grows with the number of its accepts that were rejected."""
+        record = self._record(uid)
+        record.rejections += 1
+        self.postpone(uid, _REJECTED.seconds_after(record.rejections))
 
     def postpone_check(self, uid: str) -> None:
         """Make the transfer due after the usual pause, so that a check that fails is not repeated at once."""

@@ -69,7 +69,10 @@ def free_quota(uids: AbstractSet[str], limit: int | None) -> int:
 
 
 class AdmissionLedger:
-    """The ledger as this process read or wrote it last, with its `reservations`."""
+    """The ledger as this process read or wrote it last, with its `reservations`.
+
+    `found` are the uids that it had when it was read: other leaders may have sent accepts of those.
+    """
 
     def __init__(self, client: KubeClient, namespace: str, *, check_leading: Callable[[], None]) -> None:
         self._client = client
@@ -77,10 +80,12 @@ class AdmissionLedger:
         self._check_leading = check_leading
         self._stored: ConfigObject | None = None
         self.reservations = Reservations()
+        self.found: frozenset[str] = frozenset()
 
     async def load(self) -> None:
         """Read the ledger by a quorum read."""
         self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
+        self.found |= self.reservations.uids
 
     async def write(self, reservations: Reservations) -> None:
         """Write `reservations`, provided that the ledger was not written by another agent since.

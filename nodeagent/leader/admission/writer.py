@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any, Final
 
 from core.clock import Clock
-from core.kube.errors import ConflictError
+from core.errors import AgentError
+from core.kube.errors import ConflictError, ForbiddenError, InvalidError
 from core.models import names
 from core.models.base import JsonDict
 from core.models.phases import AttemptStage, Phase
@@ -160,9 +161,24 @@ class AdmissionWriter:
             spec={"datamover": checked.admission.datamover} if checked.admission.datamover else {},
         )
         move = self.cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
-        stored = await self._answered(checked, move)
+        try:
+            stored = await self._answered(checked, move)
+        except (ForbiddenError, InvalidError) as e:
+            # That is an answer too.
+            self.pending.end_accept(cr.uid)
+            self.pending.postpone_rejected(cr.uid)
+            await self._report_rejected(checked, str(e))
+            raise
         self.cluster.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self.cluster.now()), kind.spec.name)
         return stored
+
+    async def _report_rejected(self, checked: Checked, message: str) -> None:
+        try:
+            await self.report(checked, Pending(PendingReason.REJECTED, message, blocked=True))
+        except AgentError:
+            # What rejects the accept mostly rejects this write too.
+            if self.pending.get(checked.cr.uid).rejections == 1:
+                await self.cluster.events.record(checked.cr, PendingReason.REJECTED, message, warning=True)
 
     async def _resume(self, checked: Checked) -> Transfer:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""

@@ -73,6 +73,23 @@ async def test_a_fence_that_cannot_be_written_keeps_the_reservation() -> None:
     assert scene.ledger() == {"uid-of-du-2"}
 
 
+@pytest.mark.cause("accept-rejected")
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_transfer_whose_accept_is_rejected_holds_no_reservation(status: int) -> None:
+    """As by an admission policy; others go on, and it is accepted once that is changed."""
+    scene = open_scene(limit=1)
+    scene.add("du-1")
+    scene.add("du-2")
+    scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=20)
+        assert scene.reasons("du-1") == ["Rejected"]
+        scene.set_status("du-2", phase="InProgress")
+        await scene.until(lambda: scene.phase("du-1") == "Accepted", seconds=500)
+    assert len(scene.kube.requests) < 100
+    assert (scene.message("du-1"), most_held(scene.kube)) == ("", 1)
+
+
 @pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
 async def test_an_accept_without_an_answer_is_resolved(what: Fault) -> None:
     scene = open_scene(limit=1)
