@@ -306,6 +306,11 @@ def test_keys_are_not_case_sensitive_as_in_velero() -> None:
     assert parse_config('{"LOADCONCURRENCY": {"globalconfig": 3}}').config.load_concurrency.global_config == 3
 
 
+def test_null_in_a_map_of_texts_is_an_empty_text_as_in_velero() -> None:
+    config = _parsed({"podLabels": {"a": None}, "loadAffinity": [{"nodeSelector": {"matchLabels": {"b": None}}}]})
+    assert (config.pod_labels, config.load_affinity[0].node_selector.match_labels) == ({"a": ""}, {"b": ""})
+
+
 def test_a_repeated_key_is_reported() -> None:
     parsed = parse_config('{"loadConcurrency": {"globalConfig": 3, "globalConfig": 4}}')
     assert parsed.warnings == ["loadConcurrency.globalConfig: repeated key; the last one applies"]
