@@ -1,6 +1,6 @@
 """Volume policies of Velero: which action the ConfigMap of `spec.resourcePolicy` has for a volume.
 
-Scalars are read as text, which is how Velero decodes them into its fields of type string.
+Scalars are read as text, which is how Velero decodes them into its fields of type string, and most nulls as absent.
 Source: Velero v1.18 and main at d2241adba, internal/resourcepolicies (resource_policies.go, volume_resources.go,
 volume_resources_validator.go).
 """
@@ -44,9 +44,15 @@ class _Conditions(WireModel, forbid_unknown_fields=True):
     pvc_volume_mode: str = ""
     pvc_access_modes: list[str] = msgspec.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Reject attributes of no driver, as Velero does; msgspec converts the ValueError."""
+        if self.csi is not None and self.csi.volume_attributes and not self.csi.driver:
+            raise ValueError("csi: volumeAttributes without driver")
 
-class _ActionText(WireModel):
+
+class _ActionText(WireModel, forbid_unknown_fields=True):
     type: PolicyAction
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class _Policy(WireModel, forbid_unknown_fields=True):
@@ -62,11 +68,41 @@ class ResourceFilter(WireModel, forbid_unknown_fields=True):
     included_cluster_scoped_resources: list[str] = msgspec.field(default_factory=list)
     excluded_cluster_scoped_resources: list[str] = msgspec.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Reject what Velero rejects; msgspec converts the ValueError."""
+        for included, excluded in (
+            (self.included_namespace_scoped_resources, self.excluded_namespace_scoped_resources),
+            (self.included_cluster_scoped_resources, self.excluded_cluster_scoped_resources),
+        ):
+            if "*" in (*included, *excluded):
+                raise ValueError("includeExcludePolicy: * is no resource")
+            if both := set(included) & set(excluded):
+                raise ValueError(f"includeExcludePolicy: {min(both)} is included and excluded")
 
-class _Document(WireModel):
+
+class _Document(WireModel, forbid_unknown_fields=True):
     version: str = ""
     volume_policies: list[_Policy] = msgspec.field(default_factory=list)
     include_exclude_policy: ResourceFilter | None = None
+    # Of main; they are not evaluated.
+    cluster_scoped_filter_policy: Any = None
+    namespaced_filter_policies: Any = None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars as text, except null, and rejects repeated keys, as Velero's decoder does."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - an attribute of PyYAML
+        first: [one for one in resolvers if one[0].endswith((":null", ":merge"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
+        """Return the mapping of a node."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.MarkedYAMLError(problem=f"key {repeated[0]} is repeated", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep=deep)
 
 
 @dataclass(frozen=True)
@@ -82,7 +118,10 @@ class _Range:
         ends = [end.strip() for end in (text or ",").split(",")]
         if len(ends) != 2:  # noqa: PLR2004 - lowest and highest
             raise ValueError(f'capacity: "{text}" is no range such as "1Gi,10Gi"')
-        return cls(*(parse_quantity(end) if end else Decimal() for end in ends))
+        lowest, highest = (parse_quantity(end) if end else Decimal() for end in ends)
+        if highest and lowest > highest:
+            raise ValueError(f'capacity: "{text}" begins above its end')
+        return cls(lowest, highest)
 
     def has(self, size: Decimal) -> bool:
         """Return whether the size is in the range."""
@@ -135,9 +174,9 @@ def parse_policies(data: Mapping[str, str] | None) -> Policies:
     if len(texts) != 1:
         raise ContractError(f"the ConfigMap has {len(texts)} keys instead of one")
     try:
-        # Text of an operator, read without the types of YAML; BaseLoader makes nothing but texts, lists and mappings.
-        raw: Any = yaml.load(texts[0], Loader=yaml.BaseLoader)  # noqa: S506 - as above
-        document = msgspec.convert(raw, _Document)
+        # Velero reads the first document alone.
+        raw: Any = next(yaml.load_all(texts[0], Loader=_Loader), None)
+        document = msgspec.convert(_without_nulls(raw), _Document)
         rules = tuple(
             _Rule(one.conditions, _Range.parse(one.conditions.capacity), one.action.type)
             for one in document.volume_policies
@@ -149,9 +188,27 @@ def parse_policies(data: Mapping[str, str] | None) -> Policies:
     return Policies(rules, document.include_exclude_policy)
 
 
+_TEXTS: Final = frozenset({"pvcLabels", "volumeAttributes"})
+"""Maps of texts, in which null is an empty text."""
+
+_NEVER_NULL: Final = frozenset({"pvcLabels", "pvcVolumeMode", "pvcAccessModes"})
+
+
+def _without_nulls(value: Any, name: str = "") -> Any:  # noqa: ANN401 - what YAML may have
+    """Return `value`, the field `name`, without the fields whose null Velero takes for absent."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if name in _TEXTS:
+        return {key: "" if text is None else text for key, text in value.items()}
+    kept = ((key, item) for key, item in value.items() if item is not None or key in _NEVER_NULL)
+    return {key: _without_nulls(item, key) for key, item in kept}
+
+
 def _matches(wanted: _Conditions, claim: VolumeClaim, volume: StoredVolume, source: StoredVolume | PodVolume) -> bool:
     return (
-        (not wanted.storage_class or volume.storage_class in wanted.storage_class)
+        (not wanted.storage_class or volume.storage_class in filter(None, wanted.storage_class))
         and (wanted.nfs is None or _matches_nfs(wanted.nfs, source.nfs))
         and (wanted.csi is None or _matches_csi(wanted.csi, source.csi))
         and (not wanted.volume_types or source.type in wanted.volume_types)

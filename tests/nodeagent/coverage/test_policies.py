@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import ContractError
 from nodeagent.coverage.cluster import StoredVolume, VolumeClaim
-from nodeagent.coverage.policies import PolicyAction, parse_policies
+from nodeagent.coverage.policies import Policies, PolicyAction, parse_policies
 from tests.nodeagent.support.volume_scene import a_claim, a_volume, decoded
 
 
@@ -23,6 +23,12 @@ def skipping(conditions: str) -> dict[str, str]:
         ("{capacity: ''}", True),
         ("{storageClass: [fast, slow]}", True),
         ("{storageClass: [slow]}", False),
+        # What is null counts as absent, but in a map of texts as an empty one.
+        ("", True),
+        ("{capacity: , storageClass: ~, nfs: null, csi: , volumeTypes: , pvcPhase: }", True),
+        ("{csi: {driver: csi.example.com, volumeAttributes: }}", True),
+        ("{pvcLabels: {yes: }}", False),
+        ("{<<: {storageClass: [slow]}, storageClass: [fast]}", True),
         ("{csi: {}}", True),
         ("{csi: {driver: csi.example.com, volumeAttributes: {pool: ssd}}}", True),
         ("{csi: {driver: other}}", False),
@@ -58,6 +64,21 @@ def test_a_condition(conditions: str, matches: bool) -> None:
         (skipping("{unknown: x}"), "unknown"),
         (skipping('{capacity: "1Gi"}'), "no range"),
         (skipping('{capacity: "x,y"}'), "not a quantity"),
+        (skipping('{capacity: "9Gi,1Gi"}'), "begins above its end"),
+        (skipping("{storageClass: [a], storageClass: [b]}"), "storageClass is repeated"),
+        (skipping("{csi: {volumeAttributes: {pool: ssd}}}"), "without driver"),
+        (skipping("{pvcLabels: }"), "pvcLabels"),
+        (skipping("{pvcVolumeMode: }"), "pvcVolumeMode"),
+        (skipping("{pvcAccessModes: }"), "pvcAccessModes"),
+        ({"p": "version: v1\nvolumePolicy: []\n"}, "volumePolicy"),
+        ({"p": "version: v1\nincludeExcludePolicy: {excludedClusterScopedResources: ['*']}\n"}, "* is no resource"),
+        (
+            {
+                "p": "version: v1\nincludeExcludePolicy: &a {includedClusterScopedResources: &b [x],"
+                " excludedClusterScopedResources: *b}\n"
+            },
+            "x is included and excluded",
+        ),
         ({"p": "version: v1\nvolumePolicies:\n- action: {type: drop}\n"}, "drop"),
     ],
 )
@@ -65,6 +86,15 @@ def test_policies_that_velero_rejects(data: dict[str, str] | None, words: str) -
     with pytest.raises(ContractError) as raised:
         parse_policies(data)
     assert words in str(raised.value)
+
+
+def test_what_is_null_in_a_document_counts_as_absent() -> None:
+    assert parse_policies({"p": "version: v1\nvolumePolicies:\nincludeExcludePolicy:\n---\nignored"}) == Policies()
+
+
+def test_no_class_is_not_matched_by_an_empty_name() -> None:
+    (volume,) = decoded(StoredVolume, [a_volume("data", class_="")])
+    assert parse_policies(skipping("{storageClass: ['', fast]}")).match(None, volume) is None
 
 
 def test_the_type_of_a_volume() -> None:
