@@ -240,7 +240,7 @@ class VolumeReader:
             return [], ServerDefaults()
         without = "the defaults of the Velero server are not known"
         servers = await self._try("Deployments", without, self._read_servers)
-        defaults = await self._read_defaults(servers[0] if servers else {})
+        defaults = await self._read_defaults(servers[0] if servers else None)
         plans = []
         for raw in listed:
             try:
@@ -254,8 +254,8 @@ class VolumeReader:
                 plans.append(await self._with_policies(schedule))
         return plans, defaults
 
-    async def _read_servers(self) -> list[Mapping[str, str]]:
-        """Return the flags of the Velero server; empty: there is none."""
+    async def _read_servers(self) -> list[Mapping[str, str] | None]:
+        """Return the flags of the Velero server, None if they cannot be read; empty: there is none."""
         server = await find_velero_server(self.client, self.namespace)
         if server is None:
             return []
@@ -263,14 +263,16 @@ class VolumeReader:
             return [_Deployment.from_wire(server).flags]
         except ContractError as e:
             self._notes.append(f"Deployment {self.namespace}/{server['metadata']['name']} cannot be read: {e}")
-            return [{}]
+            return [None]
 
-    async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
+    async def _read_defaults(self, found: Mapping[str, str] | None) -> ServerDefaults:
+        flags = found or {}
         name = flags.get(_POLICIES_FLAG)
         policies = await self._read_policies(name) if name else None
         return ServerDefaults(
             fs_backup=_is_set(flags.get("default-volumes-to-fs-backup")),
             move_data=_is_set(flags.get("default-snapshot-move-data")),
+            csi=found is None or _CSI_FEATURE in flags.get("features", "").split(","),
             group_label=flags.get("volume-group-snapshot-label-key") or ServerDefaults().group_label,
             policies=policies if isinstance(policies, Policies) else Policies(),
         )
@@ -310,6 +312,7 @@ class VolumeReader:
 
 
 _POLICIES_FLAG: Final = "global-backup-volume-policies-configmap"
+_CSI_FEATURE: Final = "EnableCSI"
 
 
 def _is_set(value: str | None) -> bool:
@@ -318,6 +321,7 @@ def _is_set(value: str | None) -> bool:
 
 
 class _Container(WireModel):
+    command: list[str] = wire_field(default_factory=list)
     args: list[str] = wire_field(default_factory=list)
 
 
@@ -339,7 +343,7 @@ class _Deployment(WireModel):
     @property
     def flags(self) -> Mapping[str, str]:
         """The flags of its containers. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
-        words = [word for one in self.spec.template.spec.containers for word in one.args]
+        words = [word for one in self.spec.template.spec.containers for word in (*one.command, *one.args)]
         flags = {}
         for word, following in pairwise([*words, ""]):
             key, sign, value = word.removeprefix("--").partition("=")

@@ -196,10 +196,11 @@ class BackupSchedule(WireModel):
 
 @dataclass(frozen=True)
 class ServerDefaults:
-    """What the flags of the server say about Backups that leave it open."""
+    """What the flags of the server say about Backups that leave it open; without `csi`, it ignores CSI drivers."""
 
     fs_backup: bool = False
     move_data: bool = False
+    csi: bool = True
     group_label: str = "velero.io/volume-group"
     policies: Policies = field(default_factory=Policies)
 
@@ -424,6 +425,10 @@ class _Selection:
             return VolumeChoice(BackupMethod.SNAPSHOT, "it takes native snapshots, which are not moved")
         if claim.spec.storage_class_name is None:
             return VolumeChoice(BackupMethod.NONE, "the PVC has no storage class, which a snapshot needs")
+        if not self.defaults.csi:
+            # Source: ShouldSkipAction in pkg/util/csi/util.go.
+            why = "the server runs without --features=EnableCSI, which moves snapshots of CSI drivers"
+            return VolumeChoice(BackupMethod.NONE, why)
         if not self._moves:
             why = "it takes snapshots, which are not moved: snapshotMoveData is not true"
             return VolumeChoice(BackupMethod.SNAPSHOT, why)

@@ -91,7 +91,7 @@ class _Trial:
         for one in cron_jobs:
             one["spec"]["jobTemplate"]["spec"]["template"]["spec"]["restartPolicy"] = "Never"
         template: JsonDict = {"includedNamespaces": [f"{self.agents}-sh*"], "snapshotMoveData": True}
-        server = {"containers": [{"name": "velero", "image": "i", "args": ["server"]}]}
+        server = {"containers": [{"name": "velero", "image": "i", "args": ["server", "--features=EnableCSI"]}]}
         labels = {"app": "velero"}
         spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": server}}
         deployment = an_object("Deployment", "velero", "velero", "apps/v1", spec=spec)

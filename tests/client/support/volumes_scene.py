@@ -45,7 +45,7 @@ def a_cron_job(name: str, *words: str, schedule: str = "0 2 * * *", **more: obje
 
 def put_volumes(kube: FakeKube) -> None:
     """Store 40 PVCs, of which three need attention and two are left out, and what is to back them up."""
-    server = {"template": {"spec": {"containers": [{"name": "velero", "args": ["server"]}]}}}
+    server = {"template": {"spec": {"containers": [{"name": "velero", "args": ["server", "--features=EnableCSI"]}]}}}
     kube.put(an_object("Deployment", "velero", "velero", "apps/v1", spec=server))
     for namespace in ("app", "db", "shop"):
         kube.put(an_object("Namespace", namespace))

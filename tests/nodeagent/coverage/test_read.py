@@ -18,7 +18,7 @@ pytestmark = pytest.mark.looptime
 
 
 def a_server(*flags: str) -> JsonDict:
-    container = {"name": "velero", "args": ["server", *flags]}
+    container = {"name": "velero", "command": ["/velero", "server", "--features", "X,EnableCSI"], "args": [*flags]}
     spec = {"template": {"spec": {"containers": [container]}}}
     return an_object("Deployment", "velero", "velero", "apps/v1", spec=spec)
 
@@ -83,8 +83,9 @@ async def test_the_flags_of_the_server_and_its_policies_count() -> None:
     policies = an_object("ConfigMap", "everywhere", "velero", data={"p": skip})
     kube = a_kube(a_server(*flags), policies, a_schedule("night"), a_volume("data"))
     assert await expected(kube) == {"data": "Schedule night", "logs": ""}
-    kube.put(a_server("--default-snapshot-move-data=false"))
-    assert await expected(kube) == {"data": "", "logs": ""}
+    for more in (("--default-snapshot-move-data=false",), ("--default-snapshot-move-data", "--features=")):
+        kube.put(a_server(*more))
+        assert await expected(kube) == {"data": "", "logs": ""}
 
 
 async def test_fs_backup_of_pods_is_read() -> None:
