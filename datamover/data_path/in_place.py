@@ -291,7 +291,7 @@ class InPlaceRestorer(Comparison):
 
     def _block(self, path: bytes) -> None:
         """Record that a directory with entries, which are not to be deleted, is in the place of a file."""
-        if self.folded is None:
+        if self.folded is None and not self.rule.delete_extra_files:
             self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
         self._refuse(path, "something else is there")
 

@@ -85,11 +85,13 @@ class ExtraFiles:
 
     def may_replace(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> bool:
         """Return whether a directory with this name in an open one may be deleted, since a file is to be there."""
-        holding = self.find_holding(fd, directory, name, stop)
-        return self.may_delete(join(directory, name)) and not holding and not stop()
+        path = join(directory, name)
+        excluded = self.exclude.excludes_name(mangle(path), is_dir=True)
+        holding = excluded or self.find_holding(fd, directory, name, stop)
+        return self.may_delete(path) and not holding and not stop()
 
     def find_holding(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> set[bytes]:
-        """Return the directories that hold something excluded, the named one or below it, unless `stop` ends it."""
+        """Return what is excluded below a directory, and what holds it, unless `stop` ends it."""
         found, left = set[bytes](), [name] if self.exclude and self.allowed else []
         while left and not stop():
             below = left.pop()
@@ -104,7 +106,7 @@ class ExtraFiles:
                     self.steps += 1
                     path = f"{below}/{entry.name}"
                     if self._is_excluded(opened, entry, join(directory, path)):
-                        _add_above(found, directory, below)
+                        _add_above(found, directory, path)
                     elif entry.is_dir(follow_symlinks=False):
                         left.append(path)
         return found

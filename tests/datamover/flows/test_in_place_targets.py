@@ -14,6 +14,7 @@ from core.models.transfer_settings import Exclusions, InPlace
 from datamover.data_path import in_place, stage
 from datamover.kopia.repository import Repository
 from tests.datamover.flows.test_in_place import INCREMENTAL, RULES, add, change, restore_in_place, snapshot
+from tests.datamover.support.data_paths import back_up_volume
 from tests.datamover.support.mounts import mounted, need_root
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 
@@ -133,3 +134,24 @@ async def test_an_old_file_that_cannot_be_replaced_is_missing_and_all_else_is_re
         with pytest.raises(IncompleteRestoreError, match=message):
             await restore_in_place(mover_repository, snapshot_id, volume, rule)
     assert [(folder / name).read_text() for name in ("a", "stale", "z")] == ["new", "old", "new"]
+
+
+@pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "full"])
+async def test_a_directory_that_the_backup_would_leave_out_stays_in_the_place_of_a_link(
+    mover_repository: Repository, tmp_path: Path, incremental: bool
+) -> None:
+    volume = tmp_path / "volume"
+    links = [volume / name for name in ("scratch", "deep/scratch")]
+    for link in links:
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to("elsewhere")
+    backup = await back_up_volume(mover_repository, volume, exclude=Exclusions(patterns=("scratch/",)))
+    for link in links:
+        link.unlink()
+        link.mkdir()
+        (link / "file").touch()
+    rule = InPlace(incremental=incremental, delete_extra_files=True)
+    with pytest.raises(IncompleteRestoreError, match="2 missing: ") as failed:
+        await restore_in_place(mover_repository, backup.snapshot_id, volume, rule)
+    assert all((link / "file").exists() for link in links)
+    assert "setting DeleteExtraFiles" not in str(failed.value)
