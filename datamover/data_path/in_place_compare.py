@@ -34,9 +34,12 @@ from datamover.data_path.stage import (
     is_kept_at_root,
     is_stage,
 )
+from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.location_files import open_output
+from datamover.kopia.policy import describe_exclusions, read_policy
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
+from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.work_dir import is_name, join, open_below
 
@@ -45,21 +48,32 @@ _Delete = Callable[[str, int, bytes], bool]
 is its path. A plan deletes nothing."""
 
 
-def find_unexplained(snapshot: Snapshot) -> str | None:
+async def find_unexplained(kopia: KopiaCaller, snapshot: Snapshot) -> str | None:
     """Return why extra files may be what the backup left out by rules that the snapshot does not name; None: none is.
 
-    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted.
+    kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted. So
+    the policy as it is now must have no rules that may have left out what is not counted, or what patterns explain.
+
+    Raises:
+        KopiaError: the policy cannot be read.
     """
     patterns = {*snapshot.exclusions.patterns}
     # A stage that was left out counts once, and once more if kopia scans the volume for an estimate. So one is nothing
     # else, and two may be.
-    own = 1 if STAGE_PATTERN in patterns else 0
-    if snapshot.excluded <= own or patterns - {STAGE_PATTERN}:
-        return None
+    counted = snapshot.excluded > (1 if STAGE_PATTERN in patterns else 0)
+    if counted and not patterns - {STAGE_PATTERN}:
+        lacks = (
+            f"lacks {snapshot.excluded} files and directories that its backup left out by policies of the repository, "
+            ".kopiaignore files or CACHEDIR.TAG"
+        )
+    else:
+        policy = await read_policy(kopia, f"{IDENTITY}:{snapshot.source}")
+        if not (rules := describe_exclusions(policy, counted=counted)):
+            return None
+        lacks = f"may lack what policies of the repository leave out: {', '.join(rules)}"
     return (
-        f"snapshot {snapshot.snapshot_id} lacks {snapshot.excluded} files and directories that its backup left out by "
-        f"policies of the repository, .kopiaignore files or CACHEDIR.TAG, and they would be deleted. Nothing was "
-        f"changed: restore without {DELETE_EXTRA_FILES}"
+        f"snapshot {snapshot.snapshot_id} {lacks}, and they would be deleted. Nothing was changed: restore without "
+        f"{DELETE_EXTRA_FILES}"
     )
 
 

@@ -80,7 +80,8 @@ class RestorePlanner(Comparison):
         with attempting(f"read {self.target}"):
             filled = await self._in_thread(partial(has_entries, self.target), f"reading {self.target}")
         # Into an empty volume, all is written, and nothing deleted.
-        if filled and self.rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
+        deletes = filled and self.rule.delete_extra_files
+        if fault := await find_unexplained(self.repository, self.snapshot) if deletes else None:
             return InPlacePlan(refusal=fault)
         with open_output(self.repository.work_dir) as file:
             await self._run(Directories(file))

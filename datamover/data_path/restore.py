@@ -249,7 +249,7 @@ class _Restoring:
     async def _restore_in_place(self, fd: int) -> tuple[PartRestorer, Refused, _Written]:
         """Make the target equal to the snapshot; `fd` is open on it."""
         target, rule = self.target, self.parameters.in_place or InPlace()
-        if rule.delete_extra_files and (fault := find_unexplained(self.snapshot)):
+        if rule.delete_extra_files and (fault := await find_unexplained(self.repository, self.snapshot)):
             raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
         await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
         # The earlier attempt may have begun when the volume was empty.

@@ -233,13 +233,16 @@ async def read_policy(kopia: KopiaCaller, target: str) -> JsonDict:
     return shown.check().document()
 
 
-def describe_exclusions(policy: JsonDict) -> list[str]:
-    """Return what an effective policy leaves out of backups, each as a fragment of a sentence."""
+def describe_exclusions(policy: JsonDict, *, counted: bool = True) -> list[str]:
+    """Return what an effective policy leaves out of backups, each as a fragment of a sentence.
+
+    Without `counted`, only what kopia does not count.
+    """
     files, errors = policy.get("files") or {}, policy.get("errorHandling") or {}
     found = []
-    if rules := files.get("ignore"):
+    if counted and (rules := files.get("ignore")):
         found.append(f"what its ignore rules name ({', '.join(map(json.dumps, rules))})")
-    if names := _ignore_files(policy):
+    if counted and (names := _ignore_files(policy)):
         found.append(f"what files named {' or '.join(names)} list")
     if size := files.get("maxFileSize"):
         found.append(f"files larger than {size} bytes")

@@ -1,15 +1,20 @@
 """Which extra files a restore in place deletes, and which it leaves because of the exclusions of the backup."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
+from unittest.mock import AsyncMock
 
 import pytest
 
+from core.models.base import JsonDict
 from core.models.transfer_settings import Exclusions
 from datamover.data_path.in_place_compare import ExtraFiles, find_unexplained
 from datamover.data_path.stage import Stage
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import open_root
 
@@ -69,18 +74,30 @@ def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
     assert (len(list((tmp_path / "d").iterdir())), extra.deleted) == (9, 0)
 
 
+_STAGE: Final = '{"patterns": ["/.nodeagent-restore-files/"]}'
+_PATTERNS: Final = '{"patterns": ["*.tmp"]}'
+_COUNTED: Final[JsonDict] = {"ignore": ["*.bak"]}
+_UNCOUNTED: Final[JsonDict] = {"maxFileSize": 5}
+
+
 @pytest.mark.parametrize(
     ("excluded", "exclude", "explained"),
     [
-        (0, "", True),
-        (2, "", False),
-        (2, '{"patterns": ["*.tmp"]}', True),
-        (2, '{"maxBytes": 4096, "oneFileSystem": true}', False),
-        (1, '{"patterns": ["/.nodeagent-restore-files/"]}', True),
-        (2, '{"patterns": ["/.nodeagent-restore-files/"]}', False),
+        (0, "", [True, True, False]),
+        (2, "", [False, False, False]),
+        (2, _PATTERNS, [True, False, False]),
+        (2, '{"maxBytes": 4096, "oneFileSystem": true}', [False, False, False]),
+        (1, _STAGE, [True, True, False]),
+        (2, _STAGE, [False, False, False]),
     ],
     ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count", "a stage", "a stage twice"],
 )
-def test_what_a_backup_left_out_must_be_explained_by_its_patterns(excluded: int, exclude: str, explained: bool) -> None:
-    snapshot = Snapshot("k1", "a@b:c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)
-    assert (not find_unexplained(snapshot)) is explained
+async def test_what_a_backup_left_out_must_be_explained_by_its_patterns_alone(
+    excluded: int, exclude: str, explained: list[bool]
+) -> None:
+    snapshot = Snapshot("k1", "c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)
+    for files, expected in zip(({}, _COUNTED, _UNCOUNTED), explained, strict=True):
+        kopia = AsyncMock()
+        kopia.call.return_value = KopiaAnswer("show", 0, json.dumps({"files": files}).encode())
+        assert (not await find_unexplained(kopia, snapshot)) is expected
+        assert all(one.args[-1] == "default@default:c" for one in kopia.call.await_args_list)

@@ -250,6 +250,19 @@ async def test_a_restore_in_place_deletes_nothing_when_rules_that_it_does_not_kn
     assert set(_walk(volume)) == before
 
 
+async def test_a_restore_in_place_deletes_nothing_that_a_policy_may_have_left_out_beside_own_rules(
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, "kept", "a.tmp", "a.bak")
+    kopia.run("policy", "set", "--global", "--add-ignore=*.bak")
+    result = await back_up_volume(mover_repository, volume, exclude=Exclusions(patterns=("*.tmp",)))
+    _write(volume, "extra")
+    with pytest.raises(DataPathError, match=r'leave out: what its ignore rules name \("\*.bak"\), and they would be'):
+        await restore_volume(mover_repository, result.snapshot_id, volume, in_place=InPlace(delete_extra_files=True))
+    assert {path for path, _ in _walk(volume)} == {"kept", "a.tmp", "a.bak", "extra"}
+
+
 def _mark(volume: Path, by: str) -> None:
     if by == "a file of rules":
         (volume / ".kopiaignore").write_text("build/\n")
