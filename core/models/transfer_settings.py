@@ -329,6 +329,15 @@ class InPlace:
     delete_extra_files: bool = False
     compare_content: bool = False
 
+    @property
+    def distrusting(self) -> "InPlace":
+        """The same where size and time of a file do not say that it is equal."""
+        return InPlace(
+            incremental=self.incremental and self.compare_content,
+            delete_extra_files=self.delete_extra_files,
+            compare_content=self.compare_content,
+        )
+
     @classmethod
     def of(cls, restore_type: str, settings: Mapping[str, str]) -> Self | None:
         """Return what `spec.restoreType`, in any case of letters, and the uploader settings ask for; None: plain.

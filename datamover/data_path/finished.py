@@ -1,5 +1,8 @@
 """What says that files are restored: the list of finished files, for the next attempt, and the done file, for pods.
 
+The mark says that they may not be: kopia gives a file its size first, and its time in the end, so that after a power
+loss a file may have both, and zeros as content.
+
 The list is a file in the root of the restored volume, for as long as no workload has the volume. Each file is listed as
 a fingerprint of its path, inode, size and times. Whatever is done to a file changes its ctime, which no program can
 set: a file with a listed fingerprint has the content, owner and mode that it was listed with. A batch of fingerprints
@@ -303,6 +306,28 @@ def _write(fd: int, content: bytes, at: int) -> int:
         at += count
         content = content[count:]
     return at
+
+
+_MARK: Final = ".nodeagent-restore-unfinished"
+
+
+def mark_unfinished(target: Path, _: ShouldStop) -> None:
+    """Mark a target into which kopia writes files, and wait until the mark is on the disk; raises OSError."""
+    with opened(target / _MARK, NEW) as fd:
+        os.fsync(fd)
+    with suppress(OSError), opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+        os.fsync(root)
+
+
+def is_unfinished(target: Path, _: ShouldStop) -> bool:
+    """Return whether a restore that was interrupted has left its mark."""
+    return os.path.lexists(target / _MARK)
+
+
+def remove_mark(target: Path, stop: ShouldStop) -> None:
+    """Remove the mark, if there is one, once all is on the disk; raises OSError."""
+    if is_unfinished(target, stop):
+        remove_list(target / _MARK)
 
 
 _DONE_DIRECTORY: Final = ".velero"

@@ -12,6 +12,7 @@ from functools import partial
 
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlacePlan, PlannedEntries
+from datamover.data_path.finished import is_unfinished
 from datamover.data_path.in_place import has_entries
 from datamover.data_path.in_place_compare import Comparison, find_unexplained
 from datamover.data_path.links import named
@@ -79,6 +80,8 @@ class RestorePlanner(Comparison):
         """
         with attempting(f"read {self.target}"):
             filled = await self._in_thread(partial(has_entries, self.target), f"reading {self.target}")
+            if await self._in_thread(partial(is_unfinished, self.target), f"reading {self.target}"):
+                self.rule = self.rule.distrusting
         # Into an empty volume, all is written, and nothing deleted.
         deletes = filled and self.rule.delete_extra_files
         if fault := await find_unexplained(self.repository, self.snapshot) if deletes else None:

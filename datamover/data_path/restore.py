@@ -5,12 +5,12 @@ Source: kopia 0.23.1, cli/command_restore.go.
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import UNSET
 
@@ -18,6 +18,7 @@ from core.contract import MoverMethod, RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.transfer_settings import InPlace
 from datamover.data_path.block import DeviceRestore, read_file_system
+from datamover.data_path.finished import is_unfinished, mark_unfinished, remove_mark
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
@@ -39,6 +40,8 @@ from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.work_dir import attempting
 
 _logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _BLOCK_BYTES: Final = 1 << 20
 """Source: Velero main at d2241adba, pkg/uploader/block/uploader.go."""
@@ -183,9 +186,13 @@ class _Restoring:
                 if await self._has_files():
                     restorer, refused, wrote = await self._restore_in_place(fd)
                 else:
+                    if parameters.in_place is not None:
+                        await self._mark(mark_unfinished)
                     restorer, refused = await self._restore_files(fd)
                 written = data_path.clock.monotonic()
                 await data_path.wait_for(sync_file_system(fd, self.target), WRITING)
+                if parameters.in_place is not None:
+                    await self._mark(remove_mark)
             _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
             refused.check(restorer.attempted, restorer.errors.first)
             note, unset = refused.unset_text, refused.unset
@@ -246,6 +253,11 @@ class _Restoring:
                 partial(has_entries, self.target), f"reading target {self.target}"
             )
 
+    async def _mark(self, change: Callable[[Path, ShouldStop], _T]) -> _T:
+        """Return what is done with the mark of an unfinished restore into an empty target."""
+        with attempting(f"mark target {self.target}"):
+            return await self.data_path.run_in_thread(partial(change, self.target), f"marking target {self.target}")
+
     async def _restore_in_place(self, fd: int) -> tuple[PartRestorer, Refused, _Written]:
         """Make the target equal to the snapshot; `fd` is open on it."""
         target, rule = self.target, self.parameters.in_place or InPlace()
@@ -254,6 +266,8 @@ class _Restoring:
         await allow_writing(self.repository, self.snapshot, target, data_path=self.data_path, files=False)
         # The earlier attempt may have begun when the volume was empty.
         await self._remove_placeholders()
+        if await self._mark(is_unfinished):
+            rule = rule.distrusting
         probe = await self._probe()
         if rule.delete_extra_files and not probe.names:
             raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
@@ -299,7 +313,8 @@ class _Restoring:
             await find_refused(
                 repository, snapshot, target, probe=probe, repair=repair, data_path=self.data_path, refused=refused
             )
-        all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
+        incremental = self.parameters.in_place is not None and self.parameters.in_place.incremental
+        all_files = incremental and not restoring.kept and snapshot.entries > 0
         return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
 
     def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:

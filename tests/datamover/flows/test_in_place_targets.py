@@ -155,3 +155,28 @@ async def test_a_directory_that_the_backup_would_leave_out_stays_in_the_place_of
         await restore_in_place(mover_repository, backup.snapshot_id, volume, rule)
     assert all((link / "file").exists() for link in links)
     assert "setting DeleteExtraFiles" not in str(failed.value)
+
+
+async def test_files_of_an_interrupted_restore_into_an_empty_volume_are_all_written_again(
+    mover_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss they may have size and time, which kopia sets, and zeros as content."""
+    source, volume = make_tree(tmp_path / "source"), tmp_path / "volume"
+    snapshot_id = await snapshot(mover_repository, source)
+    volume.mkdir()
+
+    async def lose_power(_: int, folder: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                status = path.stat()
+                path.write_bytes(bytes(status.st_size))
+                os.utime(path, ns=(0, status.st_mtime_ns))
+        raise DataPathError("the power failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("datamover.data_path.restore.sync_file_system", lose_power)
+        with pytest.raises(DataPathError, match="the power failed"):
+            await restore_in_place(mover_repository, snapshot_id, volume)
+    assert (await restore_in_place(mover_repository, snapshot_id, volume)).fallback_full is True
+    assert describe_tree(volume) == describe_tree(source)
+    assert (await restore_in_place(mover_repository, snapshot_id, volume)).incremental_bytes == 0
