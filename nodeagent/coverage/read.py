@@ -251,7 +251,7 @@ class VolumeReader:
             if servers == []:
                 plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self.namespace}"))
             else:
-                plans.append(await self._with_policies(schedule))
+                plans.append(await self._with_policies(schedule, defaults))
         return plans, defaults
 
     async def _read_servers(self) -> list[Mapping[str, str] | None]:
@@ -275,13 +275,16 @@ class VolumeReader:
             csi=found is None or _CSI_FEATURE in flags.get("features", "").split(","),
             group_label=flags.get("volume-group-snapshot-label-key") or ServerDefaults().group_label,
             policies=policies if isinstance(policies, Policies) else Policies(),
+            fault=policies if isinstance(policies, str) else None,
         )
 
-    async def _with_policies(self, schedule: BackupSchedule) -> _VeleroPlan:
+    async def _with_policies(self, schedule: BackupSchedule, defaults: ServerDefaults) -> _VeleroPlan:
         template = schedule.spec.template
-        found: Policies | str = explain_fault(template) or Policies()
+        found: Policies | str = defaults.fault or explain_fault(template) or Policies()
         if template.policy_name and isinstance(found, Policies):
             found = await self._read_policies(template.policy_name)
+        if isinstance(found, Policies) and found.resources is not None and template.has_old_filters:
+            found = "it has older filters of resources, and its policies have newer ones"
         if isinstance(found, str):
             return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {found}")
         return _VeleroPlan(schedule, found)

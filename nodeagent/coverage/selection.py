@@ -196,13 +196,17 @@ class BackupSchedule(WireModel):
 
 @dataclass(frozen=True)
 class ServerDefaults:
-    """What the flags of the server say about Backups that leave it open; without `csi`, it ignores CSI drivers."""
+    """What the flags of the server say about Backups that leave it open; without `csi`, it ignores CSI drivers.
+
+    `fault` is why it rejects every Backup; None: it does not.
+    """
 
     fs_backup: bool = False
     move_data: bool = False
     csi: bool = True
     group_label: str = "velero.io/volume-group"
     policies: Policies = field(default_factory=Policies)
+    fault: str | None = None
 
 
 _INVALID: Final = frozenset("|()!{},")
@@ -222,9 +226,21 @@ def explain_fault(template: BackupTemplate) -> str | None:
         return "includedNamespaces has * beside others"
     if old and (new or template.excluded_namespace_scoped_resources):
         return "it has older and newer filters of resources"
+    if "*" in template.excluded_resources:
+        return "all resources are excluded"
+    fault = _explain_resources(template.included_resources, template.excluded_resources)
+    if fault or (fault := _explain_resources(new, template.excluded_namespace_scoped_resources)):
+        return fault
     if template.label_selector is not None and template.or_label_selectors:
         return "it has both labelSelector and orLabelSelectors"
     return None
+
+
+def _explain_resources(included: Sequence[str], excluded: Sequence[str]) -> str | None:
+    if any("*" in names and len(set(names)) > 1 for names in (included, excluded)) or (included and "*" in excluded):
+        return "a list of resources has * beside others"
+    both = set(included) & set(excluded)
+    return f"resource {min(both)} is included and excluded" if both else None
 
 
 def select_volumes(
@@ -272,7 +288,7 @@ class _Selection:
     def _includes_resource(self, resource: str) -> bool:
         template = self.template
         if template.has_old_filters:
-            excluded = [name for name in _resolve(template.excluded_resources) if name != "*"]
+            excluded = _resolve(template.excluded_resources)
             return includes(resource, _resolve(template.included_resources), excluded)
         included = _resolve(template.included_namespace_scoped_resources)
         excluded = _resolve(template.excluded_namespace_scoped_resources)

@@ -114,9 +114,24 @@ async def test_fs_backup_of_pods_is_read() -> None:
             'the server rejects its Backups: volume policies in ConfigMap p: version "v3" is not v1',
         ),
         ([a_server(), a_schedule("night", includedNamespaces=["a", "*"])], "the server rejects its Backups: "),
+        (
+            [a_server("--global-backup-volume-policies-configmap=all"), a_schedule("night")],
+            "the server rejects its Backups: ConfigMap all of its volume policies does not exist",
+        ),
+        (
+            [
+                a_server(),
+                an_object("ConfigMap", "p", "velero", data={"p": "version: v1\nincludeExcludePolicy: {}"}),
+                a_schedule("night", resourcePolicy={"kind": "configmap", "name": "p"}, includedResources=["*"]),
+            ],
+            "the server rejects its Backups: it has older filters of resources",
+        ),
         ([a_cron_job("night", "--pvc=app/data", "--pvc=app/logs", suspend=True)], "it is suspended"),
     ],
-    ids=["no server", "paused", "cron", "no policies", "invalid policies", "invalid", "suspended"],
+    ids=[
+        *("no server", "paused", "cron", "no policies", "invalid policies", "invalid", "no global policies"),
+        *("filters", "suspended"),
+    ],
 )
 async def test_a_schedule_that_does_not_run_expects_nothing(objects: list[JsonDict], reason: str) -> None:
     found = await read(a_kube(*objects))

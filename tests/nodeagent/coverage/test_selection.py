@@ -87,7 +87,6 @@ FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/"
         pytest.param({"includedResources": ["pvc"]}, ALL_MOVED | {"db/main": NONE}, id="a short name, no pods"),
         pytest.param({"includedResources": ["PersistentVolumeClaims", "Pods"]}, ALL_MOVED, id="other letters"),
         pytest.param({"excludedResources": ["persistentvolumeclaims"]}, {}, id="PVCs excluded, so no fs-backup"),
-        pytest.param({"excludedResources": ["*"]}, ALL_MOVED, id="an excluded star is ignored"),
         pytest.param({"excludedNamespaceScopedResources": ["*"]}, {}, id="a newer one is not"),
         pytest.param({"includedNamespaceScopedResources": ["persistentvolumeclaim", "pods"]}, ALL_MOVED, id="singular"),
         # pkg/backup: TestBackupItemCollection, pkg/itemblock/actions.
@@ -254,6 +253,11 @@ def test_fs_backup_needs_a_running_pod_that_mounts_the_volume(pod: JsonDict) -> 
         ({"includedNamespaces": ["app"], "excludedNamespaces": ["app"]}, "included and excluded"),
         ({"excludedNamespaces": ["*"]}, "all namespaces"),
         ({"includedResources": ["pods"], "includedNamespaceScopedResources": ["pods"]}, "older and newer"),
+        ({"includedResources": ["*", "pods"]}, "* beside others"),
+        ({"excludedNamespaceScopedResources": ["*", "pods"]}, "* beside others"),
+        ({"includedResources": ["pods"], "excludedResources": ["pods"]}, "resource pods is included and excluded"),
+        ({"excludedResources": ["*"]}, "all resources"),
+        ({"includedNamespaceScopedResources": ["pods"], "excludedNamespaceScopedResources": ["*"]}, "* beside"),
         ({"labelSelector": {}, "orLabelSelectors": [{}]}, "both labelSelector"),
     ],
 )
@@ -266,4 +270,5 @@ def test_a_template_that_the_server_rejects(template: JsonDict, words: str) -> N
 def test_a_valid_template_has_no_fault() -> None:
     nulls: JsonDict = {"includedNamespaces": None, "labelSelector": None, "hooks": {"resources": None}}
     template: JsonDict = {"includedNamespaces": ["app-[a-c]*"], "excludedNamespaces": ["app-b"]} | nulls
+    template |= {"excludedNamespaceScopedResources": ["*"]}
     assert explain_fault(BackupSchedule.from_wire(a_schedule("night", **template)).spec.template) is None
