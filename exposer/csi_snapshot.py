@@ -30,7 +30,7 @@ from exposer.manifests import (
     diagnose_snapshot,
     find_group,
     parse_source_annotation,
-    recorded_volume,
+    recorded_volumes,
     track_snapshot,
 )
 from exposer.model import Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
@@ -45,7 +45,6 @@ from exposer.ownership import (
     is_refused,
     patch_if_there,
     read_owned,
-    withdraw_mover,
 )
 from exposer.pods import build_backup_pod
 from exposer.settings import read_exclusions
@@ -112,11 +111,16 @@ class CSISnapshotExposer:
     async def withdraw(self, request: SnapshotRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, the backup PVC: the next one may be on another node.
 
-        On a lost node the pod would stay for as long as the node does; it only reads.
+        On a lost node the pod would stay for as long as the node does; it only reads. So does the volume, which the
+        next attempt does not wait for, but the cleanup.
         """
-        owner = request.owner
-        lost = interruption.cause is InterruptionCause.NODE_LOST
-        return await withdraw_mover(self._client, owner, interruption, claim=owner.name, forced=lost)
+        owner, lost = request.owner, interruption.cause is InterruptionCause.NODE_LOST
+        pending = await delete_owned(self._client, owner, PODS, forced=lost)
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+        if pending or interruption.in_place or claim is None:
+            return pending
+        content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
+        return await delete_with_volume(self._client, claim, *([content] if content else []))
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the owner's expose objects, then the source snapshot, at any stage; None once nothing is left."""
@@ -263,10 +267,8 @@ class CSISnapshotExposer:
         """Delete the backup PVC and its volume; the snapshot is deleted after both, as some storages require."""
         contents = [content] if content is not None else []
         claim = await read_owned(self._client, request.owner, PERSISTENT_VOLUME_CLAIMS)
-        if claim is None:
-            volume = recorded_volume(content) if content is not None else None
-        elif pending := await delete_with_volume(self._client, claim, *contents):
+        if claim is not None and (pending := await delete_with_volume(self._client, claim, *contents)):
             return pending
-        else:
-            volume = claim["spec"].get("volumeName")
-        return await find_snapshot_volume(self._client, volume)
+        own = claim["spec"].get("volumeName") if claim is not None else None
+        recorded = (name for one in contents for name in recorded_volumes(one))
+        return await find_snapshot_volume(self._client, {*recorded, *([own] if own else [])})

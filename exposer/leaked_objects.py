@@ -43,7 +43,7 @@ from core.models.names import (
 )
 from core.models.reasons import PendingReason
 from exposer.in_place import delete_shown, existing_name, give_back, read_claim_of
-from exposer.manifests import GROUP_ANNOTATION, SnapshotSource, recorded_volume
+from exposer.manifests import GROUP_ANNOTATION, SnapshotSource, recorded_volumes
 from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
     DELETE,
@@ -283,8 +283,8 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str
         shown = [(describe_object(PERSISTENT_VOLUMES, one), explain_deletion(one)) for one in volumes]
         return [f"{place} is being deleted{why}" for place, why in shown]
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
-    names = filter(None, bound | {recorded_volume(content) for content in contents})
-    return _messages([await find_snapshot_volume(client, name) for name in sorted(names)])
+    names = {*filter(None, bound), *(name for content in contents for name in recorded_volumes(content))}
+    return _messages([await find_snapshot_volume(client, names)])
 
 
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[str]:

@@ -177,7 +177,7 @@ SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
 """On the backup content: what is needed of the source after its deletion, as JSON."""
 
 VOLUME_ANNOTATION: Final = "nodeagent.io/snapshot-volume"
-"""On the backup content: the volume created from its snapshot, which must be deleted first."""
+"""On the backup content: the volumes created from its snapshot, one for each attempt, which must be deleted first."""
 
 GROUP_ANNOTATION: Final = "nodeagent.io/snapshot-group"
 """On the backup content: the group of its snapshot, if the driver deletes the snapshots of a group only together."""
@@ -258,9 +258,11 @@ def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
         ) from e
 
 
-def recorded_volume(content: VolumeSnapshotContent) -> str | None:
-    """Return the name of the volume that is recorded on the backup `content`; None: none is."""
-    return (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) or None
+def recorded_volumes(content: VolumeSnapshotContent) -> list[str]:
+    """Return the names of the volumes that are recorded on the backup `content`."""
+    return [
+        name for name in (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, "").split(",") if name
+    ]
 
 
 def snapshot_handle(content: VolumeSnapshotContent) -> str | None:

@@ -9,7 +9,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -50,7 +50,7 @@ from core.models.names import (
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import VOLUME_ANNOTATION, read_error, recorded_volume
+from exposer.manifests import VOLUME_ANNOTATION, read_error, recorded_volumes
 from exposer.model import Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
@@ -316,14 +316,12 @@ def without_marks(volume: PersistentVolume, policy: str | None = None) -> Manife
     return {"metadata": marks, "spec": {"persistentVolumeReclaimPolicy": policy or original_policy(volume)}}
 
 
-async def withdraw_mover(
-    client: KubeClient, owner: Owner, interruption: Interruption, *, claim: str, forced: bool = False
-) -> Pending | None:
+async def withdraw_mover(client: KubeClient, owner: Owner, interruption: Interruption, *, claim: str) -> Pending | None:
     """Delete an interrupted attempt's mover pod and, unless only the mover ended, the PVC `claim`; None: both are gone.
 
-    The pod's node may be the only one that reaches the volume of the PVC. `forced`: as for `delete_owned`, of the pod.
+    The pod's node may be the only one that reaches the volume of the PVC.
     """
-    if pending := await delete_owned(client, owner, PODS, forced=forced):
+    if pending := await delete_owned(client, owner, PODS):
         return pending
     return None if interruption.in_place else await delete_claim(client, owner, claim)
 
@@ -339,8 +337,9 @@ async def delete_with_volume(
     """
     name = claim["spec"].get("volumeName")
     for content in contents:
-        if name and recorded_volume(content) != name:
-            recorded: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: name}}}
+        names = recorded_volumes(content)
+        if name and name not in names:
+            recorded: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: ",".join([*names, name])}}}
             await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, recorded)
     if await is_being_provisioned(client, claim):
         place = describe_object(PERSISTENT_VOLUME_CLAIMS, claim)
@@ -363,13 +362,14 @@ def explain_deletion(volume: PersistentVolume) -> str:
     return f": {error}" if error else ""
 
 
-async def find_snapshot_volume(client: KubeClient, name: str | None) -> Pending | None:
-    """Return that the PersistentVolume of that name, created from a snapshot, must be deleted first; None: it was."""
-    volume = await client.read(PERSISTENT_VOLUMES, "", name) if name else None
-    if volume is None or not is_provisioned(volume):
-        return None
-    message = f"PersistentVolume {name} of the snapshot is being deleted{explain_deletion(volume)}"
-    return Pending(PendingReason.CLEANING_UP, message)
+async def find_snapshot_volume(client: KubeClient, names: Iterable[str]) -> Pending | None:
+    """Return that a PersistentVolume of these, created from a snapshot, must be deleted first; None: they were."""
+    for name in sorted(names):
+        volume = await client.read(PERSISTENT_VOLUMES, "", name)
+        if volume is not None and is_provisioned(volume):
+            message = f"PersistentVolume {name} of the snapshot is being deleted{explain_deletion(volume)}"
+            return Pending(PendingReason.CLEANING_UP, message)
+    return None
 
 
 _REFUSED_ANNOTATION: Final = "nodeagent.io/provisioning-refused"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import parse_time
 from core.models.phases import Interruption, InterruptionCause
 from tests.exposer.support.scenes import BackupScene
@@ -42,3 +42,28 @@ async def test_a_backup_is_withdrawn_and_exposed_again(
     await expose(scene)
     await scene.world.settle()
     assert_exposed(scene)
+
+
+async def test_the_snapshot_is_deleted_after_the_volumes_of_all_attempts() -> None:
+    """A volume can be deleted only once it is detached from the lost node."""
+    scene = BackupScene()
+    await expose(scene)
+    scene.world.reclaims = False
+    lost = Interruption(at=_AT, cause=InterruptionCause.NODE_LOST, terminated=False)
+    await scene.world.until_none(lambda: scene.exposer().withdraw(scene.request, lost))
+    await expose(scene)
+    await scene.world.settle()
+    (first, second) = [one["metadata"]["name"] for one in scene.world.kube.objects(PERSISTENT_VOLUMES)]
+
+    for _ in range(3):
+        pending = await scene.exposer().clean_up(scene.request)
+        await scene.world.settle()
+
+    assert pending is not None
+    assert pending.message == f"PersistentVolume {first} of the snapshot is being deleted"
+    assert scene.world.violations == []
+    assert second in scene.world.disks
+    scene.world.reclaims = True
+    await scene.world.until_none(lambda: scene.exposer().clean_up(scene.request))
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
