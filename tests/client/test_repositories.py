@@ -95,7 +95,7 @@ async def test_a_repository_that_the_leader_does_not_name_is_computed_alone(scen
 
 
 async def test_a_time_out_of_range_is_no_error(scene: UserScene) -> None:
-    scene.put_repository(RECORD | {"foreignAt": "9999-12-31T00:00:00Z"})
+    scene.put_repository(RECORD | {"fullIntervalSeconds": 1e15})
     scene.hush()
     assert (await _only(scene)).next.hold == "invalid"
 
