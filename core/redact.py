@@ -67,12 +67,12 @@ _FORMS: Final = (
     # In a query, or in what is left of one: the first parameter has no mark before it.
     _form(
         "sig",
-        rf"((?:[?&;]|%26|\b)(?:sig|signature)(?:=|%3d))(?!\*\*\*)[^{_END}%:]{{8,}}(?:%[0-9a-f]{{2}}[^{_END}%:]*)*",
+        rf"((?:[?&;]|%26|%3f|\b)(?:sig|signature)(?:=|%3d))(?!\*\*\*)(?:[^{_END}%:]|%[0-9a-f]{{2}}){{8,}}",
         r"\1***",
     ),
     _form(
         "x-amz- x-goog- x-oss- x-cos- security-token q-signature accesskeyid googleaccessid",
-        rf"((?:[?&]|%26|\b){_QUERY_KEY}(?:=|%3d))[^{_END}:]+",
+        rf"((?:[?&]|%26|%3f|\b){_QUERY_KEY}(?:=|%3d))[^{_END}:]+",
         r"\1***",
     ),
     _form(_KEY_TRIGGERS, rf"({_KEY}[ \t]*=[ \t]*)(?:\"[^\"\n]*\"|'[^'\n]*'|(?!\*\*\*)[^{_END}]+(?<![:.]))", r"\1***"),
