@@ -57,7 +57,8 @@ _KEY_TRIGGERS: Final = "passw passp pwd secret key token"
 
 _FORMS: Final = (
     _form("-----begin", r"(-----BEGIN ([A-Z0-9 ]{1,40})-----)(?s:.*?)(-----END \2-----|\Z)", r"\1***\3"),
-    _form("://", r"(://[^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)", r"\1***"),
+    # A / in a password is escaped, unless it is why the URL is rejected; an @ need not be.
+    _form("://", r"(://[^\s/:@[\"'<>]*:)(?:[^\s/\"'<>]+|(?!\d{1,5}/)[^\s\"'<>]{1,200}?)(?=@)", r"\1***"),
     _form("://", r"(://)(?:gh[oprsu]_|github_pat_|glpat-)[^\s/:@\"'<>]+(?=@)", r"\1***"),
     _form("authorization", r"(authorization[\"']?\s*[:=]\s*[\"']?)(?:[a-z][\w-]*[ ]+)?[^\s\"'][^\"'\n]*", r"\1***"),
     _form("bearer", r"(\bbearer[ ]+)(?=[^\s\"']*\d)[\w.~+/=-]{8,}", r"\1***"),

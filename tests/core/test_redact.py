@@ -120,6 +120,8 @@ SECRETS: dict[str, tuple[str, str]] = {
     # passwords in URLs
     "url": ("https://user:hunter2@example.com/x", "hunter2"),
     "url of a proxy": ("proxyconnect http://proxy-user:p%40ss@proxy:3128: refused", "p%40ss"),
+    "url with an at sign": ("HTTPS_PROXY=http://proxy-user:p@ss@proxy:3128", "ss@"),
+    "url that is invalid": ('invalid proxy address "http://user:p/ss@proxy:3128": invalid port ":p"', "p/ss"),
     "url of a database": ("postgres://app:hunter2@db:5432/app?sslmode=disable", "hunter2"),
     "url of redis": ("redis://:hunter2@cache:6379/0", "hunter2"),
     "url in quotes": ('Get "https://user:hunter2@example.com/": EOF', "hunter2"),
@@ -151,7 +153,7 @@ HARMLESS = [
     "sig=9",
     "--password and --secret-access-key are required (see --help)",
     "--password --bucket b",
-    "s3://bucket/prefix, https://minio.example.com:9000/bucket and http://[::1]:9000/",
+    "s3://bucket/prefix, https://minio.example.com:9000/bucket@1 and http://[::1]:9000/@",
     "https://account.blob.core.windows.net/container?restype=container&comp=list&prefix=kopia/app/",
     "GET /api/v1/namespaces/velero/secrets/cloud-credentials: 404 NotFound",
     "GET /api/v1/namespaces/velero/events?fieldSelector=involvedObject.uid%3D3f0c1a52-4a57-4c1b-8f0e-9d8a6c5b4e3f",
