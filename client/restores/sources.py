@@ -130,10 +130,16 @@ def choose_from_backups(backups: Sequence[Backup], source: Source) -> list[Saved
         RestoreError: there are none, or a volume is not complete; the message names it.
     """
     if source.snapshot:
-        found = [one for backup in backups for one in backup.volumes if one.snapshot_id == source.snapshot]
-        if not found:
+        volumes = [one for backup in backups for one in backup.volumes if one.snapshot_id == source.snapshot][:1]
+        if not volumes:
             raise RestoreError(f"no backup in the cluster names {source}: --from-storage-location looks in the bucket")
-        return [_of_transfer(found[0])]
+    else:
+        volumes = _find_backup(backups, source).volumes
+    by_claim = {ClaimName(one.namespace, one.claim): one for one in volumes}
+    return [_of_transfer(by_claim[name]) for name in _choose(by_claim, source)]
+
+
+def _find_backup(backups: Sequence[Backup], source: Source) -> Backup:
     named = [backup for backup in backups if backup.name == source.backup]
     if not named:
         hint = guess(source.backup, [backup.name for backup in backups])
@@ -144,8 +150,7 @@ def choose_from_backups(backups: Sequence[Backup], source: Source) -> list[Saved
     (backup,) = named
     if backup.missing and not source.claims:
         raise RestoreError(f"{source}: {backup.missing} of its volumes have no transfer: name the others by --pvc")
-    by_claim = {ClaimName(one.namespace, one.claim): one for one in backup.volumes}
-    return [_of_transfer(by_claim[name]) for name in _choose(by_claim, source)]
+    return backup
 
 
 def _of_transfer(one: BackupVolume) -> SavedVolume:

@@ -47,6 +47,8 @@ async def test_one_volume_of_a_backup(source: Source) -> None:
         (Source(snapshot="s9"), "no backup in the cluster names snapshot s9"),
         (Source("night", claims=(ClaimName("app", "dta"),)), r"has no PVC app/dta"),
         (Source("night", namespace="zzz"), "backup night has no volume of namespace zzz"),
+        (Source(snapshot="s2", claims=(ClaimName("app", "data"),)), "snapshot s2 has no PVC app/data"),
+        (Source(snapshot="s2", namespace="app"), "snapshot s2 has no volume of namespace app"),
     ],
 )
 async def test_what_is_not_there_is_named(source: Source, message: str) -> None:
