@@ -23,7 +23,7 @@ from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.kube.transport import Deletion
 from core.kube.types import Manifest, Object, UncheckedObject
 from core.models import names as wire
-from core.models.backups import deletes_by_old_rules
+from core.models.backups import deletes_by_old_rules, schedule_words
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.units import format_duration
 from exposer.pods import AgentImage
@@ -69,7 +69,7 @@ class OwnedObjects:
             stored = await self._read(manifest)
             if stored is None:
                 return ApplyResult.UNCHANGED
-            patch = _patch_of(manifest)
+            patch = _patch_of(manifest, stored)
             patch["metadata"] = patch["metadata"] | {"uid": stored["metadata"]["uid"]}
             patched = await self.tools.client.patch(kube.BY_KIND[kind], namespace, name, patch)
             same = patched["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
@@ -137,12 +137,15 @@ def _is_own(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     return labels.get(wire.SCHEDULE_LABEL) == wanted[wire.SCHEDULE_LABEL] and same_role
 
 
-def _patch_of(manifest: Manifest) -> Manifest:
-    """Return the merge patch; what may be absent is removed by it."""
+def _patch_of(manifest: Manifest, stored: Object) -> Manifest:
+    """Return the merge patch; what may be absent is removed by it, but no interval that the user has set."""
     patch = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind", "roleRef"}}
     if manifest["kind"] == kube.CRON_JOBS.kind:
         patch["spec"] = {"timeZone": None} | manifest["spec"]
-        annotations = {wire.RETENTION_IMAGE_ANNOTATION: None} | (manifest["metadata"].get("annotations") or {})
+        removed = [wire.RETENTION_IMAGE_ANNOTATION]
+        if "--verify" in schedule_words(stored):
+            removed.append(wire.VERIFICATION_INTERVAL_ANNOTATION)
+        annotations = dict.fromkeys(removed) | (manifest["metadata"].get("annotations") or {})
         patch["metadata"] = manifest["metadata"] | {"annotations": annotations}
     return patch
 

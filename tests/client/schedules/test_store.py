@@ -1,5 +1,6 @@
 """Schedules in the cluster: created, changed, listed and deleted, also after an interruption, and nothing of others."""
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 
@@ -34,6 +35,7 @@ from core.kube.resources import (
     ROLES,
     SERVICE_ACCOUNTS,
 )
+from core.models.names import VERIFICATION_INTERVAL_ANNOTATION
 from exposer.pods import AgentImage
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
@@ -231,10 +233,24 @@ async def test_one_that_cannot_be_renewed_is_named_and_the_others_are_renewed(sc
     assert scene.lines == ["schedule night: renewed"]
 
 
-async def test_a_schedule_that_loses_its_time_to_live_loses_the_image_of_its_rules(scene: ScheduleScene) -> None:
-    await _create(scene)
-    await _apply(scene, scene.request())
-    assert not scene.cron_jobs[0]["metadata"].get("annotations")
+async def test_a_changed_schedule_is_as_one_that_is_created_so_and_keeps_an_interval_of_the_user() -> None:
+    requests = [
+        ScheduleScene().request(ttl=ttl, verify=verify)
+        for ttl, verify in itertools.product((None, timedelta(days=1)), (False, True))
+    ]
+    for (before, after), own in itertools.product(itertools.product(requests, repeat=2), (False, True)):
+        changed, created = ScheduleScene(), ScheduleScene()
+        await _apply(changed, before, ScheduleTimes("@hourly", "Asia/Tokyo", suspend=True))
+        interval = {VERIFICATION_INTERVAL_ANNOTATION: "24h"} if own and not before.verify else {}
+        (raw,) = changed.cron_jobs
+        raw["metadata"]["annotations"] = raw["metadata"].get("annotations", {}) | interval
+        changed.kube.put(raw)
+        await _apply(changed, after)
+        await _apply(created, after)
+        found, wanted = (scene.cron_jobs[0] for scene in (changed, created))
+        assert found["spec"] == wanted["spec"]
+        annotations = wanted["metadata"].get("annotations") or {}
+        assert (found["metadata"].get("annotations") or {}) == interval | annotations
 
 
 @pytest.mark.parametrize(
