@@ -77,6 +77,8 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         await _back_up(tools, request, run)
     except AgentError as e:
         run.failures.append(f"backup {run.backup}: {e}")
+        # An earlier pod of the Job may have completed it.
+        run.unverified = request.verify and bool(await _find_backups(tools, run))
     if run.unverified and request.deletes:
         run.failures.append(
             "expired backups are not deleted, since it is not recorded whether the new one can be read back"
@@ -153,13 +155,12 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.session, volumes)
     run.failures += missing
-    session = tools.session
-    backups = Backups(session.client, session.namespace)
-    if not volumes and not (await backups.list_named(run.backup, only_own=True)).groups:
+    if not volumes and not await _find_backups(tools, run):
         # What each volume lacks has been named.
         return
     tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
-    backup = await backups.wait(run.backup, session.clock, tools.show)
+    session = tools.session
+    backup = await Backups(session.client, session.namespace).wait(run.backup, session.clock, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
     # What is missing has been named, with its reason.
     if not run.failures and (failure := explain_end(backup)):
@@ -168,11 +169,16 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
         await _verify(tools, backup, run)
 
 
+async def _find_backups(tools: ScheduleTools, run: ScheduleRun) -> list[Backup]:
+    """Return the backup of the run, if it has a transfer."""
+    session = tools.session
+    return (await Backups(session.client, session.namespace).list_named(run.backup, only_own=True)).groups
+
+
 async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
     """Read all files of the backup back; the result is recorded on its transfers."""
     volumes, _ = choose_volumes(backup, ())
     request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
-    run.unverified = True
     verified = await verify_volumes(tools.session, volumes, request)
     report = VerificationReport(backup=backup.name, volumes=verified, notes=[])
     # The rules of retention know of damage by what is recorded.

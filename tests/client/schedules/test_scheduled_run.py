@@ -255,6 +255,17 @@ async def test_nothing_is_deleted_when_it_is_not_recorded_whether_the_backup_can
     assert {"s-first-data", "s-second-data"} < verified.kube.bucket.keys()
 
 
+async def test_nothing_is_deleted_when_a_second_pod_cannot_verify_what_the_first_one_has_completed(
+    verified: ScheduleScene,
+) -> None:
+    verified.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
+    await run_schedule(verified.tools("night-1"), verified.request())
+    await verified.claims.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "data")
+    with pytest.raises(ScheduleError, match=r"none of the PVCs exists any more; expired backups are not deleted"):
+        await run_schedule(verified.tools("night-1"), verified.request(ttl=_DAY, verify=True))
+    assert {"s-first-data", "s-second-data"} < verified.kube.bucket.keys()
+
+
 async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
     scene.end_backups("Failed")
     with pytest.raises(ScheduleError, match="is Failed: PVC app/data is Failed"):
