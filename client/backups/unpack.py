@@ -85,7 +85,8 @@ def choose_target(destination: Path, entry: FileEntry, otherwise: str, *, overwr
 class Unpacker:
     """Unpacks into `target`; `on_refused` gets the name of each entry that is not unpacked, and why.
 
-    `on_progress` is called with the bytes and files so far. `overwrite`: existing files are replaced.
+    `on_progress` is called with the bytes and files so far. `overwrite`: existing files are replaced, but none of this
+    copy: kopia may give two entries one name, and a file system that ignores case, too.
     """
 
     target: Destination
@@ -95,6 +96,7 @@ class Unpacker:
     files: int = 0
     size_bytes: int = 0
     refused: int = 0
+    _made: set[int] = field(default_factory=set, repr=False)
     _buffer: bytearray = field(default_factory=lambda: bytearray(_PIECE_BYTES), repr=False)
 
     def run(self, stream: IO[bytes]) -> None:
@@ -186,22 +188,26 @@ class Unpacker:
 
     def _find_conflict(self, member: tarfile.TarInfo, place: Path) -> str | None:
         try:
-            mode = place.lstat().st_mode
+            found = place.lstat()
         except FileNotFoundError:
             return None if place.parent.is_dir() else _NO_DIRECTORY
         except OSError as e:
             return e.strerror or _NO_NAME
         if member.isdir():
-            return None if stat.S_ISDIR(mode) else "a file of that name exists"
-        if stat.S_ISDIR(mode):
+            return None if stat.S_ISDIR(found.st_mode) else "a file of that name exists"
+        if stat.S_ISDIR(found.st_mode):
             return "a directory of that name exists"
-        return None if self.overwrite else "it exists: --overwrite replaces it"
+        if not self.overwrite:
+            return "it exists: --overwrite replaces it"
+        return "another file of this copy has that name" if found.st_ino in self._made else None
 
     def _replace(self, place: Path, make: Callable[[Path], None]) -> None:
         """Make a file or link under another name, and give it its own when it is complete."""
         temporary = place.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         try:
             make(temporary)
+            if self.overwrite:
+                self._made.add(temporary.lstat().st_ino)
             temporary.replace(place)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -169,6 +170,29 @@ def test_a_file_never_replaces_a_directory_nor_a_directory_a_file(place: Place) 
     (place.target / "d").mkdir()
     place.unpack(Tar().add("d", b"1").directory("f"), overwrite=True)
     assert place.refused == {"d": "a directory of that name exists", "f": "a file of that name exists"}
+
+
+def test_of_entries_with_one_name_each_is_in_its_place_or_refused(tmp_path: Path) -> None:
+    cases = itertools.product(itertools.product("fld", repeat=3), " fd", (False, True))
+    for case, (kinds, before, overwrite) in enumerate(cases):
+        place = Place(tmp_path / str(case))
+        place.target.mkdir(parents=True)
+        if before != " ":
+            place.put("a") if before == "f" else (place.target / "a").mkdir()
+        tar = Tar()
+        for number, kind in enumerate(kinds):
+            if kind == "f":
+                tar.add("a", str(number).encode())
+            else:
+                tar.directory("a") if kind == "d" else tar.link("a", str(number))
+        done, there = place.unpack(tar, overwrite=overwrite), place.target / "a"
+        merged = kinds.count("d") if there.is_dir() else 0
+        assert done.files + merged + done.refused == len(kinds)
+        content = str(there.readlink()) if there.is_symlink() else "" if there.is_dir() else there.read_text()
+        first = next((str(at) for at, kind in enumerate(kinds) if kind != "d"), "")
+        replaced = before == " " if not overwrite else before != "d"
+        ours = replaced and first and not (before == " " and kinds[0] == "d")
+        assert (done.files, content) == ((1, first) if ours else (0, "old" if before == "f" else ""))
 
 
 def test_what_is_below_a_directory_that_was_refused_is_refused_too_and_the_rest_goes_on(place: Place) -> None:
