@@ -261,8 +261,12 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
     source = wish.source
     if not wish.location:
         backups = Backups(cluster.client, cluster.namespace)
-        named = (await backups.list_named(source.backup)).groups if source.backup else []
-        return choose_from_backups(named or (await backups.list_all()).groups, source)
+        found = await backups.list_named(source.backup) if source.backup else await backups.list_all()
+        if not found.groups:
+            found = await backups.list_all()
+        # Of Velero's backup, nothing else says that a volume is missing.
+        printer.notes(found.notes)
+        return choose_from_backups(found.groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
     stored = await groups.read_stored(cluster, printer, wish.location, sorted(namespaces))
     printer.notes(stored.notes)

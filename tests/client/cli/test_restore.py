@@ -105,6 +105,14 @@ def test_a_restore_of_a_backup_in_the_cluster(shell: _Shell) -> None:
     assert shell.scene.claims.keys() == {"app/data", "db/files"}
 
 
+def test_a_volume_of_velero_s_backup_that_cannot_be_read_is_named(shell: _Shell) -> None:
+    for claim, phase in ((DATA, "Completed"), (FILES, "Newer")):
+        raw = shell.scene.put_upload(claim, "s1", phase)
+        shell.scene.kube.put(raw | {"metadata": raw["metadata"] | {"labels": {"velero.io/backup-name": "day"}}})
+    done = shell.run("restore", "create", "back", "--from-backup", "day")
+    assert "note: invalid DataUpload velero/night-files: status.phase" in done.err
+
+
 def test_a_partial_creation_says_what_exists_and_how_to_continue(
     shell: _Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
