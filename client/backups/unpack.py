@@ -1,5 +1,7 @@
 """Unpacks a tar of a tenant's files on a person's machine, entry by entry, in bounded memory.
 
+Only to replace files, it remembers a number for each that it has made.
+
 What a name, a link or a device in it could do outside of the target is refused, and the rest goes on. Python's filter
 `data` decides first. Beyond it nothing is ever written through a link, absolute names and `..` are refused instead of
 changed, and so are hard links, which kopia has none of. A file appears under its name once it is complete.
