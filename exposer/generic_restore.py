@@ -37,6 +37,7 @@ from exposer.in_place import (
     give_back,
     is_released,
     is_taken_by,
+    record_claim,
     shown_name,
 )
 from exposer.manifests import (
@@ -318,9 +319,10 @@ class GenericRestoreExposer:
             if not _owned_by_restore(request, volume):
                 owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
                 raise ExposeError(f"PersistentVolume {name} with the restored data {owner}")
-            # The label lets garbage collection delete it.
-            labels = request.owner.labels if kept.provisioned else {}
-            volume = await set_reclaim_policy(self._client, volume, RETAIN, labels=labels)
+            # By these, garbage collection deletes it or, once it is bound to the target, restores its policy.
+            marks = {"labels": request.owner.labels, "annotations": record_claim(request, kept.reclaim_policy)}
+            marks = marks if kept.provisioned else {}
+            volume = await set_reclaim_policy(self._client, volume, RETAIN, marks=marks)
             shown = shown_name(request, volume) if request.volume else name
             pending = await self._delete_pod_and_claim(request.owner, attached=shown)
             if pending is None and shown != name:

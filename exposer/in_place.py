@@ -41,6 +41,7 @@ from exposer.ownership import (
     attached_nodes,
     delete_object,
     find_detaching,
+    original_policy,
     patch_if_there,
     set_reclaim_policy,
     without_marks,
@@ -93,7 +94,7 @@ def shown_name(request: RestoreRequest, volume: PersistentVolume) -> str:
 
 
 def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
-    """Return the agents' namespace, and namespace and name of the PVC that a taken volume is given back to."""
+    """Return the agents' namespace, and namespace and name of the PVC that a transfer's volume is given to."""
     parts = (volume["metadata"].get("annotations") or {}).get(IN_PLACE_CLAIM_ANNOTATION, "").split("/")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004 - as written
 
@@ -200,6 +201,14 @@ async def _list_users(reader: Reader, claim: ObjectReference) -> list[str]:
     return describe_users(pods, name)
 
 
+def record_claim(request: RestoreRequest, policy: str) -> dict[str, str]:
+    """Return the annotations by which garbage collection gives a volume to its PVC, with that reclaim policy."""
+    return {
+        IN_PLACE_CLAIM_ANNOTATION: f"{request.owner.namespace}/{request.target_namespace}/{request.target_claim}",
+        RECLAIM_POLICY_ANNOTATION: policy,
+    }
+
+
 async def ensure_taken(
     client: KubeClient, run: ExposeRun, *, request: RestoreRequest, volume: PersistentVolume
 ) -> PersistentVolume:
@@ -208,15 +217,12 @@ async def ensure_taken(
         return volume
     # What follows is undone by cleanup alone.
     await run.confirm()
-    policy = volume["spec"].get("persistentVolumeReclaimPolicy", RETAIN)
-    annotations = {RECLAIM_POLICY_ANNOTATION: policy} | (volume["metadata"].get("annotations") or {})
     owner = request.owner
     patch: Manifest = {
         "metadata": {
             "labels": {IN_PLACE_LABEL: owner.uid},
             "annotations": {
-                IN_PLACE_CLAIM_ANNOTATION: f"{owner.namespace}/{request.target_namespace}/{request.target_claim}",
-                RECLAIM_POLICY_ANNOTATION: annotations[RECLAIM_POLICY_ANNOTATION],
+                **record_claim(request, original_policy(volume)),
                 # By that, agents of earlier versions do not take it for provisioned, which they would delete.
                 BOUND_BY_CONTROLLER: "yes",
             },

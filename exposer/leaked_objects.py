@@ -122,7 +122,7 @@ _COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
 
 @dataclass(frozen=True)
 class LeakedObjects:
-    """The objects of one owner, as JSON dicts by resource; `taken` are existing volumes that it restored into.
+    """The objects of one owner, as JSON dicts by resource; `taken` are volumes that are given to their PVCs.
 
     `shown` are those besides that showed the device of one.
     `bases` are base snapshots, which stay as long as their owner exists, also after its cleanup.
@@ -148,7 +148,7 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
 
     A VolumeSnapshotContent is included where it refers to a snapshot of `namespace`; a volume, which has the label only
     during its rebind, where it still refers to a deleted PVC of `namespace`: once bound to another it is never deleted.
-    Existing volumes that were restored into are given back, and never deleted.
+    That gets its reclaim policy back. Existing volumes that were restored into are given back, and never deleted.
     """
     found: dict[str, LeakedObjects] = {}
     selections = [
@@ -164,6 +164,9 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
         if await _refers_to_deleted_claim(client, volume, namespace):
             _add(found, PERSISTENT_VOLUMES, volume)
+        elif (volume.get("status") or {}).get("phase") == "Bound" and not _is_lent(volume):
+            # A provisioner deletes a volume that is still Released once it has the policy Delete.
+            _add_existing(found, volume, namespace)
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=IN_PLACE_LABEL)):
         _add_existing(found, volume, namespace)
     for content in await _list(client, Selection(VOLUME_SNAPSHOT_CONTENTS, label_selector=BASE_SNAPSHOT_LABEL)):
@@ -180,7 +183,8 @@ def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> No
 
 
 def _add_existing(found: dict[str, LeakedObjects], volume: PersistentVolume, namespace: str) -> None:
-    uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
+    labels, claim = volume["metadata"].get("labels") or {}, read_claim_of(volume)
+    uid = labels.get(IN_PLACE_LABEL) or labels.get(OWNER_UID_LABEL)
     name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
     if uid and claim is not None and claim[0] == namespace:
         found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
@@ -257,15 +261,19 @@ async def _delete_shown(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     return _messages(pending)
 
 
+def _is_lent(volume: PersistentVolume) -> bool:
+    """Return whether `volume` does not refer to the PVC that it is given to, or records none."""
+    reference, claim = volume["spec"].get("claimRef") or {}, read_claim_of(volume)
+    return claim is None or (reference.get("namespace"), reference.get("name")) != claim[1:]
+
+
 async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     """Give existing volumes back to their PVCs, once they are detached: no pod and no PVC of the restore is left."""
     pending = []
     for volume in leaked.taken:
         if (claim := read_claim_of(volume)) is None:
             continue
-        name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
-        lent = (reference.get("namespace"), reference.get("name")) != claim[1:]
-        if lent and (detaching := await find_detaching(client, name)):
+        if _is_lent(volume) and (detaching := await find_detaching(client, volume["metadata"]["name"])):
             pending.append(detaching)
             continue
         with suppress(NotFoundError):

@@ -263,13 +263,14 @@ async def find_detaching(reader: Reader, volume: str) -> Pending | None:
 
 
 async def set_reclaim_policy(
-    client: KubeClient, volume: PersistentVolume, policy: str, *, labels: dict[str, str] | None = None
+    client: KubeClient, volume: PersistentVolume, policy: str, *, marks: Manifest | None = None
 ) -> PersistentVolume:
-    """Return `volume` with that reclaim policy and, beside its own labels, `labels`."""
-    added, present = labels or {}, volume["metadata"].get("labels") or {}
-    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and present.items() >= added.items():
+    """Return `volume` with that reclaim policy and, beside its own labels and annotations, those of `marks`."""
+    added, meta = marks or {}, volume["metadata"]
+    marked = all((meta.get(field) or {}).items() >= added[field].items() for field in added)
+    if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and marked:
         return volume
-    patch: Manifest = {"metadata": {"labels": added}, "spec": {"persistentVolumeReclaimPolicy": policy}}
+    patch: Manifest = {"metadata": added, "spec": {"persistentVolumeReclaimPolicy": policy}}
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 

@@ -75,10 +75,9 @@ async def test_what_an_interrupted_replacement_leaves_is_deleted_with_its_transf
 
         await delete_leaked(scene)
 
-        if name := claim(scene, "app3", "data")["spec"].get("volumeName"):
+        if claim(scene, "app3", "data")["spec"].get("volumeName"):
             handed_over += 1
-            assert volume(scene, name)["spec"]["claimRef"]["uid"] == "uid-data"
-            assert scene.world.disks == {kept.pv_name}
+            assert_handed_over(scene, kept)
         else:
             assert_clean(scene)
     assert 1 < handed_over < at - 10
