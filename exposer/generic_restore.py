@@ -316,9 +316,7 @@ class GenericRestoreExposer:
     ) -> Pending | None:
         name = volume["metadata"]["name"]
         if not _claimed_by(volume, target):
-            if not _owned_by_restore(request, volume):
-                owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
-                raise ExposeError(f"PersistentVolume {name} with the restored data {owner}")
+            _check_owned(request, volume)
             # By these, garbage collection deletes it or, once it is bound to the target, restores its policy.
             marks = {"labels": request.owner.labels, "annotations": record_claim(request, kept.reclaim_policy)}
             marks = marks if kept.provisioned else {}
@@ -331,6 +329,7 @@ class GenericRestoreExposer:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
             volume = await self._client.get(PERSISTENT_VOLUMES, "", name)
+            _check_owned(request, volume)
             if volume_mode(volume) is not volume_mode(target):
                 return await self._change_mode(request, kept, volume)
             await self._point_volume(volume, target)
@@ -434,6 +433,12 @@ def _owned_by_restore(request: RestoreRequest, volume: PersistentVolume) -> bool
         return request.owner.labels.items() <= (volume["metadata"].get("labels") or {}).items()
     claims = ((request.owner.namespace, request.owner.name), (request.target_namespace, request.target_claim))
     return (reference.get("namespace"), reference.get("name")) in claims
+
+
+def _check_owned(request: RestoreRequest, volume: PersistentVolume) -> None:
+    if not _owned_by_restore(request, volume):
+        owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
+        raise ExposeError(f"PersistentVolume {volume['metadata']['name']} with the restored data {owner}")
 
 
 def _claimed_by(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:

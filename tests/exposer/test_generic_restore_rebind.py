@@ -1,11 +1,13 @@
 """Rebind of a restored volume, interrupted and repeated."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import KeptVolume, Pending
@@ -177,16 +179,34 @@ async def free_volume(scene: RestoreScene, name: str, *, label: bool) -> None:
     await scene.world.client.patch(PERSISTENT_VOLUMES, "", name, patch)
 
 
-async def test_a_volume_that_was_freed_is_neither_bound_nor_dropped() -> None:
+class Freeing(Cut):
+    """A transport over which the volume `name` is freed before the `at`-th request."""
+
+    def __init__(self, scene: RestoreScene, name: str, at: int) -> None:
+        super().__init__(scene.world.kube)
+        self._free = partial(free_volume, scene, name, label=False)
+        self._before = at
+
+    async def request(self, request: Request) -> Response:
+        if len(self.calls) + 1 == self._before:
+            await self._free()
+        return await super().request(request)
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+async def test_a_volume_that_was_freed_is_neither_bound_nor_dropped(at: int) -> None:
+    """Also before any request of the step that binds it, up to the last read."""
     scene = RestoreScene()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
-    await scene.exposer().rebind(scene.request, kept)
-    await free_volume(scene, kept.pv_name, label=False)
+    for _ in range(2):
+        await scene.exposer().rebind(scene.request, kept)
+        await scene.world.settle()
     before = volume(scene, kept.pv_name)
+    del before["spec"]["claimRef"]
 
     with pytest.raises(ExposeError, match=f"^PersistentVolume {kept.pv_name} with the restored data was freed$"):
-        await scene.exposer().rebind(scene.request, kept)
+        await scene.exposer(Freeing(scene, kept.pv_name, at)).rebind(scene.request, kept)
     await drop_volume(scene, kept)
     await clean_up(scene)
 
