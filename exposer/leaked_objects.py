@@ -71,7 +71,7 @@ async def keep_base_snapshot(
     """
     # A driver may refuse to delete a member of a group, and the next backup would wait for it.
     in_group = source.group or GROUP_ANNOTATION in (content["metadata"].get("annotations") or {})
-    if in_group or not source.volume_handle:
+    if in_group or not source.volume_handle or content["metadata"].get("deletionTimestamp"):
         return None
     if source.deletion_policy != RETAIN and await has_velero_server(client, request.owner.namespace):
         return None

@@ -114,6 +114,19 @@ async def test_a_driver_that_tells_nothing_any_more_keeps_no_older_one() -> None
     assert (backups.kept, backups.bases) == (set(), [])
 
 
+async def test_a_snapshot_that_is_being_deleted_is_not_kept() -> None:
+    """With the policy Retain, it would stay on the storage without a name."""
+    backups = _Backups()
+    scene, client = backups.scene, backups.world.client
+    scene.put_snapshot("source-1", "content-1", "snapshot-01", ready=True)
+    backups.world.handles.add("snapshot-01")
+    request = replace(scene.request, volume_snapshot="source-1", by_block=True)
+    await backups.world.until_exposed(lambda: scene.exposer().ensure(request, no_guard))
+    await client.delete(VOLUME_SNAPSHOT_CONTENTS, "", request.owner.name)
+    await backups.world.until_none(lambda: scene.exposer().clean_up(replace(request, completed=True)))
+    assert (backups.kept, backups.bases) == (set(), [])
+
+
 async def test_it_goes_with_its_transfer() -> None:
     backups = _Backups()
     await backups.back_up()
