@@ -53,6 +53,7 @@ from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     DELETE,
     RETAIN,
+    binds_late,
     delete_claim,
     delete_owned,
     explain_deletion,
@@ -67,7 +68,7 @@ from exposer.ownership import (
 )
 from exposer.pod_manifest import Placement
 from exposer.pods import build_restore_pod
-from exposer.sources import WINDOWS_ONLY, binds_late, delete_base, leave_to_velero
+from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers
 
 

@@ -34,6 +34,7 @@ from core.kube.types import (
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
+    StorageClass,
     VolumeSnapshot,
     VolumeSnapshotContent,
 )
@@ -47,6 +48,7 @@ from core.models.names import (
     OWNER_UID_LABEL,
     RECLAIM_POLICY_ANNOTATION,
     RELEASED_CLAIM_ANNOTATION,
+    SELECTED_NODE_ANNOTATION,
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
@@ -266,7 +268,7 @@ async def set_reclaim_policy(
     client: KubeClient, volume: PersistentVolume, policy: str, *, marks: Manifest | None = None
 ) -> PersistentVolume:
     """Return `volume` with that reclaim policy and, beside its own labels and annotations, those of `marks`."""
-    added, meta = marks or {}, volume["metadata"]
+    added, meta = marks or {}, cast("Manifest", volume["metadata"])
     marked = all((meta.get(field) or {}).items() >= added[field].items() for field in added)
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and marked:
         return volume
@@ -389,18 +391,27 @@ def is_refused(claim: PersistentVolumeClaim) -> bool:
     return _REFUSED_ANNOTATION in (claim["metadata"].get("annotations") or {})
 
 
+def binds_late(storage_class: StorageClass | None) -> bool:
+    """Return whether volumes of the StorageClass are provisioned on the node of their first pod."""
+    return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
+
+
 async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     """Return whether a provisioner may create a volume for `claim` that would be retained.
 
-    The volume controller names the provisioner when it asks for a volume, not before.
+    The volume controller names the provisioner when it asks for a volume, not before. A provisioner that has no room
+    for it on the selected node removes the node, and makes no volume until a pod has another one.
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go
-    (provisionClaimOperationExternal).
+    (provisionClaimOperationExternal); sig-storage-lib-external-provisioner v11, controller/controller.go
+    (shouldProvision, rescheduleProvisioning).
     """
     annotations = claim["metadata"].get("annotations") or {}
     if claim["spec"].get("volumeName") or is_refused(claim) or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
         return False
     class_name = claim["spec"].get("storageClassName") or ""
     found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None
+    if binds_late(found) and not annotations.get(SELECTED_NODE_ANNOTATION):
+        return False
     return found is not None and found.get("reclaimPolicy", DELETE) != DELETE
 
 

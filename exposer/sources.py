@@ -49,7 +49,7 @@ from exposer.manifests import (
     volume_mode,
 )
 from exposer.model import WINDOWS, Pending, Reader, RestoreRequest, SnapshotRequest
-from exposer.ownership import DELETE, RETAIN, attached_nodes, delete_object, patch_if_there, read_owned
+from exposer.ownership import DELETE, RETAIN, attached_nodes, binds_late, delete_object, patch_if_there, read_owned
 from exposer.pod_manifest import Placement
 from exposer.template import AgentTemplate
 
@@ -263,11 +263,6 @@ _OS_LABEL: Final = "kubernetes.io/os"
 _FS_TYPE: Final = "csi.storage.k8s.io/fstype"
 _WINDOWS_FS: Final = "ntfs"
 WINDOWS_ONLY: Final = "the volume requires a Windows node"
-
-
-def binds_late(storage_class: StorageClass | None) -> bool:
-    """Return whether volumes of the StorageClass are provisioned on the node of their first pod."""
-    return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
 def leave_to_velero(template: AgentTemplate) -> Pending:

@@ -8,9 +8,10 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response
+from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
-from exposer.ownership import is_provisioned
+from exposer.ownership import is_being_provisioned, is_provisioned
 from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.restore_steps import (
     bind_target_elsewhere,
@@ -139,6 +140,21 @@ async def test_a_claim_whose_provisioning_begins_before_it_is_deleted_is_kept() 
     await clean_up(scene)
 
     assert scene.world.disks == set()
+
+
+async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
+    """The provisioner has removed the node, for the scheduler to select another one."""
+    scene = BackupScene(reclaim="Retain", binding="WaitForFirstConsumer")
+    scene.world.provisions = False
+    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
+    (_, claim) = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    assert await is_being_provisioned(scene.world.client, claim)
+    no_node = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: None}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "velero", scene.request.owner.name, no_node)
+
+    await run_clean_up(scene)
+
+    assert scene.world.handles == {"other"}
 
 
 async def test_a_claim_that_is_being_provisioned_is_reported() -> None:

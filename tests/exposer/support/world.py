@@ -19,6 +19,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Retry, Transport
+from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube
@@ -210,7 +211,10 @@ class World:
         binds_late = storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
         if spec.get("volumeName") or (binds_late and not users) or await self._bind_available(claim):
             return
-        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": {_PROVISIONER: "csi"}}})
+        selected = {SELECTED_NODE_ANNOTATION: "node-a"} if binds_late and not self.provisions else {}
+        asked = {_PROVISIONER: "csi"} | selected | (meta.get("annotations") or {})
+        if meta["uid"] not in self._requested:
+            await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"annotations": asked}})
         self._requested[meta["uid"]] = claim
         if not self.provisions:
             return
