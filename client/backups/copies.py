@@ -17,7 +17,7 @@ from core.models.base import ObjectMeta, format_time, parse_time
 from core.models.phases import Phase
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import format_duration, parse_duration
-from core.models.verification import Verification
+from core.models.verification import Verification, is_damaged
 from nodeagent.config.windows import parse_time_zone
 
 UTC_ZONE: Final = "UTC"
@@ -234,7 +234,7 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         keep=meta.annotations.get(wire.BACKUP_KEEP_ANNOTATION) or None,
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
-        damaged=verification is not None and not verification.passed,
+        damaged=is_damaged(verification),
         shrunk=is_shrunk(meta.annotations),
     )
 

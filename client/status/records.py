@@ -18,7 +18,7 @@ from core.models.backups import RetentionReport, Shrinkage
 from core.models.base import Time, WireModel, parse_time
 from core.models.phases import AttemptStage, Phase
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
-from core.models.verification import Verification
+from core.models.verification import Verification, is_damaged
 from core.text import guess
 from nodeagent.coverage.read import PlannedVolumes
 from nodeagent.coverage.states import CompletedBackup, Coverage, build_coverage
@@ -140,7 +140,7 @@ class TransferRecord(WireModel):
     @property
     def damaged(self) -> bool:
         """Whether its last verification failed."""
-        return self.verification is not None and not self.verification.passed
+        return is_damaged(self.verification)
 
     @property
     def active(self) -> bool:

@@ -183,9 +183,8 @@ def _build_row(key: tuple[str, str], found: list[TransferRecord], state: VolumeC
     failed = newest if newest is not None and newest.phase is Phase.FAILED else None
     verified = last.verification if last is not None else None
     others = [one.verification for one in found if one.verification and one is not last]
-    # Of several copies that were verified at once, a damaged one counts.
-    earlier = max(others, key=lambda one: (one.at, not one.passed), default=None)
-    if earlier and verified and (earlier.at, not earlier.passed) <= (verified.at, not verified.passed):
+    earlier = max(others, key=lambda one: one.rank, default=None)
+    if earlier and verified and earlier.rank <= verified.rank:
         earlier = None
     return VolumeRow(*key, last, failed, verified, earlier, state)
 

@@ -16,7 +16,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import BY_KIND
 from core.models.names import VERIFICATION_ANNOTATION
 from core.models.storage import RepositoryKey
-from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot
+from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot, is_damaged
 
 _CAUSE_CHARACTERS = 1000
 
@@ -141,7 +141,7 @@ async def _has_failed(tools: Session, volume: BackupVolume) -> bool:
     """Return whether the last verification of the volume that is recorded has failed."""
     selection = Selection(BY_KIND[volume.kind], tools.namespace, field_selector=f"metadata.name={volume.transfer}")
     listed = [one["metadata"].get("annotations") or {} for one in await tools.client.list(selection)]
-    return any(not last.passed for last in map(Verification.from_annotations, listed) if last is not None)
+    return any(map(is_damaged, map(Verification.from_annotations, listed)))
 
 
 def _describe(found: VerifiedSnapshot, *, restored: bool) -> str:

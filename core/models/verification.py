@@ -1,5 +1,6 @@
 """What a verification of a backup found: a data mover writes a line for each snapshot; an annotation has the result."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
@@ -39,6 +40,16 @@ class Verification(WireModel):
     def passed(self) -> bool:
         """Whether all that was read was right."""
         return self.outcome is VerificationOutcome.PASSED
+
+    @property
+    def rank(self) -> tuple[datetime, bool]:
+        """Orders verifications, the last one last: of several at the same time, one that failed."""
+        return self.at, not self.passed
+
+
+def is_damaged(last: Verification | None) -> bool:
+    """Return whether a copy whose last verification this was is damaged; without one, it is not known to be."""
+    return last is not None and not last.passed
 
 
 class VerifiedSnapshot(WireModel, omit_defaults=True):

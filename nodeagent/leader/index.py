@@ -25,7 +25,7 @@ from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
 from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
-from core.models.verification import Verification
+from core.models.verification import Verification, is_damaged
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Kind
 
@@ -57,7 +57,7 @@ class VolumeCopy:
     @property
     def damaged(self) -> bool:
         """Whether its last verification failed."""
-        return self.verification is not None and not self.verification.passed
+        return is_damaged(self.verification)
 
 
 def read_copy(cr: Transfer) -> VolumeCopy | None:

@@ -11,7 +11,7 @@ from core.kube.resources import JOBS
 from core.kube.types import Manifest
 from core.models import names
 from core.models.transfers import Transfer
-from core.models.verification import Verification
+from core.models.verification import Verification, is_damaged
 from exposer.pod_manifest import Placement
 from exposer.pods import AgentImage, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
@@ -29,7 +29,7 @@ _KEPT_SECONDS: Final = 3600
 def restorable(cr: Transfer) -> RestorableCopy:
     """Return a completed backup as the copy of a volume that may be restored."""
     meta, last = cr.metadata, Verification.from_annotations(cr.metadata.annotations)
-    good = (last is None or last.passed) and not cr.deleting
+    good = not (is_damaged(last) or cr.deleting)
     created = meta.creation_timestamp or datetime.min.replace(tzinfo=UTC)
     return RestorableCopy(cr.source_claim or "", created, cr.kind_name, cr.name, good)
 

@@ -34,6 +34,7 @@ from core.models.verification import (
     VerificationOutcome,
     VerifiedShare,
     VerifiedSnapshot,
+    is_damaged,
 )
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
@@ -341,7 +342,7 @@ class VerificationSteps:
             # It may have been deleted meanwhile.
             _log.warning("could not record the verification of %s %s: %s", resource.kind, cr.name, e)
             return
-        if found is not None and not new.passed and (last is None or last.passed):
+        if found is not None and not new.passed and not is_damaged(last):
             faults = redact(f"kopia snapshot {found.id}: {'; '.join(found.faults)}")
             await cluster.events.record(cr, "VerificationFailed", faults, warning=True)
 

@@ -109,7 +109,7 @@ class Remembered:
         self.began = min(self.began or copy.created, copy.created)
         last, found = self.verification, copy.verification
         # Of several copies that were verified at once, a damaged one counts.
-        if found is not None and (last is None or (found.at, not found.passed) >= (last.at, not last.passed)):
+        if found is not None and (last is None or found.rank >= last.rank):
             self.verification = found
 
 
