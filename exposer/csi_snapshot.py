@@ -116,9 +116,11 @@ class CSISnapshotExposer:
         """
         owner, lost = request.owner, interruption.cause is InterruptionCause.NODE_LOST
         pending = await delete_owned(self._client, owner, PODS, forced=lost)
-        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
-        if pending or interruption.in_place or claim is None:
+        if pending or interruption.in_place:
             return pending
+        claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
+        if claim is None:
+            return None
         content = await read_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
         return await delete_with_volume(self._client, claim, *([content] if content else []))
 

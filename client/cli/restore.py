@@ -261,8 +261,8 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
     source = wish.source
     if not wish.location:
         backups = Backups(cluster.client, cluster.namespace)
-        found = await backups.list_named(source.backup) if source.backup else await backups.list_all()
-        if not found.groups:
+        found = await backups.list_named(source.backup) if source.backup else None
+        if found is None or not found.groups:
             found = await backups.list_all()
         # Of Velero's backup, nothing else says that a volume is missing.
         printer.notes(found.notes)
