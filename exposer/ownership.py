@@ -267,7 +267,7 @@ async def find_detaching(reader: Reader, volume: str) -> Pending | None:
 async def set_reclaim_policy(
     client: KubeClient, volume: PersistentVolume, policy: str, *, marks: Manifest | None = None
 ) -> PersistentVolume:
-    """Return `volume` with that reclaim policy and, beside its own labels and annotations, those of `marks`."""
+    """Return `volume` with that reclaim policy, and the labels and annotations of `marks` beside its own."""
     added, meta = marks or {}, cast("Manifest", volume["metadata"])
     marked = all((meta.get(field) or {}).items() >= added[field].items() for field in added)
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy and marked:

@@ -148,10 +148,10 @@ class _Sorter:
 
     def _sort_value(self, value: object, nested: Nested | None, place: Location) -> object:
         if nested is None:
+            if not isinstance(value, dict):
+                return value
             # Go stores null as an empty text in a map of texts.
-            return (
-                {key: "" if item is None else item for key, item in value.items()} if isinstance(value, dict) else value
-            )
+            return {key: "" if item is None else item for key, item in value.items()}
         inside = Nested(nested.section, "")
         if nested.container == "list" and isinstance(value, list):
             return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]

@@ -390,7 +390,7 @@ class AdmissionPass:
         )
 
     def _unusable(self) -> frozenset[str]:
-        """Return the uids that only this leader has reserved, and of which the API server rejects the accept."""
+        """Return the uids that only this leader has reserved, and whose accept the API server rejects."""
         return self.pending.rejected() - self.ledger.found
 
     async def _release(self, unusable: Iterable[Checked]) -> set[str]:

@@ -223,7 +223,7 @@ class PendingTransfers:
         record.next_check_seconds = now + seconds
 
     def rejected(self) -> frozenset[str]:
-        """Return the uids of the transfers whose accept was rejected, and of which none is under way."""
+        """Return the uids of the transfers whose accept was rejected, unless another one is under way."""
         rejected = ((uid, record) for uid, record in self._records.items() if record.rejections)
         return frozenset(uid for uid, record in rejected if record.unanswered is None)
 
