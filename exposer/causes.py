@@ -157,11 +157,13 @@ class CauseFinder:
         if by_block and pending is not None and pending.reason == _FAILED and _NO_DEVICE.search(pending.message):
             meta = pod["metadata"]
             claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, meta["namespace"], meta["name"])
-            if claim is not None:
+            # With a volume, it is the PVC of the cache that is refused.
+            if claim is not None and not claim["spec"].get("volumeName"):
                 await mark_refused(self._client, claim)
-            raise NoDeviceError(
-                f"data mover {BLOCK_DATA_MOVER} needs a volume of volumeMode Block, which is refused: {pending.message}"
-            )
+                raise NoDeviceError(
+                    f"data mover {BLOCK_DATA_MOVER} needs a volume of volumeMode Block, which is refused: "
+                    f"{pending.message}"
+                )
         return pending or Exposed(pod)
 
     async def explain(self, pod: Pod) -> Pending | None:

@@ -31,13 +31,16 @@ class Scene:
         self.finder = CauseFinder(KubeClient(self.kube, Retry(LoopClock(), attempts=1)), self.clock)
 
     def pod(self, *, node: str = "", uid: str = "p", **status: Any) -> JsonDict:
-        volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "b1"}}, {"name": "e", "emptyDir": {}}]
+        """Return the pod, with the PVCs that were put, and at least its own."""
+        claims = [claim["metadata"]["name"] for claim in self.kube.objects(PERSISTENT_VOLUME_CLAIMS)] or ["b1"]
+        volumes: list[JsonDict] = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in claims]
+        volumes.append({"name": "e", "emptyDir": {}})
         spec: JsonDict = {"volumes": volumes} | ({"nodeName": node} if node else {})
         meta = {"namespace": "velero", "name": "b1", "uid": uid}
         return {"metadata": meta, "spec": spec, "status": {"phase": "Pending"} | status}
 
-    def put_claim(self, volume: str = "") -> None:
-        meta = {"namespace": "velero", "name": "b1", "uid": "c"}
+    def put_claim(self, volume: str = "", *, name: str = "b1", uid: str = "c") -> None:
+        meta = {"namespace": "velero", "name": name, "uid": uid}
         spec = {"volumeName": volume} if volume else {}
         self.kube.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec})
 
@@ -174,6 +177,18 @@ async def test_another_refusal_of_a_provisioner_is_waited_for(text: str, *, by_b
     found = await scene.inspect(by_block=by_block)
     assert isinstance(found, Pending)
     assert found.reason == "ProvisioningFailed"
+
+
+async def test_a_refused_cache_is_not_taken_for_the_device() -> None:
+    scene = Scene()
+    scene.put_claim("pv")
+    scene.put_claim(name="b1-cache", uid="cache")
+    scene.put_event("cache", "ProvisioningFailed", "code = InvalidArgument desc = Volume capabilities not supported")
+    await scene.inspect(by_block=True)
+    scene.clock.seconds = 5.0
+    found = await scene.inspect(by_block=True)
+    assert isinstance(found, Pending)
+    assert found.message.startswith("PersistentVolumeClaim velero/b1-cache of Pod velero/b1 is not bound")
 
 
 async def test_an_unbound_pvc_without_events_is_named() -> None:
