@@ -190,7 +190,7 @@ class ExposeRun:
         Raises:
             ExposeError: it belongs to no transfer, or Velero created it: no agent will delete it.
         """
-        owner, other = self.owner, _controller_of(obj)
+        owner, other = self.owner, _controller_of(obj, self.owner.name)
         labels = obj["metadata"].get("labels") or {}
         # A base snapshot is deleted soon after its transfer.
         if BASE_SNAPSHOT_LABEL not in labels and labels.get(OWNER_UID_LABEL, owner.uid) == owner.uid:
@@ -220,11 +220,14 @@ def _exposed_for(obj: Object, owner: Owner) -> bool:
     return owner.uid in references or (labeled and not references)
 
 
-def _controller_of(obj: Object) -> tuple[str, str] | None:
-    """Return kind and name of the owner of `obj`; None where neither references nor annotations name one."""
+def _controller_of(obj: Object, name: str) -> tuple[str, str] | None:
+    """Return kind and name of the owner of `obj`; None where neither references nor annotations name one.
+
+    The PVCs of a transfer, also the one of its cache, get their names from its `name`.
+    """
     meta = obj["metadata"]
     if kind := (meta.get("annotations") or {}).get(OWNER_KIND_ANNOTATION):
-        return str(kind), str(meta["name"])
+        return str(kind), name
     references = meta.get("ownerReferences") or []
     found = next((each for each in references if each.get("controller")), references[0] if references else None)
     return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None

@@ -6,7 +6,9 @@ import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.base import JsonDict
-from exposer.model import Exposed
+from core.models.reasons import PendingReason
+from exposer.manifests import build_cache_claim
+from exposer.model import Exposed, Pending
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import CacheVolume
 from tests.exposer.support.cuts import CUTS, Cut, interruptions
@@ -89,6 +91,25 @@ async def test_an_unsuitable_class_is_logged_as_a_warning(
     assert cache_claims(restore.world) == cache_claims(pod_volume.world) == []
     warnings = [str(vars(record)) for record in caplog.records if record.levelname == "WARNING"]
     assert [reason in warning for warning in warnings] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocked", "text"),
+    [
+        ("DataDownload", False, "of an earlier DataDownload must be deleted first"),
+        ("PodVolumeRestore", True, "belongs to PodVolumeRestore r2-9nft8, which has the same name and is not finished"),
+    ],
+)
+async def test_a_cache_of_another_transfer_of_the_name_is_pending(kind: str, text: str, *, blocked: bool) -> None:
+    scene = RestoreScene()
+    scene.request = replace(scene.request, cache=CACHE)
+    other = replace(scene.request.owner, kind=kind, uid="uid-of-other")
+    await scene.world.client.create(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(other, CACHE, node=None))
+
+    found = await scene.exposer().ensure(scene.request, no_guard)
+
+    text = f"PersistentVolumeClaim velero/r2-9nft8-cache {text}"
+    assert found == Pending(PendingReason.NAME_TAKEN, text, blocked=blocked)
 
 
 async def test_a_cache_that_is_no_longer_configured_is_cleaned_up() -> None:
