@@ -4,7 +4,6 @@ Source: Velero v1.18, pkg/repository/config/aws.go; AWS SDKs, settings of shared
 repo/blob/s3; for what kopia does by itself: minio-go 7.2, pkg/credentials/env_aws.go, iam_aws.go and assume_role.go.
 """
 
-import configparser
 import json
 import re
 from base64 import b64encode, urlsafe_b64encode
@@ -41,6 +40,10 @@ _OF_ROLE: Final = ("external_id", "mfa_serial")
 _KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _NO_KEY: Final = re.compile("[\\x00-\\x1f\\x7f-\\xa0\\xad\\u2000-\\u206f\\ufeff\\ufffd]")
 """What editors and web pages put into a key that is copied: the storage would only say that its signature is wrong."""
+
+_COMMENT: Final = re.compile(r"[ \t][#;]")
+_SECTION: Final = re.compile(r"\[(.*?)\](?:[#;].*)?")
+_VALUE: Final = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
 
 _NEEDED: Final = "which needs keys, or role_arn with source_profile or web_identity_token_file"
 _ONE_ROLE: Final = "which assumes one role, with the keys of a user"
@@ -244,25 +247,39 @@ def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> A
 
 
 def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
-    parser = configparser.RawConfigParser(strict=False, default_section="", inline_comment_prefixes=("#", ";"))
-    try:
-        parser.read_string(source.text.removeprefix("\ufeff"))
-    except configparser.Error:
-        # The parser's own message quotes the line, which may contain a secret.
-        raise RepositoryError(
-            f"{source.origin}: invalid AWS credentials file: it must have sections and `name = value` lines"
-        ) from None
+    sections = _parse_sections(source.text.removeprefix("\ufeff"))
     # AWS's config file has sections like [profile name].
-    section = next((name for name in (wanted, f"profile {wanted}") if parser.has_section(name)), None)
-    if section is None:
-        found = ", ".join(parser.sections()) or "none"
+    values = sections.get(wanted, sections.get(f"profile {wanted}"))
+    if values is None:
+        found = ", ".join(sections) or "none"
         raise RepositoryError(f'{source.origin}: no profile "{wanted}" (profiles: {found})')
-    return {name: _unquote(value.strip()) for name, value in parser.items(section)}
+    return values
+
+
+def _parse_sections(text: str) -> dict[str, dict[str, str]]:
+    """Return the values of each section, without settings below an empty value; other lines are ignored, as by AWS.
+
+    Source: aws-sdk-go-v2, internal/ini/tokenize.go, parse.go and strings.go.
+    """
+    sections: dict[str, dict[str, str]] = {}
+    values: dict[str, str] = {}
+    last = ""
+    for line in text.split("\n"):
+        indented, content = line[:1] in {" ", "\t"}, _COMMENT.split(f" {line}", maxsplit=1)[0].strip()
+        if section := _SECTION.fullmatch(content):
+            values, last = sections.setdefault(" ".join(section[1].split()), {}), ""
+        elif found := _VALUE.fullmatch(content):
+            if not indented or values.get(last, "more"):
+                last = found[1].strip().lower()
+                values[last] = _unquote(found[2].strip())
+        elif indented and content and values.get(last):
+            values[last] += f"\n{content}"
+    return sections
 
 
 def _unquote(value: str) -> str:
-    """Return the value without quotes at both ends. Source: aws-sdk-go-v2, internal/ini/strings.go (unquote)."""
-    quoted = len(value) > len("''") and value[0] in "\"'" and value[0] == value[-1]
+    """Return the value without quotes at both ends."""
+    quoted = len(value) >= len("''") and value[0] in "\"'" and value[0] == value[-1]
     return value[1:-1] if quoted else value
 
 

@@ -22,10 +22,23 @@ def _parse(text: str) -> AwsIdentity | None:
         "  [default]\n  aws_access_key_id = KEYID # ours\n  aws_secret_access_key = 'TOP#SECRET' ; theirs\n",
         "; note\r\n[profile default]\r\naws_access_key_id=KEYID\r\naws_secret_access_key=TOP#SECRET\r\n",
         "[default]\ns3 =\n  addressing_style = path\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        "[ default ]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        "[default]\naws_access_key_id=KEYID\n  aws_secret_access_key=TOP#SECRET\n",
+        "region=eu-west-1\n[default]\nkeys\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\n",
+        '[default]\naws_access_key_id=KEYID\naws_secret_access_key=TOP#SECRET\naws_session_token=""\n',
     ],
-    ids=["byte order mark", "indented, with comments", "lines of Windows", "settings of S3"],
+    ids=[
+        "byte order mark",
+        "indented, with comments",
+        "lines of Windows",
+        "settings of S3",
+        "blanks in the name",
+        "one key indented",
+        "other lines",
+        "empty quotes",
+    ],
 )
-def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
+def test_a_file_is_parsed_as_by_aws(text: str) -> None:
     assert _parse(text) == AwsKeys("KEYID", "TOP#SECRET")
 
 
@@ -51,7 +64,7 @@ _ODD = "aws_secret_access_key has the character U"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no file of this kind: TOPSECRET", "invalid AWS credentials file"),
+        ("no file of this kind: TOPSECRET", 'no profile "default" .profiles: none'),
         ("[default]\naws_access_key_id=KEYID\n", "aws_access_key_id or aws_secret_access_key is missing"),
         ("", 'no profile "default" .profiles: none'),
         # What an editor makes of a key.
