@@ -86,14 +86,16 @@ export AZURE_TENANT_ID = t   # ours
 AZURE_CLIENT_ID: 'c # d'
 AZURE_CLIENT_CERTIFICATE="-----BEGIN\\nkey=
 -----END"\r
-AZURE_STORAGE_KEY=a2V5#==
+AZURE_STORAGE_KEY=a2V5==# ours
+AZURE_CLIENT_SECRET="a\\"b\\\\c\\r"
 EMPTY=
 """
     assert parse_variables(CredentialsText(text, "file")) == {
         "AZURE_TENANT_ID": "t",
         "AZURE_CLIENT_ID": "c # d",
         "AZURE_CLIENT_CERTIFICATE": "-----BEGIN\nkey=\n-----END",
-        "AZURE_STORAGE_KEY": "a2V5#==",
+        "AZURE_STORAGE_KEY": "a2V5==",
+        "AZURE_CLIENT_SECRET": 'a"b\\c\r',
         "EMPTY": "",
     }
 
