@@ -37,12 +37,15 @@ _SECRET: Final = "AZURE_CLIENT_SECRET"  # noqa: S105 - the name of a variable
 _CERTIFICATE: Final = "AZURE_CLIENT_CERTIFICATE"
 _TOKEN_FILE: Final = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105
 _IDENTITY: Final = (_TENANT, _CLIENT, _SECRET, _CERTIFICATE)
+_USER: Final = "AZURE_USERNAME"
+_OWN: Final = (_SECRET, _CERTIFICATE, f"{_CERTIFICATE}_PATH", _USER)
+"""With one of them, an identity is the file's."""
+
 _INHERITED: Final = (*_IDENTITY, _TOKEN_FILE, _AUTHORITY, _METADATA_HOST, _STORAGE_KEY, _SAS_TOKEN)
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", _STORAGE_KEY)
 """Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
 
 _OF_CERTIFICATE: Final = ("AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_CLIENT_SEND_CERTIFICATE_CHAIN")
-_USER: Final = "AZURE_USERNAME"
 
 _FALSE: Final = frozenset({"", "0", "f", "false"})
 _TRUE: Final = frozenset({"1", "t", "true"})
@@ -127,10 +130,13 @@ def read_azure_variables(source: CredentialsText | None, environment: Mapping[st
     """Return the variables of the credentials file, and what kopia would read of the environment.
 
     As with Velero, only the environment names a token file: its content is sent to the authority that a location names.
+    The token is for the client that the environment names, too, unless the file has a secret of its own.
     """
     inherited = {name: environment[name] for name in _INHERITED if environment.get(name)}
     given = parse_variables(source) if source else {}
     given.pop(_TOKEN_FILE, None)
+    if _TOKEN_FILE in inherited and not any(given.get(name) for name in _OWN):
+        given |= {name: inherited[name] for name in (_TENANT, _CLIENT) if name in inherited}
     return {**inherited, **given}
 
 

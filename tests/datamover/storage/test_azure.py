@@ -41,6 +41,7 @@ def _access(folder: Path, config: dict[str, str], text: str, environment: dict[s
         ({}, "AZURE_CLIENT_CERTIFICATE_PATH={folder}/certificate.pem", _CLIENT, _CERTIFICATE),
         # The workload identity of the pod is left to kopia.
         ({"useAAD": "true"}, "AZURE_CLOUD_NAME=AzurePublicCloud", _WORKLOAD, _CLIENT),
+        ({"useAAD": "true"}, "AZURE_TENANT_ID=other\nAZURE_CLIENT_ID=other", _WORKLOAD, _CLIENT),
         # As in Velero, a secret takes precedence over a certificate, and that over a user.
         ({}, f"{_IDENTITY}AZURE_USERNAME=u\nAZURE_CLIENT_SECRET=topsecret", {}, _SECRET),
         (
@@ -58,6 +59,7 @@ def _access(folder: Path, config: dict[str, str], text: str, environment: dict[s
         "certificate",
         "certificate in a file",
         "workload identity",
+        "workload identity before a client without a secret",
         "secret before a user",
         "certificate before a user",
     ],
