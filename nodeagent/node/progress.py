@@ -291,6 +291,7 @@ class ProgressFollower:
                         if change.kind is ChangeKind.LISTING:
                             listed, named = set(), set()
                         elif change.kind is ChangeKind.LISTED:
+                            self._count_listed(listed or set())
                             self._enqueue(listed or set())
                             listed = None
                             if selection.label_selector:
@@ -300,7 +301,7 @@ class ProgressFollower:
                             if not uid:
                                 continue
                             named |= set() if listed is None else {uid}
-                            if self._take_change(uid, change):
+                            if self._take_change(uid, change, listing=listed is not None):
                                 self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
                 _log.warning("cannot watch progress, will retry: %s", e)
@@ -317,17 +318,17 @@ class ProgressFollower:
         for uid in [uid for uid, reading in self._readings.items() if reading.unknown and uid not in but]:
             del self._readings[uid]
 
-    def _take_change(self, uid: str, change: WatchChange[Event]) -> bool:
+    def _take_change(self, uid: str, change: WatchChange[Event], *, listing: bool) -> bool:
         """Take in what a watch delivers; return whether the status of its transfer may have to change."""
         if change.kind in _CHANGED:
-            return self._take(uid, change.obj)
+            return self._take(uid, change.obj, listing=listing)
         reading = self._readings.get(uid)
         # Events expire in order: Events of a transfer that does not run here are not needed any more.
         if reading is not None and reading.unknown:
             del self._readings[uid]
         return False
 
-    def _take(self, uid: str, event: Event) -> bool:
+    def _take(self, uid: str, event: Event, *, listing: bool = False) -> bool:
         """Take in an Event about a transfer; return whether the status of that may have to change."""
         if event.get("reason") not in _READ_REASONS:
             return False
@@ -352,8 +353,18 @@ class ProgressFollower:
         reading.reported = reading.reported.take(message)
         if reading.followed is None:
             return False
-        self._count(reading.followed.kind.spec.name, reading)
+        if not listing or reading.counted.message is not None:
+            self._count(reading.followed.kind.spec.name, reading)
         return True
+
+    def _count_listed(self, uids: Iterable[str]) -> None:
+        """Count from the last Event of a list on, where it is unknown what an earlier process counted of it."""
+        for uid in uids:
+            reading = self._readings.get(uid)
+            if reading is None or reading.followed is None or reading.counted.message is not None:
+                continue
+            if reading.reported.attempt_bytes:
+                self._count(reading.followed.kind.spec.name, reading)
 
     def _resume(self, kind_name: str, reading: _Reading, shown: Progress) -> None:
         """Continue from what the status shows: what an earlier agent process wrote there, it has counted as well."""

@@ -47,14 +47,14 @@ def unlabeled(transfer: JsonDict, message: str) -> JsonDict:
 
 @asynccontextmanager
 async def _following(
-    kube: FakeKube, *transfers: JsonDict, host_pods: Path | None = None
+    kube: FakeKube, *transfers: JsonDict, host_pods: Path | None = None, metrics: Metrics | None = None
 ) -> AsyncIterator[ProgressFollower]:
     """Follow transfers that run, whose movers have files only with `host_pods`."""
     clock = LoopClock()
     client, kind = KubeClient(kube, Retry(clock)), build_agent(kube)._kinds["DataUpload"]
     status = StatusWriter(client, clock)
     site = Site(NODE, NAMESPACE, host_pods=str(host_pods or ""))
-    follower = ProgressFollower(client, clock, site, status=status, metrics=Metrics(NODE))
+    follower = ProgressFollower(client, clock, site, status=status, metrics=metrics or Metrics(NODE))
     task = asyncio.create_task(follower.run(), name="progress")
     for transfer in transfers:
         cr = kind.parse(kube.put(transfer))
@@ -85,6 +85,24 @@ async def test_twenty_running_transfers_need_one_watch() -> None:
     shown = {o["metadata"]["name"]: o["status"]["progress"]["bytesDone"] for o in kube.objects(DATA_UPLOADS)}
     assert shown == {f"du-{number}": number + 1 for number in range(20)}
     assert watches_of_events(kube) == [f"{NODE_LABEL}={NODE}"]
+
+
+async def test_what_an_earlier_process_counted_is_not_counted_again_by_a_list_of_events() -> None:
+    kube, metrics = FakeKube(), Metrics(NODE)
+    transfer = data_upload("du-1", node=NODE, status={"phase": "InProgress", "progress": {"bytesDone": 30}})
+
+    def report(number: int) -> None:
+        message = f'{{"totalBytes":100,"doneBytes":{number * 10},"sentBytes":{number}}}'
+        kube.put(event(transfer, "Progress", message, number=number))
+
+    for number in (1, 2, 3):
+        report(number)
+    async with _following(kube, transfer, metrics=metrics):
+        report(4)
+        await asyncio.sleep(1)
+    text = metrics.render().decode()
+    for name, value in (("moved", "10.0"), ("sent", "1.0")):
+        assert f'nodeagent_{name}_bytes_total{{kind="DataUpload",node="{NODE}"}} {value}' in text
 
 
 async def test_an_event_that_precedes_the_transfer_in_the_watches_counts() -> None:
