@@ -224,10 +224,11 @@ class RepositoryController:
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         if repository.deleting or repository.key.repository_type != REPOSITORY_TYPE:
             return None
+        # Also of one that was left to a server meanwhile.
+        self.cluster.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
         self.cluster.check_leading()
-        self.cluster.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
         repository = await self._complete(repository)
         pod = await read_init_pod(self.cluster.client, repository)
         if pod is not None:

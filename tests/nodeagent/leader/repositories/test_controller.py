@@ -316,6 +316,10 @@ async def test_a_server_that_is_installed_later_is_observed_before_anything_is_c
         scene.kube.put(SERVER)
         put_secret(scene.kube, "keys", cloud="right")
         await asyncio.sleep(400)
+        scene.kube.put(scene.repository | {"status": {"phase": "Ready"}})
+        await asyncio.sleep(1)
+        shown = 'nodeagent_repository_ready{node="node-a",repository_name="app-default-kopia"} 1.0'
+        assert shown in scene.controller.cluster.metrics.render().decode()
     assert scene.pod is None
 
 
