@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -147,14 +147,17 @@ def build_states(
     """
     memory = {} if memory is None else memory
     day_began = plans.read_at - timedelta(days=1)
+    claims = plans.claims or {}
     found: dict[ClaimKey, _Found] = {}
     for entry in entries:
         if (copy := entry.copy) is not None and copy.claim and entry.managed:
             key = (entry.queue, copy.claim)
+            if (claim := claims.get(key)) is not None and copy.created < claim.created:
+                # It is of a deleted PVC of the same name, and only says which schedule is to back this one up.
+                copy = replace(copy, complete=False)
             found.setdefault(key, _Found(copy.created, copy.created)).add(copy, day_began)
             if copy.complete:
                 memory.setdefault(key, Remembered()).add(copy)
-    claims = plans.claims or {}
     kept = {
         key: backups
         for key, backups in found.items()

@@ -101,6 +101,14 @@ def test_the_first_backup_is_due_one_interval_after_the_creation_of_the_pvc() ->
     assert (found.backup_at, found.backup_interval, found.backup_due_at) == (None, DAY.total_seconds(), day(1))
 
 
+def test_backups_of_a_deleted_pvc_of_the_same_name_say_only_which_schedule_there_is() -> None:
+    known = Plans(NOW, {CLAIM: Claim(BEGIN + 2 * DAY, Plan(WEEK))}, {"nightly": Plan(DAY)})
+    damaged = Verification(at=BEGIN + DAY, outcome=VerificationOutcome.FAILED)
+    shrunk = entry("b1", copy=VolumeCopy("data", BEGIN + DAY, 10, "nightly", damaged, shrunk=True))
+    assert state([shrunk], known) == VolumeState(*CLAIM, backup_interval=DAY.total_seconds(), backup_due_at=day(3))
+    assert state([shrunk, backup(2)], known).backup_due_at == day(3)
+
+
 def test_a_pvc_without_a_complete_backup_and_interval_has_no_state() -> None:
     assert build_states([], plans(Plan(None, WEEK))) == build_states([failed(2)], plans()) == []
 
