@@ -101,6 +101,9 @@ def test_the_receivers_of_the_runbook_exist() -> None:
     config = yaml.safe_load(_block("route:"))
     receivers = {receiver["name"] for receiver in config["receivers"]}
     assert {config["route"]["receiver"], *(route["receiver"] for route in config["route"]["routes"])} == receivers
+    for route in config["route"]["routes"]:
+        (names,) = re.findall(r'alertname=~"(.+?)"', " ".join(route["matchers"]))
+        assert [name for name in _alerts() if not re.fullmatch(names, name)] == [], route["receiver"]
     kinds = {key for receiver in config["receivers"] for key in receiver} - {"name"}
     assert kinds == {"slack_configs", "pagerduty_configs", "email_configs", "webhook_configs"}
 
