@@ -147,8 +147,8 @@ class StatusView(WireModel):
 
 
 def average_rate(transfer: TransferRecord, now: datetime) -> float | None:
-    """Return the rate since the data path of the present attempt began."""
-    if transfer.began is None or not transfer.moving or not transfer.bytes_done:
+    """Return the rate since the data path began; None in a later attempt, whose bytes include those before it."""
+    if transfer.began is None or not transfer.moving or not transfer.bytes_done or transfer.number > 1:
         return None
     seconds = (now - transfer.began).total_seconds()
     return transfer.bytes_done / seconds if seconds >= 1.0 else None

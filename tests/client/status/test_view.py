@@ -161,3 +161,7 @@ def test_nothing_that_does_not_move_has_a_rate() -> None:
     assert average_rate(_moving(0), NOON) is None
     assert average_rate(_moving(5, stage=str(AttemptStage.WAITING)), NOON) is None
     assert average_rate(_moving(5, began="2026-11-21T12:00:00Z"), NOON) is None
+
+
+def test_a_later_attempt_is_not_credited_with_the_bytes_before_it() -> None:
+    assert average_rate(_moving(2**40, number=2), NOON) is None
