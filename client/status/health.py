@@ -92,6 +92,7 @@ _USUAL: Final = frozenset(
         PendingReason.SNAPSHOT_HANDOVER,
         PendingReason.SNAPSHOT_NOT_READY,
         PendingReason.TARGET_CLAIM_ABSENT,
+        PendingReason.TARGET_CLAIM_MISSING,
         PendingReason.TARGET_CLAIM_UNCONSUMED,
         PendingReason.WAITING_FOR_SLOT,
         PendingReason.WORKLOAD_ABSENT,
