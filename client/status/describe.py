@@ -6,6 +6,7 @@ Read by a handful of requests. What cannot be read is named, and the rest is sho
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
@@ -212,7 +213,7 @@ def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
     known: list[tuple[datetime | None, str, str | None]] = [
         (cr.metadata.creation_timestamp, "created", None),
         (status.accepted_timestamp, "Accepted", where),
-        (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else None),
+        (cr.began_at, "InProgress", f"on node {status.node}" if status.node else None),
         *((one.at, f"attempt interrupted: {one.cause}", one.message) for one in attempts.interruptions),
         *((start, "snapshot began", None) for start in attempts.starts),
         *((event.last_seen, f"Event {event.reason}", event.message) for event in events if event.reason not in _BYTES),
@@ -233,20 +234,22 @@ class TransferStage:
 
     @property
     def length(self) -> timedelta:
-        """How long it took; a node's clock may differ from the API server's, and time does not run back."""
-        return max(self.ended - self.began, timedelta())
+        """How long it took."""
+        return self.ended - self.began
 
 
 def find_stages(one: TransferDetails, now: datetime) -> list[TransferStage]:
-    """Return its stages up to its end, or to now; none if it is not known when it was created."""
+    """Return its stages up to its end, or to now; none if it is not known when it was created.
+
+    A node's clock may differ from the API server's: what is before the stage before has no length.
+    """
     if not one.created:
         return []
-    created = parse_time(one.created)
     started = next((moment.at for moment in one.history if moment.what == Phase.IN_PROGRESS), one.began)
-    borders = [("pending", created), ("preparing", one.accepted), ("moving", started)]
+    borders = [("pending", parse_time(one.created)), ("preparing", one.accepted), ("moving", started)]
     known = [(name, moment) for name, moment in borders if moment is not None]
-    ends = [moment for _, moment in known[1:]] + [max(one.completed or now, created)]
-    return [TransferStage(name, moment, end) for (name, moment), end in zip(known, ends, strict=True)]
+    moments = accumulate([*(moment for _, moment in known), one.completed or now], max)
+    return [TransferStage(name, *times) for (name, _), times in zip(known, pairwise(moments), strict=True)]
 
 
 def tell_story(one: TransferDetails, now: datetime) -> list[str]:

@@ -162,7 +162,7 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         location=cr.spec.backup_storage_location,
         created=format_time(meta.creation_timestamp) if meta.creation_timestamp else "",
         accepted=status.accepted_timestamp,
-        began=(attempts.starts[-1] if attempts.starts else None) or status.start_timestamp,
+        began=(attempts.starts[-1] if attempts.starts else None) or cr.began_at,
         completed=status.completion_timestamp,
         bytes_done=status.progress.bytes_done,
         total_bytes=status.progress.total_bytes,

@@ -106,6 +106,12 @@ class Transfer(CustomResource):
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
 
     @property
+    def began_at(self) -> datetime | None:
+        """When its data path began; None: it did not. An end before that sets `startTimestamp`, too, as in Velero."""
+        started, completed = self.status.start_timestamp, self.status.completion_timestamp
+        return None if started == completed and self.phase is not Phase.COMPLETED else started
+
+    @property
     def interrupted(self) -> bool:
         """Whether its attempt was interrupted, and the next one has not started its data path."""
         return self.stage not in {None, AttemptStage.RUNNING}

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-from client.status.describe import Moment, TransferDetails, find_stages, tell_story
+from client.status.describe import Moment, TransferDetails, _facts, find_stages, tell_story
+from client.status.parse import transfer_record
+from client.status.records import kind_named
 from core.models.phases import Interruption, InterruptionCause, Phase
+from core.models.transfers import DataUpload
+from tests.nodeagent.support.transfers import data_upload
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -65,6 +69,26 @@ def test_a_running_transfer_says_what_interrupted_it_and_how_far_it_is() -> None
     ]
 
 
-def test_a_clock_that_is_behind_gives_a_stage_without_length() -> None:
-    stages = find_stages(details("InProgress", accepted=NOW - 90 * MINUTE), NOW)
-    assert [(stage.name, stage.length) for stage in stages] == [("pending", timedelta()), ("preparing", 90 * MINUTE)]
+@pytest.mark.parametrize("accepted", [None, -90, -30, 10])
+@pytest.mark.parametrize("began", [None, -90, -40, -20, 10])
+def test_a_clock_that_differs_gives_no_stage_a_time_of_another_one(accepted: int | None, began: int | None) -> None:
+    times = {"accepted": accepted, "began": began}
+    known: dict[str, Any] = {name: NOW + minutes * MINUTE for name, minutes in times.items() if minutes is not None}
+    stages = find_stages(details("InProgress", **known), NOW)
+    ahead = max([*known.values(), NOW]) - NOW
+    assert sum((stage.length for stage in stages), timedelta()) == 60 * MINUTE + ahead
+    assert min(stage.length for stage in stages) >= timedelta()
+
+
+@pytest.mark.parametrize("accepted", [None, "2026-11-21T11:10:00Z"])
+@pytest.mark.parametrize(("phase", "end"), [("Failed", "It failed: why."), ("Canceled", "It was canceled: why.")])
+def test_a_transfer_that_ended_before_its_data_path_did_not_begin_to_move_data(
+    accepted: str | None, phase: str, end: str
+) -> None:
+    """The write of its end sets both times."""
+    times = {"startTimestamp": "2026-11-21T11:40:00Z", "completionTimestamp": "2026-11-21T11:40:00Z"}
+    raw = data_upload(status={"phase": phase, "message": "why", "acceptedTimestamp": accepted} | times)
+    raw["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
+    one = TransferDetails.of(transfer_record(kind_named("du"), raw), **_facts(DataUpload.parse(raw), []))
+    assert tell_story(one, NOW)[1:] == [*([BEGAN[1]] if accepted else []), end]
+    assert "InProgress" not in [moment.what for moment in one.history]
