@@ -68,9 +68,24 @@ class ServerConnection:
 
     @property
     def reusable(self) -> bool:
-        """Whether the response was read to its end and the server keeps the connection open."""
+        """Whether the response was read to its end, nothing follows it, and the server keeps the connection open."""
         ended = {self._http.our_state, self._http.their_state} <= {h11.DONE, h11.IDLE}
-        return ended and not self._reader.at_eof()
+        return ended and not self._http.trailing_data[0] and not self._reader.at_eof()
+
+    async def is_silent(self) -> bool:
+        """Return whether nothing has arrived since the response: what has would be read as the answer to a request.
+
+        Load balancers send a 408 before they close an idle connection.
+        Source: Go 1.26, net/http/transport.go (readLoopPeekFailLocked, is408Message).
+        """
+        try:
+            async with asyncio.timeout(0):
+                await self._reader.read(1)
+        except TimeoutError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def close(self) -> None:
         """Abort the connection at once; may be called twice."""
@@ -189,7 +204,7 @@ class PodTransport:
         headers = self._headers(request)
         query = urlencode(request.query)
         target = quote(request.path) + (f"?{query}" if query else "")
-        connection = self._take_idle()
+        connection = await self._take_idle()
         if connection is None:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await ServerConnection.open(self._address)
@@ -198,12 +213,18 @@ class PodTransport:
         finally:
             self._keep(connection)
 
-    def _take_idle(self) -> ServerConnection | None:
+    async def _take_idle(self) -> ServerConnection | None:
         connection, self._idle = self._idle, None
-        if connection is None or (connection.reusable and self._clock.monotonic() < self._idle_until):
-            return connection
-        connection.close()
-        return None
+        if connection is None:
+            return None
+        usable = False
+        try:
+            young = self._clock.monotonic() < self._idle_until
+            usable = young and connection.reusable and await connection.is_silent()
+        finally:
+            if not usable:
+                connection.close()
+        return connection if usable else None
 
     def _keep(self, connection: ServerConnection) -> None:
         if self._idle is not None or not connection.reusable:

@@ -24,6 +24,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        self.unsolicited = b""
         self.hold = asyncio.Event()
         self.hold.set()
         self.received: list[str] = []
@@ -38,6 +39,7 @@ class Server:
                 writer.write(self.answer)
                 await writer.drain()
                 await self.hold.wait()
+                writer.write(self.unsolicited)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -154,6 +156,18 @@ async def test_one_connection_serves_consecutive_requests(server: Server) -> Non
     for _ in range(3):
         await server.transport.request(Request("GET", "/x"))
     assert (len(server.received), server.connections) == (3, 1)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
+async def test_what_a_server_sends_after_a_response_answers_no_request(server: Server, *, late: bool) -> None:
+    unsolicited, expected = b"HTTP/1.1 408 Request Time-out\r\nContent-Length: 0\r\n\r\n", server.answer
+    server.hold.clear()
+    server.unsolicited, server.answer = (unsolicited, expected) if late else (b"", expected + unsolicited)
+    assert (await server.transport.request(Request("GET", "/x"))).status == 200
+    server.hold.set()
+    await asyncio.sleep(0.05)
+    assert (await server.transport.request(Request("PATCH", "/x", body=b"{}"))).status == 200
+    assert (len(server.received), server.connections) == (2, 2)
 
 
 async def test_concurrent_requests_do_not_wait_for_each_other(server: Server) -> None:
