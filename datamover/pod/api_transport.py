@@ -236,12 +236,14 @@ class PodTransport:
     def _headers(self, request: Request) -> Mapping[str, str]:
         try:
             # The kubelet replaces the file before the token expires.
-            token = self._token_file.read_text().strip()
+            token, why = self._token_file.read_text().strip(), "it is empty"
         except OSError as e:
+            token, why = "", str(e.strerror)
+        if not token:
             # Retried: a read may fail in that moment.
             raise UnreachableError(
-                f"{request.method} {request.path}: cannot read service account token {self._token_file}: {e.strerror}"
-            ) from e
+                f"{request.method} {request.path}: cannot read service account token {self._token_file}: {why}"
+            )
         content = {} if request.body is None else {"Content-Type": request.content_type}
         return {"User-Agent": "datamover", "Accept": "application/json", "Authorization": f"Bearer {token}", **content}
 

@@ -135,10 +135,19 @@ def test_outside_a_pod_there_is_no_transport(tmp_path: Path) -> None:
         pod_transport({"KUBERNETES_SERVICE_HOST": "::1"}, SystemClock(), tmp_path)
 
 
-async def test_a_token_that_cannot_be_read_for_a_moment_ends_no_watch(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file"), (" \n", "it is empty")],
+    ids=["missing", "empty"],
+)
+async def test_a_token_that_cannot_be_read_for_a_moment_ends_no_watch(
+    server: Server, tmp_path: Path, content: str | None, reason: str
+) -> None:
     """As while the kubelet replaces it."""
     (tmp_path / "token").rename(tmp_path / "away")
-    with pytest.raises(UnreachableError, match=r"^GET /x: cannot read service account token .*: No such file") as e:
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    with pytest.raises(UnreachableError, match=f"^GET /x: cannot read service account token .*: {reason}") as e:
         await server.transport.request(Request("GET", "/x"))
     assert e.value.retry
     (tmp_path / "away").rename(tmp_path / "token")
