@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from html import escape, unescape
 from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any, Final, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -111,11 +112,9 @@ def send(
     host = request.host
     try:
         with opener.open(request, timeout=_REQUEST_SECONDS) as response:
-            content: bytes = response.read(_READ_BYTES)
-            return content
+            return _read(response)
     except HTTPError as e:
-        with e:
-            text = f"{attempted}: {host}: {e.code} {_reason(e.read(_READ_BYTES)) or e.reason}"
+        text = f"{attempted}: {host}: {e.code} {_reason_of(e)}"
         passing = e.code in _BUSY | busy or e.code >= HTTPStatus.INTERNAL_SERVER_ERROR
         raise (UnavailableError if passing else RefusedError)(text) from None
     except URLError as e:
@@ -123,8 +122,25 @@ def send(
             text = f"{attempted}: {host}: its certificate is not trusted: {e.reason.verify_message}"
             raise RefusedError(text) from None
         raise UnavailableError(f"{attempted}: {host} cannot be reached: {e.reason}") from None
-    except OSError as e:
-        raise UnavailableError(f"{attempted}: {host} does not answer: {e}") from None
+    except (OSError, HTTPException, UnicodeError) as e:
+        # What it has sent may be long; a label of its name may be empty.
+        raise UnavailableError(f"{attempted}: {host} does not answer: {str(e)[:_SHOWN_CHARACTERS]}") from None
+
+
+def _read(response: HTTPResponse) -> bytes:
+    content = response.read(_READ_BYTES)
+    if response.length:
+        # Part of an answer is no answer. With a limit, the library does not check that.
+        raise IncompleteRead(content, response.length)
+    return content
+
+
+def _reason_of(error: HTTPError) -> str:
+    try:
+        with error:
+            return _reason(error.read(_READ_BYTES)) or error.reason
+    except (OSError, HTTPException):
+        return error.reason
 
 
 def parse_json(content: bytes) -> JsonDict:

@@ -26,7 +26,7 @@ from datamover.storage.token_files import (
 )
 from datamover.storage.token_requests import _encode_grant
 from tests.datamover.support.identities import RoleOfPod
-from tests.datamover.support.internet import serve_plain
+from tests.datamover.support.internet import Answer, serve_plain
 from tests.datamover.support.locations import QuickClock
 
 _S3: JsonDict = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
@@ -82,9 +82,25 @@ async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token
     assert not any(secret in redactor.redact(" ".join(secrets)) for secret in secrets)
 
 
-@pytest.mark.parametrize("failures", [1, 100])
-async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(token_file: Path, failures: int) -> None:
-    role = RoleOfPod(_TOKEN, failures=failures)
+_BUSY = Answer("", 503)
+
+
+@pytest.mark.parametrize(
+    ("failures", "failure"),
+    [
+        (1, _BUSY),
+        (100, _BUSY),
+        (1, Answer("{}", 200, {"Content-Length": "99"})),
+        (1, Answer("no chunk", 200, {"Transfer-Encoding": "chunked"})),
+        (1, Answer("no chunk", 503, {"Transfer-Encoding": "chunked"})),
+        (1, Answer("", 200, dict.fromkeys(map(str, range(100)), "too many"))),
+    ],
+    ids=["once", "always", "truncated", "invalid body", "invalid reason", "invalid head"],
+)
+async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(
+    token_file: Path, failures: int, failure: Answer
+) -> None:
+    role = RoleOfPod(_TOKEN, failures=failures, failure=failure)
     clock = QuickClock()
     async with (
         serve_plain(role.agent) as url,

@@ -297,6 +297,7 @@ class RoleOfPod(_Sessions):
     access_key: str = ""
     secret_key: str = ""
     arn: str = "arn:aws:iam::123456789012:role/backups"
+    failure: Answer = field(default_factory=lambda: Answer("", 503))
 
     def token_service(self, request: Request) -> Answer:
         """Answer as sts.REGION.amazonaws.com."""
@@ -322,7 +323,7 @@ class RoleOfPod(_Sessions):
         """Answer as 169.254.170.23."""
         if self.failures:
             self.failures -= 1
-            return Answer("", 503)
+            return self.failure
         if (request.path, request.headers.get("authorization")) != ("/v1/credentials", self.token):
             return Answer("", 403)
         session, until = self._grant()
