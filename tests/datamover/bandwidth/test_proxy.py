@@ -28,7 +28,7 @@ def _names(monkeypatch: pytest.MonkeyPatch) -> None:
     async def local(to: Address) -> socket.socket:
         if to.host == "gone.example.com":
             raise ConnectionRefusedError(111, "refused")
-        return await connect(Address("127.0.0.1", to.port))
+        return await connect(to if ".." in to.host else Address("127.0.0.1", to.port))
 
     monkeypatch.setattr(dialing, "_connect", local)
 
@@ -168,10 +168,14 @@ async def test_the_proxy_that_is_set_is_the_next_one(method: str) -> None:
             assert b"Proxy-Authorization: Basic " + b64encode(b"user:secret") in head
 
 
-async def test_a_storage_that_refuses_is_an_answer_with_the_cause() -> None:
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    [("gone.example.com", "connect: connection refused"), ("s3..example.com", "lookup: no such host")],
+)
+async def test_a_storage_that_refuses_is_an_answer_with_the_cause(host: str, cause: str) -> None:
     async with _running() as proxy, _open(proxy) as client:
-        answer = await client.request("CONNECT", "gone.example.com:443")
-        assert answer.startswith(b"HTTP/1.1 502 dial tcp gone.example.com:443: connect: connection refused\r\n")
+        answer = await client.request("CONNECT", f"{host}:443")
+        assert answer.startswith(f"HTTP/1.1 502 dial tcp {host}:443: {cause}\r\n".encode())
 
 
 @pytest.mark.parametrize("direction", ["upload", "download"])
