@@ -246,20 +246,21 @@ class Details:
         """
         read, make = reading
         kept, now = self._kept.get(key), self._clock.monotonic()
-        last: _T = kept.answer if kept is not None else None  # type: ignore[assignment]
+        last: _T | NotFoundError = kept.answer if kept is not None else None  # type: ignore[assignment]
         if kept is not None and now - kept.at < (still if kept.record == known.record else _AGAIN_SECONDS):
-            return last
+            return _give(last)
+        answer: _T | NotFoundError
         try:
             if known.lost:
                 raise UnreachableError(known.lost)
             answer = await read()
-        except NotFoundError:
-            self._kept.pop(key, None)
-            raise
+        except NotFoundError as e:
+            # The page of a deleted object may stay open, and to find a similar name all objects are listed.
+            answer = e
         except KubeError as e:
             permitted = not isinstance(e, ForbiddenError)
-            if kept is not None and permitted:
-                return last
+            if kept is not None and permitted and not isinstance(last, NotFoundError):
+                return _give(last)
             if known.record is None:
                 raise
             answer = make(known.record, e)
@@ -269,7 +270,13 @@ class Details:
         self._kept[key] = _Kept(answer, known.record, now)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
-        return answer
+        return _give(answer)
+
+
+def _give(answer: _T | NotFoundError) -> _T:
+    if isinstance(answer, NotFoundError):
+        raise answer.with_traceback(None)
+    return answer
 
 
 def _watched_transfer(record: TransferRecord, why: KubeError) -> TransferDetails:

@@ -8,7 +8,7 @@ from client.ui.live import Details, Observed
 from core.kube.errors import ForbiddenError, NotFoundError, UnreachableError
 from core.kube.resources import DATA_UPLOADS
 from core.models.phases import Phase
-from tests.client.support.status_scene import StatusScene
+from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 
 _TARGET = Target(TRANSFER_KINDS[0], "moving")
@@ -114,7 +114,24 @@ async def test_one_that_was_deleted_is_not_shown_as_it_was(reads: _Reads) -> Non
     await reads.details.transfer(_TARGET, Observed(_RECORD))
     await reads.scene.client.delete(DATA_UPLOADS, "velero", "moving")
     reads.clock.seconds += 60
-    with pytest.raises(NotFoundError):
-        await reads.details.transfer(_TARGET, Observed(None))
+    before = len(reads.scene.kube.requests)
+    for _ in range(3):
+        with pytest.raises(NotFoundError):
+            await reads.details.transfer(_TARGET, Observed(None))
+    assert len(reads.scene.kube.requests) == before + 2, "the object, and once all for a name that may be meant"
+    reads.clock.seconds += 60
     with pytest.raises(UnreachableError):
         await reads.details.transfer(_TARGET, Observed(None, "no answer"))
+
+
+async def test_one_that_was_created_meanwhile_is_shown(reads: _Reads) -> None:
+    target = Target(TRANSFER_KINDS[0], "later")
+    record = replace(_RECORD, name="later")
+    with pytest.raises(NotFoundError):
+        await reads.details.transfer(target, Observed(None))
+    reads.scene.kube.put(transfer("DataUpload", "later"))
+    reads.clock.seconds += 3
+    reads.scene.kube.fail_next("GET", "/datauploads/later", 500, times=99)
+    assert (await reads.details.transfer(target, Observed(record))).notes
+    reads.scene.kube.fulfill()
+    assert not (await reads.details.transfer(target, Observed(record))).notes
