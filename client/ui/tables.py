@@ -53,7 +53,8 @@ def cut(rows: Sequence[_T], page: int) -> Cut[_T]:
 
 def parse_page(text: str) -> int:
     """Return the number of a page in a query; an invalid one counts as the first."""
-    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < 10**6 else 1
+    # Python converts at most 4300 digits.
+    return int(text) or 1 if text.isascii() and text.isdecimal() and not text[6:] else 1
 
 
 @dataclass(frozen=True)

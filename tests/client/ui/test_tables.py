@@ -18,6 +18,7 @@ from client.ui.tables import (
     describe_configuration,
     find_node,
     list_volumes,
+    parse_page,
 )
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
@@ -86,6 +87,11 @@ def test_a_page_has_a_hundred_rows_and_the_last_one_the_rest() -> None:
         assert names[0] == ("t-000" if page == "1000000" else "t-100")
     assert (cut(records, 9).page, cut(records, 9).pages, cut(records, 9).total) == (2, 2, PAGE_ROWS + 5)
     assert (cut([], 1).rows, cut([], 1).pages) == ([], 1)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "²", "1000000", "9" * 5000])
+def test_an_invalid_number_of_a_page_counts_as_the_first(text: str) -> None:
+    assert (parse_page(text), parse_page("999999")) == (1, 999_999)
 
 
 def test_a_link_has_what_is_not_the_default() -> None:
