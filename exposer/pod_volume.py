@@ -58,9 +58,8 @@ class PodVolumeExposer:
             return Pending(PendingReason.WORKLOAD_ABSENT, f"workload pod {ref} does not exist yet")
         pod = check_alive(ref, found)
         volume = find_volume(ref, pod, request.volume)
-        if request.verb is MoverVerb.BACKUP:
-            check_running(ref, pod)
-        elif pending := check_restore_wait(ref, pod):
+        check = check_running if request.verb is MoverVerb.BACKUP else check_restore_wait
+        if pending := check(ref, pod):
             return pending
         claim, pv = await _read_volume(request, pod, volume, reader=reader)
         node = pod["spec"].get("nodeName", "")

@@ -19,11 +19,10 @@ from typing import Any, Final
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
 from core.kube.event_files import read_start
-from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration, Volume
+from core.kube.types import ContainerState, ContainerStatus, PersistentVolume, Pod, PodToleration, Volume
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
-from exposer.pod_status import LOST_CONTAINER
 
 _RESTORE_WAIT: Final = "restore-wait"
 """The init container that holds a restored pod until its data is restored.
@@ -44,9 +43,10 @@ _NOT_STARTING: Final = frozenset(
         "InvalidImageName",
         "CreateContainerConfigError",
         "CreateContainerError",
+        "CrashLoopBackOff",
     }
 )
-"""The kubelet's reasons for a container that it cannot start.
+"""The kubelet's reasons for a container that it cannot start, or that has failed several times.
 
 Source: Velero main at d2241adba, pkg/controller/pod_volume_restore_controller.go, which fails at once.
 """
@@ -75,11 +75,23 @@ def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
     return pod
 
 
-def check_running(ref: WorkloadRef, pod: Pod) -> None:
-    """Raise ExposeError unless `pod` is running, so that its volumes are mounted."""
-    phase = (pod.get("status") or {}).get("phase", "Pending")
-    if phase != "Running":
-        raise ExposeError(f"workload pod {ref} is not running: phase {phase}")
+def check_running(ref: WorkloadRef, pod: Pod) -> Pending | None:
+    """Return None while `pod` is running, so that its volumes are mounted; why it is pending if it runs again soon.
+
+    Raises:
+        ExposeError: it has not run yet, or its state is unknown.
+    """
+    status = pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    if phase == "Running":
+        return None
+    text = f"workload pod {ref} is not running: phase {phase}"
+    ended = [each for each in status.get("containerStatuses") or [] if _has_ended(each)]
+    if phase != "Pending" or not ended:
+        raise ExposeError(text)
+    # Its node was restarted: the init containers run again.
+    # Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go (getPhase).
+    return Pending(PendingReason.WORKLOAD_NOT_STARTING, f"{text}, starting again", blocked=True)
 
 
 def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
@@ -99,8 +111,8 @@ def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
     what = f"init container {_RESTORE_WAIT} of workload pod {ref}"
     if terminated := state.get("terminated"):
         code = terminated.get("exitCode", 0)
-        if terminated.get("reason") in LOST_CONTAINER and pod["spec"].get("restartPolicy") != "Never":
-            # The node was restarted: the kubelet starts the container again, and it waits again.
+        if code and pod["spec"].get("restartPolicy") != "Never":
+            # It ran out of memory, or the node was restarted: the kubelet starts it again, and it waits again.
             return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} has ended (exit code {code}), and starts again")
         raise ExposeError(f"{what} has terminated (exit code {code}): the pod no longer waits for its data")
     waiting = state.get("waiting") or {}
@@ -123,15 +135,12 @@ def describe_restore_wait(pod: Pod) -> str | None:
 
 def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
     """Return whether the pod's init container found the restored data; later states of the pod do not matter."""
-    if pod is None or not ref.matches(pod):
-        return False
-    terminated = _restore_wait_state(pod).get("terminated") or {}
-    return bool(terminated) and terminated.get("exitCode") == 0
+    return pod is not None and ref.matches(pod) and _found_data(pod)
 
 
 def waits_for_restore(pod: Pod, restore: str | None) -> bool:
     """Return whether `pod` is held until the data of the Velero restore with this UID is there, and writes nothing."""
-    return bool(restore) and read_restore_of(pod) == restore and "terminated" not in _restore_wait_state(pod)
+    return bool(restore) and read_restore_of(pod) == restore and not _found_data(pod)
 
 
 def read_restore_of(pod: Pod) -> str | None:
@@ -208,12 +217,20 @@ def _describe_pod(pod: Pod) -> str:
     return f"pod {meta['namespace']}/{meta['name']}{whose}"
 
 
+def _has_ended(container: ContainerStatus) -> bool:
+    return any("terminated" in (state or {}) for state in (container.get("state"), container.get("lastState")))
+
+
 def _restore_wait_state(pod: Pod) -> ContainerState:
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
     for status in statuses:
         if status["name"] == _RESTORE_WAIT:
             return status.get("state") or {}
     return {}
+
+
+def _found_data(pod: Pod) -> bool:
+    return (_restore_wait_state(pod).get("terminated") or {}).get("exitCode") == 0
 
 
 _CSI: Final = "kubernetes.io~csi"

@@ -140,6 +140,15 @@ async def test_a_pod_that_is_not_running_is_not_backed_up(status: JsonDict, text
     assert await scene.rejection() == f"workload pod app/writer {text}"
 
 
+@pytest.mark.parametrize("state", ["state", "lastState"])
+async def test_a_backup_is_pending_while_the_kubelet_starts_its_pod_again(state: str) -> None:
+    scene = Scene()
+    scene.put_pod({"phase": "Pending", "containerStatuses": [{"name": "c", state: {"terminated": {"exitCode": 255}}}]})
+    assert await scene.exposer.locate(scene.request, scene.world.client) == Pending(
+        "WorkloadNotStarting", "workload pod app/writer is not running: phase Pending, starting again", blocked=True
+    )
+
+
 @pytest.mark.parametrize("kind", ["podvolumebackup", "podvolumerestore"])
 @pytest.mark.parametrize("lacks", ["namespace", "name"])
 async def test_a_request_without_a_pod_is_rejected(kind: str, lacks: str) -> None:

@@ -80,8 +80,9 @@ async def test_a_restore_in_place_waits_while_another_pod_uses_the_claim_and_fai
         {"status": {"phase": "Failed"}},
         OF_THIS_RESTORE,
         OF_THIS_RESTORE | {"status": init_status(WAITING_STATE)},
+        OF_THIS_RESTORE | {"status": init_status({"terminated": {"exitCode": 137}})},
     ],
-    ids=["another claim", "succeeded", "failed", "not started", "waiting for its data"],
+    ids=["another claim", "succeeded", "failed", "not started", "waiting for its data", "starts to wait again"],
 )
 async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())

@@ -18,6 +18,7 @@ from tests.exposer.test_pod_volume import DONE_STATE, WAITING_STATE, Scene, init
         "InvalidImageName",
         "CreateContainerConfigError",
         "CreateContainerError",
+        "CrashLoopBackOff",
     ],
 )
 @pytest.mark.cause("workload-not-starting")
@@ -41,11 +42,10 @@ async def test_a_restore_has_two_minutes_where_its_init_container_cannot_start(r
     [
         ([], {"phase": "Running"}, "has no init container restore-wait"),
         (None, init_status(DONE_STATE, "Running"), "has terminated (exit code 0): the pod no longer waits"),
-        (None, init_status({"terminated": {"exitCode": 3}}), "has terminated (exit code 3)"),
         (None, init_status(WAITING_STATE, "Unknown"), "state of workload pod app3/writer is unknown"),
         (None, init_status(WAITING_STATE, "Failed"), "workload pod app3/writer is not available: phase Failed"),
     ],
-    ids=["none", "over", "failed", "unknown", "pod failed"],
+    ids=["none", "over", "unknown", "pod failed"],
 )
 @pytest.mark.cause("restore-wait-over")
 async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
@@ -58,13 +58,17 @@ async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
     assert message in await scene.rejection()
 
 
-async def test_a_pod_whose_node_was_restarted_will_wait_again() -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"), [(255, "Unknown"), (137, "OOMKilled"), (1, "Error")], ids=["node restarted", "memory", "failed"]
+)
+async def test_a_pod_whose_init_container_starts_again_will_wait_again(code: int, reason: str) -> None:
+    """The kubelet starts one that has failed again, except in a pod with restartPolicy Never."""
     scene = Scene("podvolumerestore")
-    scene.put_pod(init_status({"terminated": {"exitCode": 255, "reason": "Unknown"}}))
+    scene.put_pod(init_status({"terminated": {"exitCode": code, "reason": reason}}))
     found = await scene.exposer.locate(scene.request, scene.world.client)
     assert isinstance(found, Pending)
     assert found.reason == "WorkloadNotWaiting"
-    assert found.message.endswith("has ended (exit code 255), and starts again")
+    assert found.message.endswith(f"has ended (exit code {code}), and starts again")
     scene.spec["restartPolicy"] = "Never"
-    scene.put_pod(init_status({"terminated": {"exitCode": 255, "reason": "Unknown"}}))
-    assert "has terminated (exit code 255)" in await scene.rejection()
+    scene.put_pod(init_status({"terminated": {"exitCode": code, "reason": reason}}))
+    assert f"has terminated (exit code {code})" in await scene.rejection()

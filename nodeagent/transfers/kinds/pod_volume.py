@@ -64,7 +64,7 @@ class PodVolumeKind(Kind[P]):
                 AdmissionState.PENDING,
                 located.reason,
                 located.message,
-                indefinite=located.timeout is None,
+                indefinite=not located.blocked,
                 blocked=located.blocked,
                 limit=located.timeout,
                 pod=(cr.spec.pod.namespace, cr.spec.pod.name),

@@ -31,6 +31,10 @@ RULES = RetryRules(initial_backoff=timedelta(seconds=10), deadline=None)
 RESTORES = ["DataDownload", "PodVolumeRestore"]
 
 
+RESTORED = {"initContainerStatuses": [{"name": "restore-wait", "state": {"terminated": {"exitCode": 0}}}]}
+"""The status of a workload pod that has found its data."""
+
+
 def ended(exit_code: int, message: str = "", reason: str = "Error") -> JsonDict:
     terminated = {"exitCode": exit_code, "message": message, "reason": reason}
     return {"phase": "Failed", "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}]}
@@ -49,6 +53,12 @@ def attempts_of(world: World, kind: str = "DataUpload") -> Attempts:
 def mover_pod(world: World, kind: str = "DataUpload") -> JsonDict:
     name = world.transfer(kind)["metadata"]["name"]
     return next((pod for pod in world.kube.objects(PODS) if pod["metadata"]["name"] == name), {})
+
+
+async def set_workload_status(world: World, status: JsonDict) -> None:
+    """Change the status of the workload pod."""
+    meta = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))["metadata"]
+    await world.cluster.client.patch(PODS, meta["namespace"], meta["name"], {"status": status})
 
 
 async def set_pod_status(world: World, kind: str, status: JsonDict) -> None:
@@ -325,14 +335,22 @@ async def test_a_result_counts_that_an_announcement_came_too_late_for(kind: str)
     assert "Retried" not in world.reasons()
 
 
+async def test_a_backup_waits_while_its_workload_is_started_again() -> None:
+    """A node was restarted: the init containers of the workload run again."""
+    async with interrupted_world("PodVolumeBackup", ended(255, reason="Unknown")) as world:
+        app = {"name": "app", "state": {"terminated": {"exitCode": 255, "reason": "Unknown"}}}
+        await set_workload_status(world, {"phase": "Pending", "containerStatuses": [app]})
+        await world.until(lambda: "starting again" in world.transfer("PodVolumeBackup")["status"].get("message", ""))
+        await set_workload_status(world, {"phase": "Running", "containerStatuses": [app | {"state": {"running": {}}}]})
+        await world.until(lambda: world.done("PodVolumeBackup"))
+    assert world.phase("PodVolumeBackup") == "Completed"
+
+
 async def test_a_restore_whose_workload_runs_already_is_not_written_again() -> None:
     """An earlier attempt wrote its done file, and its result was lost."""
     async with interrupted_world("PodVolumeRestore", ended(137)) as world:
         await world.until(lambda: attempts_of(world, "PodVolumeRestore").stage is AttemptStage.WAITING)
-        workload = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))
-        (waiting,) = workload["status"]["initContainerStatuses"]
-        restored = waiting | {"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
-        world.kube.put(workload | {"status": workload["status"] | {"initContainerStatuses": [restored]}})
+        await set_workload_status(world, RESTORED)
         await world.until(lambda: world.done("PodVolumeRestore"))
     assert world.phase("PodVolumeRestore") == "Failed"
     assert "no longer waits for its data" in world.transfer("PodVolumeRestore")["status"]["message"]
