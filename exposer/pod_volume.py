@@ -82,22 +82,18 @@ class PodVolumeExposer:
             return None
         return pod["spec"].get("nodeName") or None
 
-    async def confirm(self, request: PodVolumeRequest) -> None:
-        """Raise ExposeError unless the workload pod still has the volume.
+    async def confirm(self, request: PodVolumeRequest, *, waits: bool = False) -> None:
+        """Raise ExposeError unless the workload pod still has the volume and, if it `waits`, waits for its data.
 
         A mover continues in an empty directory when the volume is unmounted: its success alone proves
         nothing. A restored pod whose init container completed has found its data.
         """
         ref = request.workload if request.workload.uid else await self._read_ref(request)
         pod = await _read_workload(request, self._client)
-        if request.verb is MoverVerb.RESTORE and restore_wait_completed(ref, pod):
-            return
-        check_alive(ref, pod)
-
-    async def confirm_waiting(self, request: PodVolumeRequest) -> None:
-        """Raise ExposeError unless the workload pod of a restore still waits for its data; reads only."""
-        ref = request.workload
-        check_restore_wait(ref, check_alive(ref, await _read_workload(request, self._client)))
+        if waits:
+            check_restore_wait(ref, check_alive(ref, pod))
+        elif request.verb is MoverVerb.BACKUP or not restore_wait_completed(ref, pod):
+            check_alive(ref, pod)
 
     async def confirm_alone(self, request: PodVolumeRequest) -> None:
         """Raise ExposeError if anything else uses the volume of a restore in place; reads only."""

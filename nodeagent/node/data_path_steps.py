@@ -162,7 +162,8 @@ class DataPathSteps(StepBase):
         return decide_outcome(case.end, case.kind.parse_result, cancel_requested=requested)
 
     async def _confirm(self, case: Case, outcome: Outcome) -> Outcome:
-        if outcome.phase is Phase.CANCELED or not (why := await self._find_volume_fault(case)):
+        moved = outcome.phase is Phase.COMPLETED
+        if outcome.phase is Phase.CANCELED or not (why := await self._find_volume_fault(case, moved=moved)):
             return outcome
         reported = f"; the data mover reported: {outcome.message}" if outcome.message else ""
         return Outcome(phase=Phase.FAILED, message=f"{why}{reported}")

@@ -312,10 +312,10 @@ class StepBase:
         await record_end(kind, stored, metrics=tools.metrics, events=tools.events)
         return None
 
-    async def _find_volume_fault(self, case: Case) -> str | None:
+    async def _find_volume_fault(self, case: Case, *, moved: bool = False) -> str | None:
         """Return why the volume of a workload is not usable any more; None: it is."""
         try:
-            await case.kind.confirm_volume(case.cr)
+            await case.kind.confirm_volume(case.cr, moved=moved)
         except ExposeError as e:
             return str(e)
         return None

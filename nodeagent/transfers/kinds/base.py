@@ -203,11 +203,11 @@ class Kind(ABC, Generic[C]):
         exposed: Exposed | Pending = await self.exposer.ensure(self._request(cr), guard)
         return exposed
 
-    async def confirm_volume(self, cr: C) -> None:
+    async def confirm_volume(self, cr: C, *, moved: bool = False) -> None:  # noqa: ARG002 - restores override it
         """Raise ExposeError unless the volume is still the one that `cr` names; reads only.
 
-        Called before the data path starts, before a mover's success is recorded (the content of a volume that was
-        unmounted in between must not pass for its data), and before the leader lets an interrupted transfer wait.
+        Called before the data path starts, before a mover's success is recorded (`moved`: the content of a volume that
+        was unmounted in between must not pass for its data), and before the leader lets an interrupted transfer wait.
         """
         await self.exposer.confirm(self._request(cr))
 

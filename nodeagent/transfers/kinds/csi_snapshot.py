@@ -173,11 +173,11 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
         refuse_unsupported(cr)
         return await super().ensure_exposed(cr, guard)
 
-    async def confirm_volume(self, cr: DataDownload) -> None:
+    async def confirm_volume(self, cr: DataDownload, *, moved: bool = False) -> None:
         """Check whether the mover may start; its own PVC keeps the volume."""
         if cr.preparing:
             refuse_unsupported(cr)
-            await super().confirm_volume(cr)
+            await super().confirm_volume(cr, moved=moved)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""

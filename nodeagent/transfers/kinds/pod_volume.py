@@ -153,17 +153,15 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         """Return the node of the workload pod."""
         return await self.exposer.read_node(self._request(cr))
 
-    async def confirm_volume(self, cr: PodVolumeRestore) -> None:
-        """Check that the workload pod has the volume and, before another attempt, still waits for it.
+    async def confirm_volume(self, cr: PodVolumeRestore, *, moved: bool = False) -> None:
+        """Check that the workload pod has the volume and, before a mover may write, still waits for it.
 
         An earlier attempt may have written everything although its result was lost: its pod then runs with the data.
         """
         if cr.preparing:
             refuse_unsupported(cr)
             await self.exposer.confirm_alone(self._request(cr))
-        await super().confirm_volume(cr)
-        if cr.interrupted:
-            await self.exposer.confirm_waiting(self._request(cr))
+        await self.exposer.confirm(self._request(cr), waits=not moved and (cr.preparing or cr.interrupted))
 
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""

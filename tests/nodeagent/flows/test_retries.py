@@ -327,6 +327,8 @@ async def test_a_result_counts_that_an_announcement_came_too_late_for(kind: str)
         world.kube.put(transfer | {"metadata": transfer["metadata"] | {"annotations": mark}})
         await world.until(lambda: "deletionTimestamp" in mover_pod(world, kind)["metadata"])
         done = BACKUP_DONE if kind not in RESTORES else RESTORE_DONE
+        if kind == "PodVolumeRestore":
+            await set_workload_status(world, RESTORED)
         await set_pod_status(world, kind, ended(0, done) | {"phase": "Succeeded"})
         await world.until(lambda: OUTCOME_ANNOTATION in world.transfer(kind)["metadata"]["annotations"], seconds=100)
         await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"metadata": {"finalizers": None}})

@@ -123,7 +123,7 @@ class ScriptedKind(Kind[Any]):
     async def read_node(self, cr: Transfer) -> str:
         return self.nodes.get(cr.name, "")
 
-    async def confirm_volume(self, cr: Transfer) -> None:
+    async def confirm_volume(self, cr: Transfer, *, moved: bool = False) -> None:
         if cr.name in self.gone:
             raise ExposeError("workload pod app/db no longer exists")
 

@@ -228,6 +228,23 @@ async def test_a_transfer_that_waits_for_a_slot_sees_within_ten_seconds_that_its
     )
 
 
+@pytest.mark.parametrize(
+    ("phase", "end"), [("Accepted", "Failed"), ("Prepared", "Failed"), ("InProgress", "Completed")]
+)
+async def test_a_restore_does_not_start_in_a_pod_that_no_longer_waits(phase: str, end: str) -> None:
+    """People create the done file by hand: the application would run on files that are being replaced."""
+    transfer = accepted(pod_volume_restore())
+    state = {"name": "restore-wait", "state": {"terminated": {"exitCode": 0}}}
+    status = {"phase": "Running", "initContainerStatuses": [state]}
+    async with open_world(transfer, mover=Mover(starts=phase != "Accepted")) as world:
+        async with world.agent(slots=0 if phase == "Prepared" else 1):
+            await world.until(lambda: world.phase("PodVolumeRestore") == phase)
+            world.kube.put(workload_pod(transfer, status=status))
+        async with world.agent():
+            await world.until(lambda: world.done("PodVolumeRestore"))
+    assert (world.phase("PodVolumeRestore"), "Started" in world.reasons()) == (end, end == "Completed")
+
+
 async def test_the_message_of_the_mover_is_reported_beside_the_cause() -> None:
     transfer = accepted(pod_volume_backup())
     mover = Mover(seconds=3, exit_code=11, message="cannot read /uid/file")
