@@ -83,13 +83,18 @@ async def test_a_restore_that_is_killed_at_any_moment_equals_an_uninterrupted_on
     movers: Repository, seed: Seed, tmp_path: Path
 ) -> None:
     """What was listed before a kill is not written again, and counts as done."""
-    for number in range(KILLS):
+    number = 0
+    while number < KILLS:
         target = tmp_path / f"target {number}"
         wanted = seed.restore_to(target)
-        kept = []
+        kept, killed = [], True
         for listed in (1 + number * 200 // KILLS, 20):
-            await kill_restore(movers, wanted, has_listed(target, listed))
+            killed = killed and await kill_restore(movers, wanted, has_listed(target, listed))
             kept.append((listed, _files(target)))
+        if not killed:
+            # On a busy machine kopia may end before the list has so many files.
+            shutil.rmtree(target)
+            continue
         done = await restore_all(movers, wanted)
         seed.check(target)
         after = _files(target)
@@ -97,6 +102,7 @@ async def test_a_restore_that_is_killed_at_any_moment_equals_an_uninterrupted_on
         assert all(len(paths) >= listed for paths, (listed, _) in zip(same, kept, strict=True))
         assert done >= max(sum(path.stat().st_size for path in paths) for paths in same) / 2
         shutil.rmtree(target)
+        number += 1
 
 
 def _exchange_content(path: Path) -> None:

@@ -100,12 +100,13 @@ def has_listed(target: Path, files: int) -> Callable[[], bool]:
     return lambda: path.exists() and path.stat().st_size >= before + 28 * files
 
 
-async def kill_restore(movers: Repository, parameters: RestoreParameters, when: Callable[[], bool]) -> None:
-    """Restore, and kill kopia and what is done beside it as soon as `when` returns True, unless all has ended."""
+async def kill_restore(movers: Repository, parameters: RestoreParameters, when: Callable[[], bool]) -> bool:
+    """Restore, and kill kopia and what is done beside it as soon as `when` returns True; False: all ended before."""
     running = asyncio.create_task(restore(movers, parameters, restore_data_path()))
     async with asyncio.timeout(60):
         while not running.done() and not when():
             await asyncio.sleep(0.005)
-        running.cancel()
+        killed = running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+    return killed
