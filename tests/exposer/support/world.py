@@ -230,7 +230,7 @@ class World:
         await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": volume, "status": {"phase": "Bound"}})
 
     async def _bind_available(self, claim: JsonDict) -> bool:
-        """Bind an Available volume of the claim's class as the volume controller does, whatever its data source.
+        """Bind an Available, unreserved volume of the claim's class as the volume controller does, whatever its source.
 
         Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (FindMatchingVolume,
         GetBindVolumeToClaim).
@@ -238,7 +238,7 @@ class World:
         meta, class_name = claim["metadata"], claim["spec"]["storageClassName"]
         for volume in await self._list(PERSISTENT_VOLUMES):
             status, spec = volume.get("status") or {}, volume["spec"]
-            if status.get("phase") != "Available" or spec.get("storageClassName") != class_name:
+            if status.get("phase") != "Available" or spec.get("storageClassName") != class_name or spec.get("claimRef"):
                 continue
             reference = {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
             patch: JsonDict = {"metadata": {"annotations": {"pv.kubernetes.io/bound-by-controller": "yes"}}}
