@@ -288,8 +288,9 @@ class GenericRestoreExposer:
             deleting = await self._delete_pod_and_claim(request.owner)
             if deleting:
                 return deleting
-            if not volume["spec"].get("claimRef") or (target is not None and _claimed_by(volume, target)):
-                await self._release(request.owner, volume)
+            owner, reference = request.owner, volume["spec"].get("claimRef") or {}
+            if (reference.get("namespace"), reference.get("name")) != (owner.namespace, owner.name):
+                await self._release(owner, volume)
         except NotFoundError:
             return None
         return pending if kept.provisioned else None
@@ -375,6 +376,7 @@ class GenericRestoreExposer:
     async def _release(self, owner: Owner, volume: PersistentVolume) -> None:
         """Point the volume at a deleted PVC, so that its controller reclaims it.
 
+        If the target PVC was bound to another one, the controller has only made this one Available again.
         Deleting only the volume object is not enough: a provisioner acts once the volume is Released.
         Source: sig-storage-lib-external-provisioner v11, controller/controller.go.
         """

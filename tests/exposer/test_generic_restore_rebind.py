@@ -131,14 +131,19 @@ async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
     ],
     ids=["deleted", "bound elsewhere"],
 )
+@pytest.mark.parametrize("steps", [1, 2, 3])
 async def test_a_target_that_is_lost_fails_the_rebind_and_the_volume_is_dropped(
-    lose: Callable[[RestoreScene], Awaitable[None]], message: str
+    lose: Callable[[RestoreScene], Awaitable[None]], message: str, steps: int
 ) -> None:
+    """The last step points the volume at the target."""
     scene = RestoreScene()
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
-    await scene.exposer().rebind(scene.request, kept)
+    for _ in range(steps):
+        await scene.world.settle()
+        await scene.exposer().rebind(scene.request, kept)
     await lose(scene)
+    await scene.world.settle()
 
     with pytest.raises(ExposeError, match=message):
         await scene.exposer().rebind(scene.request, kept)

@@ -304,6 +304,11 @@ class World:
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, reference["namespace"], reference["name"])
         if claim is not None and claim["metadata"]["uid"] == reference["uid"]:
             other = claim["spec"].get("volumeName") not in {None, meta["name"]}
+            if other and volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain":
+                # Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (unbindVolume).
+                unbound = {"spec": {"claimRef": {"uid": None}}, "status": {"phase": "Available"}}
+                await self._patch(PERSISTENT_VOLUMES, volume, unbound)
+                return
             bound = {"status": {"phase": "Released" if other else "Bound"}}
             if not other and not claim["metadata"].get("deletionTimestamp"):
                 name = {"spec": {"volumeName": meta["name"]}}
