@@ -48,6 +48,7 @@ class MaintenanceController:
         self._steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         failed = "verifying the repository failed"
         self._verification_steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
+        self._uids: dict[str, str] = {}
         self._decisions: dict[str, JsonDict] = {}
         self._waiting: set[str] = set()
 
@@ -90,15 +91,19 @@ class MaintenanceController:
 
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
+            uid = None if raw is None else raw["metadata"]["uid"]
+            if self._uids.pop(name, uid) != uid:
+                # It was deleted, and another one may have its name: no event came in between.
+                self._forget(steps, name)
+                verifications.forget(name)
             if raw is not None:
+                self._uids[name] = raw["metadata"]["uid"]
                 # What fails is tried again, and stops no other repository.
                 again = [
                     await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
                     await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
                 ]
                 return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
-            self._forget(steps, name)
-            verifications.forget(name)
             return await self._clean_up(steps, jobs.items(), {one["metadata"]["uid"] for one in repositories.items()})
 
         try:

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from core.kube.resources import JOBS
-from core.models.base import JsonDict, parse_time
+from core.kube.resources import BACKUP_REPOSITORIES, JOBS
+from core.models.base import JsonDict, format_time, parse_time
 from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
@@ -168,3 +168,22 @@ async def test_a_report_without_a_number_fails_nothing_and_shows_none(fields: Js
         doubts = [message for reason, message in scene.events() if reason == "SnapshotReportIncomplete"]
         assert doubts == ([f"Job {job['metadata']['name']}: denied"] if fields else [])
         assert (_REPORT in words_of(await scene.run_once(result("full"), seconds=48 * _HOUR))) is again
+
+
+async def test_a_repository_of_the_same_name_shows_no_results_of_the_one_before() -> None:
+    """It is deleted and created before an event is handled: by a command, or while the watch is interrupted."""
+    scene = MaintenanceScene()
+
+    def shown() -> set[str]:
+        return set(re.findall(rf"(?m)^nodeagent_.*{_SERIES}.*", scene.metrics.render().decode()))
+
+    async with scene.running():
+        await asyncio.sleep(1)
+        new = shown()
+        job = await scene.run_once(result("full", nextFull="2026-12-01T00:00:00Z"))
+        assert shown() > new
+        await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        scene.kube.put(repository_object(lastMaintenanceTime=format_time(scene.clock.now())))
+        await asyncio.sleep(1)
+        assert shown() == new
