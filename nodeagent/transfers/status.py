@@ -220,9 +220,9 @@ class StatusWriter:
         try:
             raw = await client.patch(kind.spec.resource, cr.metadata.namespace, cr.name, patch, again=again)
         except ConflictError as e:
-            if not (e.may_be_own and (_ends(change) or names.ATTEMPTS_ANNOTATION in change.annotations)):
+            if not e.may_be_own:
                 raise
-            # If it is, no other writer records that end, or that attempt, and counts it.
+            # If it is, no other writer records that move, or that attempt, and counts it.
             found = await client.read(kind.spec.resource, cr.metadata.namespace, cr.name)
             del metadata["resourceVersion"]
             if found is None or not _contains(found, patch):

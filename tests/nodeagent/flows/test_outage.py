@@ -97,21 +97,26 @@ async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> Non
             await world.until(lambda: world.phase() != "Accepted", seconds=60)
 
 
-async def test_an_end_whose_answer_was_lost_is_recorded_and_counted_once() -> None:
+@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Completed"])
+async def test_a_phase_whose_answer_was_lost_is_recorded_and_counted_once(phase: str) -> None:
     metrics = Metrics(NODE)
+    text = f'"phase":"{phase}"'.encode()
+
+    def moves(request: Request) -> bool:
+        return request.method == "PATCH" and text in (request.body or b"").replace(b" ", b"")
+
     async with open_world(accepted(data_upload())) as world:
-        fuse = Fuse(world.kube, counts=_is_end, at=0, fault=Fault.LOST_APPLIED)
+        fuse = Fuse(world.kube, counts=moves, at=0, fault=Fault.LOST_APPLIED)
         async with world.agent(fuse, metrics=metrics):
             await world.until(world.done)
             await asyncio.sleep(30)
         assert fuse.blown.is_set()
         assert world.phase() == "Completed"
-        assert world.reasons().count("Completed") == 1
-        assert 'podVolume_data_upload_success_total{node="node-a"} 1.0' in (metrics.render().decode())
-
-
-def _is_end(request: Request) -> bool:
-    return request.method == "PATCH" and b'"completionTimestamp"' in (request.body or b"")
+        assert [world.reasons().count(reason) for reason in ("Prepared", "Started", "Completed")] == [1, 1, 1]
+    shown = metrics.render().decode()
+    counted = ("nodeagent_expose_seconds_count{kind", "nodeagent_wait_seconds_count{kind")
+    assert [shown.count(f'{name}="DataUpload",node="node-a"}} 1.0') for name in counted] == [1, 1]
+    assert 'podVolume_data_upload_success_total{node="node-a"} 1.0' in shown
 
 
 async def test_the_leader_retries_a_repository_soon_while_other_requests_succeed() -> None:
