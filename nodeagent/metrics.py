@@ -21,7 +21,7 @@ _OPERATIONS: Final = 100
 """PodVolumeBackups with series of their own: more than one node completes between many scrapes."""
 
 MAX_VOLUMES: Final = 2000
-"""PVCs with series of their own, at most nine for each: a scrape stays below 4 MiB."""
+"""PVCs with series of their own, at most eleven for each: a scrape stays below 4 MiB."""
 
 MAX_NAMED_VOLUMES: Final = 50
 """PVCs that the alert about volumes that are not protected names."""
@@ -338,7 +338,7 @@ POD_VOLUME_BACKUPS_STARTED: Final = Counter(
 )
 POD_VOLUME_BACKUPS_ENDED: Final = Counter(
     "podVolume_pod_volume_backup_dequeue_count",
-    "Number of PodVolumeBackups of this node in a final phase",
+    "Number of PodVolumeBackups of this node in phase Completed",
     start=_ALONE,
     bare=True,
 )
