@@ -237,8 +237,8 @@ BANDWIDTH_LIMIT: Final = Gauge(
 )
 PENDING: Final = Gauge(
     "nodeagent_pending",
-    "Transfers in no final phase that have a pending reason, by kind and reason",
-    ("kind", "reason"),
+    "Transfers in no final phase that have a pending reason, by kind, state and reason",
+    ("kind", "state", "reason"),
 )
 
 VOLUME_GAUGES: Final = {

@@ -89,10 +89,10 @@ def test_a_gauge_shows_what_was_set_last(metrics: Metrics) -> None:
 
 
 def test_only_what_is_shown_last_has_series(metrics: Metrics) -> None:
-    metrics.show(PENDING, {("DataUpload", "Queued"): 3, ("DataDownload", "Other"): 1})
-    metrics.show(PENDING, {("DataUpload", "Queued"): 2})
+    metrics.show(PENDING, {("DataUpload", "New", "Queued"): 3, ("DataDownload", "New", "Other"): 1})
+    metrics.show(PENDING, {("DataUpload", "New", "Queued"): 2})
     shown = {name: value for name, value in _samples(metrics).items() if name.startswith("nodeagent_pending")}
-    assert shown == {'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"}': 2}
+    assert shown == {'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued",state="New"}': 2}
 
 
 def test_what_is_forgotten_has_no_series(metrics: Metrics) -> None:

@@ -315,8 +315,8 @@ class QueueView:
         managed = [entry for entry in self.entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
         pending = [entry for entry in managed if entry.reason and not entry.phase.final]
-        reasons = ((entry.kind, entry.reason if entry.reason in _REASONS else _OTHER_REASON) for entry in pending)
-        self.metrics.show(PENDING, Counter(reasons))
+        reasons = ((entry, entry.reason if entry.reason in _REASONS else _OTHER_REASON) for entry in pending)
+        self.metrics.show(PENDING, Counter((entry.kind, str(entry.phase), reason) for entry, reason in reasons))
         head = enumerate(islice(self.order(managed), _IN_METRICS), start=1)
         self.metrics.show(QUEUE_POSITION, {(entry.kind, entry.name): position for position, entry in head})
         return len(managed)

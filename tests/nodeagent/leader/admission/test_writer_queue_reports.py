@@ -130,7 +130,7 @@ async def test_pending_transfers_are_counted_by_reasons_that_this_project_define
     async with running(view.run(), lead_seconds=1):
         lines = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_pending{")]
         assert sorted(lines) == [
-            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Other"} 2.0',
-            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"} 2.0',
+            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Other",state="Accepted"} 2.0',
+            'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued",state="New"} 2.0',
         ]
     assert "nodeagent_pending{" not in metrics.render().decode()
