@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
-_OTHERS = {"up", "process_resident_memory_bytes"}
+_OTHERS = {"up", "process_resident_memory_bytes", "process_start_time_seconds"}
 """What Prometheus and the library of the agents add."""
 
 _ALL = {"podMonitor": True, "rules": True, "dashboard": True}

@@ -15,7 +15,7 @@ MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"\b([0-9]+)([smhd])\b")
-_SECONDS = re.compile(r"(?<=nodeagent_last_progress_seconds )> ([0-9]+)")
+_SECONDS = re.compile(r"(_seconds(?:{[^}]*})? [<>]) ([0-9]+)")
 _CHOICE = re.compile(r"\$\w+")
 _METRIC = re.compile(r"\b(?:nodeagent|podVolume|velero|process)_\w+|\bup\b")
 
@@ -52,13 +52,13 @@ def metrics_in(queries: Iterable[str]) -> set[str]:
 
 
 def divide_durations(rule: dict[str, Any], factor: int) -> dict[str, Any]:
-    """Return the rule with each duration divided: ranges, offsets, `for`, and how long a transfer may stand still."""
+    """Return the rule with each duration divided: ranges, offsets, `for`, and seconds that an age is compared with."""
 
     def divide(match: re.Match[str]) -> str:
         return f"{int(match[1]) * _UNIT_SECONDS[match[2]] * 1000 // factor}ms"
 
     def divide_seconds(match: re.Match[str]) -> str:
-        return f"> {int(match[1]) / factor:g}"
+        return f"{match[1]} {int(match[2]) / factor:g}"
 
     changed = {key: _DURATION.sub(divide, rule[key]) for key in ("expr", "for") if key in rule}
     return rule | changed | {"expr": _SECONDS.sub(divide_seconds, changed["expr"])}
