@@ -268,7 +268,9 @@ async def watch_one(
         async for change in changes:
             match change.kind:
                 case ChangeKind.LISTING:
-                    listing, latest, before = True, None, latest
+                    # An interrupted list is followed by another one.
+                    before = before if listing else latest
+                    listing, latest = True, None
                 case ChangeKind.LISTED:
                     listing = False
                 case ChangeKind.DELETED:

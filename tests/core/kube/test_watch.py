@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
@@ -12,7 +12,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS
 from core.kube.transport import Request, Retry
-from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
+from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects, watch_one
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -232,6 +232,16 @@ async def test_later_list_that_is_rejected_is_retried(kube: FakeKube, caplog: py
         await asyncio.sleep(120)
         assert follower.take()[-3:] == [("ADDED", "a"), ("ADDED", "b"), ("LISTED", "")]
     assert "watch of pods in velero interrupted, will retry: list Pod velero: 403" in caplog.text
+
+
+async def test_an_object_that_is_malformed_after_an_interrupted_list_still_exists(kube: FakeKube) -> None:
+    client = KubeClient(kube, Retry(LoopClock(), attempts=1))
+    async with aclosing(watch_one(client, PODS, "velero", name="a", clock=LoopClock())) as states:
+        before = await anext(states)
+        kube.put(pod("a") | {"status": "none"})
+        kube.compact()
+        kube.fail_next("GET", "/pods", 500, times=2)
+        assert before == await anext(states)
 
 
 async def test_closing_ends_the_watch_at_once(kube: FakeKube) -> None:
