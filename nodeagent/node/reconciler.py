@@ -233,8 +233,7 @@ class Reconciler:
 
     def on_transfer(self, key: TransferKey, uid: str) -> None:
         """Update slots, durations and the progress watch by a changed transfer, and enqueue it."""
-        cached = self._cache.raw(key)
-        if cached is None or cached["metadata"]["uid"] != uid:
+        if not self._is_cached(key, uid):
             self._forget(key, uid)
         cr = self._cache.transfer(key)
         if cr is not None:
@@ -282,8 +281,8 @@ class Reconciler:
             return None
         if ended is not None and read.pod is not None and read.pod["metadata"]["uid"] == ended[1]["metadata"]["uid"]:
             read = replace(read, pod=read.pod if has_ended(read.pod) else ended[1])
-        cached = self._cache.raw(key)
-        if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
+        cached = self._is_cached(key, read.cr.uid)
+        if cached:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.
             self._observe(key, read.cr)
             if read.cr.between_attempts:
@@ -293,8 +292,17 @@ class Reconciler:
         action = decide(case.view)
         if action is not Action.NOTHING:
             _log.debug("next step: %s", action.name, extra={**_identity(key), "uid": case.cr.uid})
-            return await self._steps[action](case)
+            try:
+                return await self._steps[action](case)
+            finally:
+                if cached and not self._is_cached(key, case.cr.uid):
+                    # It was forgotten during the step, which has recorded something since.
+                    self._forget(key, case.cr.uid)
         return self._next_check(case) if read.watched else Requeue(_POLL_SECONDS)
+
+    def _is_cached(self, key: TransferKey, uid: str) -> bool:
+        raw = self._cache.raw(key)
+        return raw is not None and raw["metadata"]["uid"] == uid
 
     def _find_ended(self, key: TransferKey) -> tuple[str, Pod] | None:
         """Return the UID of the transfer and its mover pod, if its mover has ended, or has left its result."""

@@ -8,8 +8,9 @@ import pytest
 from core.errors import ContractError
 from core.kube.resources import PODS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
-from core.models.names import NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
 from core.models.transfers import DataDownload, DataUpload
+from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_download, data_upload
@@ -65,6 +66,25 @@ async def test_a_backup_snapshot_that_is_not_ready_in_time_fails_the_transfer() 
             await world.until(lambda: world.phase() == "Failed", seconds=110, every=1)
     message = world.transfer()["status"]["message"]
     assert message == "timed out after 1m30s: VolumeSnapshot velero/du-1 is not ready yet"
+
+
+async def test_the_timeout_begins_again_if_the_transfer_left_its_agent_during_a_step() -> None:
+    async with open_world(with_timeout(accepted(data_upload()), "90s")) as world:
+        world.cluster.snapshots_become_ready = False
+        gate = Gate(world.kube, lambda request: request.path.endswith("volumesnapshots/du-1"))
+        gate.open.set()
+        async with world.agent(gate):
+            await asyncio.sleep(10)
+            gate.open.clear()
+            await world.until(lambda: gate.waiting > 0)
+            for node in ("node-b", NODE):
+                transfer = world.transfer()
+                transfer["metadata"]["labels"][NODE_LABEL] = node
+                world.kube.put(transfer)
+                await asyncio.sleep(1)
+                gate.open.set()
+                await asyncio.sleep(120 if node != NODE else 10)
+            assert world.phase() == "Accepted"
 
 
 ERROR = 'failed to pull and unpack image "localhost:5000/a:b": dial tcp 127.0.0.1:5000: connect: connection refused'
