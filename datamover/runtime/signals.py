@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 
@@ -34,4 +35,6 @@ class StopSignal:
     def _take(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         if self._listener is not None:
-            self._listener()
+            # The loop is closed once the work has ended: its result and exit code stay.
+            with suppress(RuntimeError):
+                self._listener()

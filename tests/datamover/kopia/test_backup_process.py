@@ -147,6 +147,18 @@ async def test_a_signal_cancels_at_once_when_no_checkpoint_can_be_saved(grace: t
     assert (mover.announced, mover.stop.signaled, mover.stop.interrupted) == ([], False, True)
 
 
+def test_a_signal_after_the_end_of_the_work_changes_nothing() -> None:
+    """A pod may be deleted while its interpreter exits."""
+    signals = StopSignal()
+
+    async def work() -> None:
+        Canceler().cancel_on(signals)
+
+    asyncio.run(work())
+    signals._take(signal.SIGTERM, None)
+    assert signals.received == "SIGTERM"
+
+
 @pytest.mark.looptime
 async def test_the_transfer_is_canceled_after_the_grace_whatever_else_arrives() -> None:
     mover, loop = _Mover(), asyncio.get_running_loop()
