@@ -125,12 +125,12 @@ _KEPT_NAMES: Final = 1000
 _REREAD_LEVELS: Final = 100
 """Below so many levels all names are kept: those that are read again are open, and files that are open are limited."""
 
-_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def escape_controls(text: str) -> str:
-    """Return a text that may quote a tenant's names, with escapes for what could control a terminal."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return a text that may quote a tenant's names, with escapes for what could control a terminal, or is no UTF-8."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def is_name(name: str) -> bool:

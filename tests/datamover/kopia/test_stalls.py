@@ -128,7 +128,7 @@ class _Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[_Reader]:
-    reader = _Reader(tmp_path / "log\n")
+    reader = _Reader(tmp_path / os.fsdecode(b"log\n\xff"))
     yield reader
     reader.close()
 
@@ -138,9 +138,9 @@ def test_a_file_that_is_read_beyond_its_size_has_no_end(reader: _Reader, tmp_pat
     for _ in range(2):
         found = reader.find(size=0, position=_GIB)
         assert found is not None
-        assert found[0] == rf"{tmp_path}/log\n"
+        assert found[0] == rf"{tmp_path}/log\n\udcff"
         assert found.text.startswith(
-            rf"no end of {tmp_path}/log\n: {_GIB} bytes of it were read, and its size is 0: leave it out"
+            rf"no end of {tmp_path}/log\n\udcff: {_GIB} bytes of it were read, and its size is 0: leave it out"
         )
         assert not found.certain
     assert reader.is_endless(size=0, position=_GIB + 1)
