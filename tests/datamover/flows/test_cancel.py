@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from datamover.kopia.backup_process import MoverBackup
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import FLAGS, MoverPod
@@ -124,6 +125,23 @@ async def test_cancel_in_each_step_of_a_backup(
 
 
 @pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-*restore-SIGTERM", "sync-*-spec.cancel")
+@pytest.mark.skipif(not ONE_OPEN, reason="kopia's own command says at its end what it saved")
+async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
+    upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = MoverBackup._take_output
+
+    def cancel_after_result(backup: MoverBackup, line: str) -> None:
+        take(backup, line)
+        if backup.result:
+            upload.cancel()
+
+    monkeypatch.setattr(MoverBackup, "_take_output", cancel_after_result)
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == 14
+    assert plain_kopia.snapshots() == []
+
+
 @_ENDS
 @pytest.mark.parametrize(
     ("program", "arguments"),
