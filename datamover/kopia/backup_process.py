@@ -222,7 +222,7 @@ class GracefulStop:
         self._running = False
         self.terminate = asyncio.Event()
         """Set when kopia is to save a checkpoint, within a block of `saving`."""
-        self._interrupted = False
+        self._ending: CanceledError | None = None
         self._stopped = ""
 
     @property
@@ -233,7 +233,8 @@ class GracefulStop:
     @property
     def interrupted(self) -> bool:
         """Whether the transfer ends without a cancel request or a failure, so that another attempt may follow."""
-        return self._interrupted or isinstance(self._canceler.error, FencedError)
+        error = self._canceler.error
+        return isinstance(error, FencedError) or (self._ending is not None and error in {None, self._ending})
 
     def listen(self, stop: StopSignal) -> None:
         """Take the signals of this process; the first one counts."""
@@ -256,17 +257,17 @@ class GracefulStop:
     def _take(self, reason: str) -> None:
         if self.signaled or self._canceler.requested:
             return
-        self._interrupted = True
         if not self._running or not self._grace:
-            self._canceler.cancel(reason)
+            self._ending = CanceledError(f"{reason}: {CANCELED_ENDING}")
+            self._canceler.fail(self._ending)
             return
         self._stopped = reason
         within = format_duration(self._grace)
         _logger.info("%s; kopia may save a checkpoint within %s", self._stopped, within)
         self.terminate.set()
         self._announce(self.error("it was killed before kopia had saved a checkpoint"))
-        late = self.error(f"kopia did not save a checkpoint within {within}")
-        asyncio.get_running_loop().call_later(self._grace.total_seconds(), self._canceler.fail, late)
+        self._ending = self.error(f"kopia did not save a checkpoint within {within}")
+        asyncio.get_running_loop().call_later(self._grace.total_seconds(), self._canceler.fail, self._ending)
 
 
 async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop) -> None:

@@ -178,8 +178,10 @@ async def test_a_cancel_request_during_the_grace_counts() -> None:
     mover = _Mover()
     with mover.stop.saving():
         await mover.signal()
+        assert mover.stop.interrupted
         mover.canceler.cancel("the transfer was canceled")
         assert str(await mover.error()) == "the transfer was canceled: data path is canceled"
+    assert not mover.stop.interrupted
 
 
 async def test_a_signal_after_a_cancel_request_changes_nothing() -> None:
