@@ -124,7 +124,7 @@ class LeftOut(WireModel, omit_defaults=True):
     """What the rules with this digest left out of a backup: files and their bytes, directories, the first names.
 
     What is in a directory counts too, except on other file systems and in snapshots of the storage. A tenant chooses
-    the names.
+    the names, which are escaped.
     """
 
     annotation: ClassVar[str] = LEFT_OUT_ANNOTATION
@@ -154,7 +154,7 @@ class LeftOut(WireModel, omit_defaults=True):
     @property
     def text(self) -> str:
         """What to tell about it."""
-        names = f": {', '.join(self.names)}" if self.names else ""
+        names = f": {', '.join(self.cut.names)}" if self.names else ""
         found = f"{self.files} files with {self.bytes} bytes and {self.directories} directories"
         return f"left out {found} by exclusions (rules {self.rules}){names}"
 

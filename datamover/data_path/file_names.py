@@ -229,7 +229,7 @@ class _Filter:
             if whole or self._leaves_out(entry, path):
                 self._report.entries += 1
                 if _is_kept(entry) and self._report.excluded is not None:
-                    self._report.excluded = self._report.excluded.add(path, _size_of(entry))
+                    self._report.excluded = self._report.excluded.add(escape_controls(path), _size_of(entry))
                     self._report.uncounted += self.skip(directory, entry)
             else:
                 yield entry

@@ -124,6 +124,17 @@ async def test_random_patterns_leave_out_in_kopia_what_this_module_says(
     assert {path for path, _ in _walk(out)} == kept
 
 
+async def test_names_that_are_left_out_are_escaped_and_leave_room_for_other_notes(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, *(f"{number}\n\x1b[31m{'x' * 200}/{'y' * 220}.tmp" for number in range(5)))
+    os.mkfifo(volume / "pipe")
+    result = await back_up_volume(mover_repository, volume, exclude=Exclusions(patterns=("*.tmp",)))
+    assert str(result.note).isprintable()
+    assert "left out 1 pipes, devices" in str(result.note)
+
+
 async def test_what_is_left_out_is_counted_and_named_and_its_rules_are_in_tags(
     mover_repository: Repository, kopia: PlainKopia, tmp_path: Path
 ) -> None:
