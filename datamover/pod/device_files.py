@@ -14,6 +14,7 @@ import resource
 import shutil
 import stat
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -153,23 +154,32 @@ class DeviceFiles:
         return (await self.complete([found]))[0]
 
     async def list(self, directory: StoredEntry) -> Sequence[StoredEntry]:
-        """Return the entries of a directory, ordered, not complete. Raises AgentError if it cannot be read."""
+        """Return the entries of a directory, ordered, not complete; bytes of names that would be alike are escaped.
+
+        Raises:
+            AgentError: it cannot be read.
+        """
         number = directory.object_id
         what = f"directory {escape_controls(directory.name) or '/'}"
         await self._read_inode(number, what, plain=True)
-        entries = []
+        entries: list[tuple[bytes, StoredEntry]] = []
         for line in await self.debugfs.run(f"ls -l <{number}>", what):
             found = _LISTED.fullmatch(line)
             if found is None:
                 raise self.debugfs.error(what, line)
             inode, mode, size, escaped = found.groups()
-            name = _ESCAPED.sub(lambda one: bytes([int(one[1], 16)]), escaped.encode()).decode(errors="replace")
-            if inode == "0" or name in {".", ".."}:
+            name = _ESCAPED.sub(lambda one: bytes([int(one[1], 16)]), escaped.encode())
+            if inode == "0" or name in {b".", b".."}:
                 continue
-            if not name or "/" in name or "\0" in name:
+            if not name or b"/" in name or b"\0" in name:
                 raise self.debugfs.error(what, f'"{escaped}" is no name')
-            entries.append(_entry(name, int(inode), int(mode, 8), int(size)))
-        return sorted(entries, key=lambda one: one.name)
+            shown = name.decode(errors="replace")
+            entries.append((name, _entry(shown, int(inode), int(mode, 8), int(size))))
+        alike = Counter(one.name for _, one in entries)
+        for name, one in entries:
+            if alike[one.name] > 1:
+                one.name = name.decode(errors="backslashreplace")
+        return sorted((one for _, one in entries), key=lambda one: one.name)
 
     async def complete(self, entries: Sequence[StoredEntry]) -> Sequence[StoredEntry]:
         """Return the entries with all attributes. Raises AgentError if they cannot be read."""

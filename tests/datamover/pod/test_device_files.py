@@ -132,6 +132,19 @@ async def test_debugfs_opens_nothing_else(
     assert not stolen.exists()
 
 
+async def test_names_that_differ_only_in_bytes_that_are_not_utf_8_stay_apart(tmp_path: Path) -> None:
+    source, disk = tmp_path / "files", tmp_path / "disk"
+    for name in (b"d\xe4", b"d\xf6", b"only\xe4"):
+        (source / os.fsdecode(name)).mkdir(parents=True)
+        (source / os.fsdecode(name) / "file").write_bytes(name)
+    subprocess.run(["/sbin/mkfs.ext4", "-q", "-d", source, disk, "8M"], check=True)
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        listed = [one.name for one in await files.list(await files.find(""))]
+        content = [await read_file(files, f"{name}/file") for name in listed if name != "lost+found"]
+    assert listed == ["d\\xe4", "d\\xf6", "lost+found", "only\ufffd"]
+    assert content == [b"d\xe4", b"d\xf6", b"only\xe4"]
+
+
 async def test_a_crash_is_an_error(disk: Path, tmp_path: Path) -> None:
     async with opened_disk(disk, tmp_path / "look") as (files, _):
         (child,) = (one for one in children_of(os.getpid()) if "debugfs" in one.arguments)
