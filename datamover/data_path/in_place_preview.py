@@ -134,11 +134,11 @@ class RestorePlanner(Comparison):
     def _write(self, unit: Unit, fd: int, status: os.stat_result | None) -> None:
         above, name = os.path.split(os.fsdecode(unit.path))
         if status is not None and stat.S_ISDIR(status.st_mode):
-            if self._extra.may_replace(fd, os.fsencode(above), name, self._stop):
-                self._count_deleted(unit.path, status)
-            elif self._has_entries(unit.path):
+            may_replace = self._extra.may_replace(fd, os.fsencode(above), name, self._stop)
+            if not may_replace and self._has_entries(unit.path):
                 self._refuse(unit.path, "something else is there")
                 return
+            self._count_deleted(unit.path, status)
         elif status is not None and unit.is_directory:
             self._count_deleted(unit.path, status)
         self.to_write.add_unit(unit)

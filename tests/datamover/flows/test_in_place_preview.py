@@ -124,6 +124,9 @@ async def test_what_stays_is_named_and_so_is_what_the_restore_could_not_replace(
     assert (without.to_write.files, without.to_delete.files) == (0, 0)
     (volume / "f" / "more" / "held.tmp").write_text("stays")
     assert (await _plan(mover_repository, snapshot_id, volume)).blocked.names == ["f (something else is there)"]
+    shutil.rmtree(volume / "f")
+    (volume / "f").mkdir()
+    assert (await _plan(mover_repository, snapshot_id, volume, InPlace())).to_delete.names == ["f"]
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with data", "empty"])
