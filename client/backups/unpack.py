@@ -159,7 +159,7 @@ class Unpacker:
         # kopia writes Go's modes, whose bits of types are not in the filter's range.
         member.mode &= 0o777
         parts = name.split("/")
-        if name.startswith(("/", "\\")) or Path(name).is_absolute():
+        if Path(name).anchor:
             return "its name is an absolute path"
         if ".." in parts:
             return "its name leads out of the target (..)"

@@ -89,11 +89,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_files_directories_and_links_arrive_with_their_modes_and_times(place: Place) -> None:
-    tar = (
-        Tar().directory("d").add("d/run", b"#!", mode=0o40000755).link("d/up", "../a").add("a", b"content", mode=0o600)
-    )
-    done = place.unpack(tar)
-    assert (place.tree(), place.refused, done.files, done.size_bytes) == (["a", "d", "d/run", "d/up"], {}, 3, 9)
+    tar = Tar().directory("d").add("d/run", b"#!", mode=0o40000755).link("d/up", "../a").add("\\", b"of Linux")
+    done = place.unpack(tar.add("a", b"content", mode=0o600))
+    assert (place.tree(), place.refused, done.files) == (["\\", "a", "d", "d/run", "d/up"], {}, 4)
+    assert done.size_bytes == len("#!of Linuxcontent")
     assert (place.target / "d/up").read_bytes() == b"content"
     assert (place.target / "d/run").stat().st_mode & 0o777 == 0o755
     assert (place.target / "a").stat().st_mode & 0o777 == 0o600
