@@ -410,7 +410,7 @@ def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, s
 
 
 def escape_words(words: Iterable[str]) -> list[str]:
-    """Return the `args` of a container that gets these words: of `$(NAME)` Kubernetes makes a variable, of `$$` a `$`.
+    """Return a container's `args` or `env` with these words: of `$(NAME)` Kubernetes makes a variable, of `$$` a `$`.
 
     A word may be chosen by a tenant, and a variable may be a key of the storage.
     Source: Kubernetes v1.34, third_party/forked/golang/expansion/expand.go.

@@ -55,7 +55,9 @@ _OPTIONS: Final = InstallOptions(
         resources=ContainerResources(cpu_request="0", memory_request="0", cpu_limit="0", memory_limit="0"),
     ),
     proxy=ProxyOptions(
-        http="{{ .Values.proxy.http }}", https="{{ .Values.proxy.https }}", no_proxy="{{ .Values.proxy.noProxy }}"
+        http='{{ include "node-agent.literal" .Values.proxy.http }}',
+        https='{{ include "node-agent.literal" .Values.proxy.https }}',
+        no_proxy='{{ include "node-agent.literal" .Values.proxy.noProxy }}',
     ),
     monitoring_namespace="{{ .Values.monitoringNamespace }}",
 )

@@ -9,7 +9,7 @@ from typing import Final
 from client.install.options import AgentOptions, ContainerResources, InstallOptions, build_object
 from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
-from exposer.pod_manifest import Placement, build_node_affinity
+from exposer.pod_manifest import Placement, build_node_affinity, escape_words
 from nodeagent.runtime.settings import Settings
 
 CREDENTIALS_SECRET: Final = "cloud-credentials"  # noqa: S105 - the Secret's name
@@ -144,13 +144,15 @@ def _build_args(options: InstallOptions) -> list[str]:
 def _build_env(options: InstallOptions) -> list[Manifest]:
     fields = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
     proxy = options.proxy
-    not_proxied = ",".join(filter(None, (_API_SERVER, proxy.no_proxy))).rstrip(",")
+    # A password may have a dollar sign.
+    http, https, no_proxy = escape_words(one or "" for one in (proxy.http, proxy.https, proxy.no_proxy))
+    not_proxied = ",".join(filter(None, (_API_SERVER, no_proxy))).rstrip(",")
     values = {
         "VELERO_SCRATCH_DIR": "/scratch",
         **dict.fromkeys(_CREDENTIALS_VARIABLES, _CREDENTIALS_FILE),
-        "HTTP_PROXY": proxy.http,
-        "HTTPS_PROXY": proxy.https,
-        "NO_PROXY": not_proxied if proxy.http or proxy.https else None,
+        "HTTP_PROXY": http,
+        "HTTPS_PROXY": https,
+        "NO_PROXY": not_proxied if http or https else None,
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

@@ -41,7 +41,9 @@ _INSTALL: Final = InstallOptions(
     mover_service_account="own-mover",
     service_account_annotations={"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/x"},
     agent=_AGENT,
-    proxy=ProxyOptions(http="http://u:p'%22@proxy:3128", https="https://proxy:3129", no_proxy=".svc,10.0.0.0/8"),
+    proxy=ProxyOptions(
+        http="http://u:p'%22$$x$(NODE_NAME)@proxy:3128", https="https://proxy:3129", no_proxy=".svc,10.0.0.0/8"
+    ),
     credentials="[default]\naws_access_key_id = x\n",
     location=LocationOptions(
         provider="aws",

@@ -3,6 +3,11 @@
 {{ .Values.agent.configMap | default (ternary "node-agent-config" "" (not (empty .Values.configuration))) }}
 {{- end }}
 
+{{- /* A text as an environment variable gets it: of `$(NAME)` Kubernetes makes a variable, of `$$` a `$`. */}}
+{{- define "node-agent.literal" -}}
+{{ . | default "" | replace "$" "$$" }}
+{{- end }}
+
 {{- /* Metadata of an object in the release's namespace, by its name. */}}
 {{- define "node-agent.metadata" -}}
 name: {{ quote .name }}

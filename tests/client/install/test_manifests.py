@@ -1,5 +1,6 @@
 """The objects of an installation: what each option changes is tested with its flag, in tests/nodeagent/cli."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,19 @@ def test_nothing_is_installed_that_was_not_chosen() -> None:
         "RoleBinding",
         "ServiceAccount",
     }
+
+
+def test_containers_get_the_proxies_that_were_chosen() -> None:
+    """Source: Kubernetes v1.34, third_party/forked/golang/expansion/expand.go."""
+    (daemonset,) = [one for one in build_installation(EVERYTHING) if one["kind"] == "DaemonSet"]
+    env = daemonset["spec"]["template"]["spec"]["containers"][0]["env"]
+    got = {
+        one["name"]: re.sub(r"\$(?:(\$)|\(\w+\))", lambda found: found[1] or "10.0.0.1", one.get("value", ""))
+        for one in env
+    }
+    proxy = EVERYTHING.proxy
+    assert (got["HTTP_PROXY"], got["HTTPS_PROXY"]) == (proxy.http, proxy.https)
+    assert got["NO_PROXY"] == f"10.0.0.1,{proxy.no_proxy}"
 
 
 def test_credentials_are_not_in_the_representation_of_the_options() -> None:
