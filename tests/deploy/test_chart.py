@@ -127,6 +127,11 @@ def test_values_of_an_earlier_version_are_answered(helm: Helm) -> None:
         helm.template("velero", {"agent": {"windows": True}})
 
 
+def test_null_takes_a_default_away(helm: Helm) -> None:
+    without, zero = (helm.template("velero", {"agent": {"resources": {"memoryLimit": one}}}) for one in (None, "0"))
+    assert without == zero
+
+
 def test_the_schema_has_every_value() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert build_schema()["properties"].keys() == values.keys() | {"global"}

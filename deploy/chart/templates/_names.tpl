@@ -68,13 +68,13 @@ is newer, whose fields it would remove from the objects of all namespaces.
 {{- toJson $definitions }}
 {{- end }}
 
-{{- /* The resources of a container, without the quantities that are 0. */}}
+{{- /* The resources of a container, without the quantities that are 0, or null: Kubernetes takes null for 0. */}}
 {{- define "node-agent.resources" -}}
 {{- range $section, $quantities := dict
       "requests" (dict "cpu" .cpuRequest "memory" .memoryRequest)
       "limits" (dict "cpu" .cpuLimit "memory" .memoryLimit) }}
 {{- range $resource, $quantity := $quantities }}
-{{- if eq $quantity "0" }}{{ $quantities = omit $quantities $resource }}{{ end }}
+{{- if has $quantity (list "0" "" nil) }}{{ $quantities = omit $quantities $resource }}{{ end }}
 {{- end }}
 {{- with $quantities }}
 {{ $section }}:
