@@ -23,8 +23,8 @@ _RECORD: Final = "the record of what is being deleted"
 _ONE: Final = "one deletion at a time"
 
 EXPIRY_PERMISSIONS: Final = (
-    own(kube.DATA_UPLOADS, "list delete", "the transfers of the backup; the rules"),
-    own(kube.POD_VOLUME_BACKUPS, "list delete", "the transfers of the backup; the rules"),
+    own(kube.DATA_UPLOADS, "get list delete", "the transfers of the backup; the rules"),
+    own(kube.POD_VOLUME_BACKUPS, "get list delete", "the transfers of the backup; the rules"),
     own(kube.DATA_DOWNLOADS, "list", _RULES),
     own(kube.POD_VOLUME_RESTORES, "list", _RULES),
     own(kube.DEPLOYMENTS, "list", "whether a Velero server runs here"),

@@ -74,6 +74,17 @@ _USERS = (
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: _USERS}
 """Of the product's packages; commands for users use others, for which they send requests."""
 
+_COMMANDS = {
+    "backups/test_delete.py": DELETION_PERMISSIONS,
+    "backups/test_plan": BACKUP_PERMISSIONS,
+    "client/restores/": RESTORE_PERMISSIONS,
+    "client/status/": STATUS_PERMISSIONS,
+    "client/test_repositories": REPO_PERMISSIONS,
+    "client/test_support_bundle.py": SUPPORT_BUNDLE_PERMISSIONS,
+    "client/test_volume_check.py": VOLUME_CHECK_PERMISSIONS,
+}
+"""Of users in tests of one command, by a part of the path: the others' permissions would hide that one is missing."""
+
 
 def _sender() -> str:
     """Return the package of the product that sends a request; empty: a test does."""
@@ -111,7 +122,7 @@ class _Requests(list[Request]):
 
 
 @pytest.fixture(name="_only_granted_requests", autouse=True)
-def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def only_granted_requests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accesses: dict[str, set[Access]] = {package: set() for package in _PERMISSIONS}
     build = FakeKube.__init__
 
@@ -121,6 +132,7 @@ def only_granted_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(FakeKube, "__init__", build_watched)
     yield
-    for package, permissions in _PERMISSIONS.items():
+    users = next((found for part, found in _COMMANDS.items() if part in str(request.path)), _USERS)
+    for package, permissions in (_PERMISSIONS | {_USER: users}).items():
         if missing := not_permitted(accesses[package], permissions, _NAMESPACE):
             pytest.fail(f"nodeagent/runtime/permissions.py does not allow {package}: {missing}", pytrace=False)
