@@ -288,9 +288,9 @@ class GenericRestoreExposer:
             deleting = await self._delete_pod_and_claim(request.owner)
             if deleting:
                 return deleting
-            owner, reference = request.owner, volume["spec"].get("claimRef") or {}
-            if (reference.get("namespace"), reference.get("name")) != (owner.namespace, owner.name):
-                await self._release(owner, volume)
+            reference = volume["spec"].get("claimRef") or {}
+            if not reference.get("uid") or (target is not None and _claimed_by(volume, target)):
+                await self._release(request.owner, volume)
         except NotFoundError:
             return None
         return pending if kept.provisioned else None
