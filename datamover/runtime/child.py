@@ -173,8 +173,9 @@ async def _terminate(process: asyncio.subprocess.Process, requested: asyncio.Eve
     if requested is None:
         return
     await requested.wait()
+    # `terminate` would reap a child that has just ended, and its exit code would be lost.
     with suppress(ProcessLookupError):
-        process.terminate()
+        os.kill(process.pid, signal.SIGTERM)
 
 
 async def _collect(

@@ -71,6 +71,24 @@ async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_retur
     assert (end.exit_code, end.output) == (3, b"asked\n")
 
 
+async def test_the_exit_code_of_a_child_that_has_just_ended_by_itself_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminate, wait = asyncio.Event(), os.waitpid
+
+    def wait_late(pid: int, options: int) -> tuple[int, int]:
+        while not (_gone(pid) and terminate.is_set()):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return wait(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", wait_late)
+    command = replace(_shell("echo ended >&2; exit 3"), files=ChildFiles(terminate=terminate))
+
+    def terminate_later(_: str) -> None:
+        asyncio.get_running_loop().call_later(0.2, terminate.set)
+
+    assert (await run_child(command, terminate_later)).exit_code == 3
+
+
 async def test_cancellation_kills_a_child_that_ignores_signals() -> None:
     running, pid = await _start("trap '' TERM INT; echo $$ >&2; exec sleep 1000")
     running.cancel()
