@@ -136,18 +136,20 @@ async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) ->
 
 @dataclass
 class _Backup:
-    """One backup; `names` is about the names in the volume, and `parent_fault` why no parent is used."""
+    """One backup; `names` is about the names in the volume, `parent_fault` why no parent is used, `saved` complete."""
 
     repository: Repository
     parameters: BackupParameters
     data_path: DataPath
     names: NameReport = field(default_factory=NameReport)
     parent_fault: str | None = None
+    saved: Snapshot | None = None
 
     async def run(self) -> BackupResult:
         repository, parameters, data_path = self.repository, self.parameters, self.data_path
         meter = data_path.meter
         async with (
+            self._delete_on_error(),
             self._open_volume() as (device, files_at_most),
             open_run(repository, parameters, data_path, device) as run,
             # Meanwhile kopia derives the repository's key, which takes one processor a quarter of a second.
@@ -172,13 +174,26 @@ class _Backup:
                     snapshot = await _check_complete(repository.kopia, answer, device_bytes if device else None)
                 except KopiaError as e:
                     raise await self._name_placeholders(e, wait) from e
-                async with _delete_on_error(repository.kopia, snapshot):
-                    for warning in run.report.warnings:
-                        await data_path.warn(warning)
-                    await wait()
-                    parameters.confirm()
-                    await self._check_names()
-                    return await self._build_result(snapshot, inheritance, run.report)
+                self.saved = snapshot
+                for warning in run.report.warnings:
+                    await data_path.warn(warning)
+                await wait()
+                parameters.confirm()
+                await self._check_names()
+                return await self._build_result(snapshot, inheritance, run.report)
+
+    @asynccontextmanager
+    async def _delete_on_error(self) -> AsyncIterator[None]:
+        """Delete a complete snapshot if its backup fails or is canceled after all: nothing will refer to it."""
+        try:
+            yield
+        except BaseException as e:
+            if self.saved is None:
+                raise
+            failed = await _delete_snapshot(self.repository.kopia, self.saved)
+            if isinstance(e, DataPathError):
+                raise DataPathError(f"{e}{failed}") from e
+            raise
 
     def _inspect_names(self, stop: ShouldStop) -> None:
         """Inspect the volume's names; a device has none."""
@@ -300,18 +315,6 @@ class _Backup:
         if files is None:
             raise DataPathError(f"volume {volume} does not exist or is not a directory")
         yield None, files
-
-
-@asynccontextmanager
-async def _delete_on_error(kopia: Kopia, snapshot: Snapshot) -> AsyncIterator[None]:
-    """Delete a complete snapshot if its backup fails or is canceled within the block: nothing will refer to it."""
-    try:
-        yield
-    except DataPathError as e:
-        raise DataPathError(f"{e}{await _delete_snapshot(kopia, snapshot)}") from e
-    except BaseException:
-        await _delete_snapshot(kopia, snapshot)
-        raise
 
 
 def _count_inodes(volume: Path) -> float | None:

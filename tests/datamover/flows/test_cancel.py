@@ -1,13 +1,16 @@
 """A cancel, by the custom resource or by a signal, is honored within two seconds in every step."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from datamover.data_path.backup import _Backup
 from datamover.kopia.backup_process import MoverBackup
+from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import FLAGS, MoverPod
@@ -124,7 +127,6 @@ async def test_cancel_in_each_step_of_a_backup(
     assert upload.pod.reasons()[-2:] == ["Data-Path-Canceled", "Data-Path-Stopped"]
 
 
-@pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-*restore-SIGTERM", "sync-*-spec.cancel")
 @pytest.mark.skipif(not ONE_OPEN, reason="kopia's own command says at its end what it saved")
 async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
     upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +144,44 @@ async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
     assert plain_kopia.snapshots() == []
 
 
+async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of_its_backup(
+    upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = _Backup._open_volume
+
+    @asynccontextmanager
+    async def close_late(backup: _Backup) -> AsyncIterator[tuple[tuple[int, int] | None, float]]:
+        async with opened(backup) as found:
+            yield found
+        upload.cancel()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(_Backup, "_open_volume", close_late)
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == 14
+    assert plain_kopia.snapshots() == []
+
+
+async def test_a_cancel_request_at_the_end_of_what_runs_beside_loses_no_result() -> None:
+    canceler, companions = Canceler(), list[asyncio.Task[None] | None]()
+
+    async def end_late() -> None:
+        companions.append(asyncio.current_task())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            canceler.cancel("it comes too late")
+            await asyncio.sleep(0.01)
+
+    async def move() -> str:
+        await asyncio.sleep(0)
+        return "the result"
+
+    assert await run_unless_canceled(lambda: run_beside(end_late, move(), name="end_late"), canceler) == "the result"
+    await asyncio.wait(filter(None, companions))
+
+
+@pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-*restore-SIGTERM", "sync-*-spec.cancel")
 @_ENDS
 @pytest.mark.parametrize(
     ("program", "arguments"),
