@@ -92,6 +92,7 @@ class PodTransfer:
         self._context = context
         self._reporter: Reporter | None = None
         self._last: ProgressMessage | None = None
+        self._result: BackupResult | RestoreResult | None = None
         self._stop: GracefulStop | None = None
 
     async def run(self) -> int:
@@ -107,7 +108,13 @@ class PodTransfer:
             with open_work_dir(
                 context.environment, cache_volume=volume, cache_limit_mib=limit, keep_cache=True, apart=in_place
             ) as work_dir:
-                termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
+                try:
+                    termination = await run_unless_canceled(lambda: self._run(work_dir, canceler), canceler)
+                except CanceledError:
+                    # Too late, while the reports and the watch were ending.
+                    if self._result is None:
+                        raise
+                    termination = build_success(self._result.to_json())
         except Exception as e:
             termination = build_failure(e, context.redactor)
             level = logging.DEBUG if isinstance(e, AgentError) else logging.ERROR
@@ -213,6 +220,7 @@ class PodTransfer:
                         lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
                     )
         self._last = meter.finish(result.total_bytes)
+        self._result = result
         return result
 
     async def _is_done(self, owner_uid: str | None, data_path: DataPath) -> bool:

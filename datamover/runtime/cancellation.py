@@ -87,10 +87,8 @@ async def run_beside(companion: Callable[[], Coroutine[Any, Any, None]], work: A
         return await work
     finally:
         task.cancel()
-        # A request to cancel comes too late for a work that is done.
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-        if task.done() and not task.cancelled() and (error := task.exception()):
+        await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()):
             _logger.error("%s failed", name, exc_info=error)
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import AgentError
 from datamover.data_path.backup import _Backup
 from datamover.kopia.backup_process import MoverBackup
-from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+from datamover.kopia.progress import Meter
+from datamover.pod.reporting import Reporter
+from datamover.runtime.cancellation import Canceler
 from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import FLAGS, MoverPod
@@ -162,23 +165,29 @@ async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of
     assert plain_kopia.snapshots() == []
 
 
-async def test_a_cancel_request_at_the_end_of_what_runs_beside_loses_no_result() -> None:
-    canceler, companions = Canceler(), list[asyncio.Task[None] | None]()
+async def test_a_cancel_request_after_the_backup_comes_too_late(
+    upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested, fail = asyncio.Event(), Canceler.fail
 
-    async def end_late() -> None:
-        companions.append(asyncio.current_task())
+    def note(canceler: Canceler, error: AgentError) -> None:
+        fail(canceler, error)
+        requested.set()
+
+    async def end_late(_: Reporter, _meter: Meter) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            canceler.cancel("it comes too late")
-            await asyncio.sleep(0.01)
+            upload.cancel()
+            await requested.wait()
+            for _turn in range(10):
+                await asyncio.sleep(0)
 
-    async def move() -> str:
-        await asyncio.sleep(0)
-        return "the result"
-
-    assert await run_unless_canceled(lambda: run_beside(end_late, move(), name="end_late"), canceler) == "the result"
-    await asyncio.wait(filter(None, companions))
+    monkeypatch.setattr(Canceler, "fail", note)
+    monkeypatch.setattr(Reporter, "follow", end_late)
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == 0
+    assert len(plain_kopia.snapshots()) == 1
 
 
 @pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-*restore-SIGTERM", "sync-*-spec.cancel")
