@@ -31,10 +31,10 @@ AZURE_METADATA: Final = "http://169.254.169.254"
 
 _VARIABLE: Final = re.compile(
     r"""^[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][\w.]*)[ \t]*[=:][ \t]*"""
-    r"""(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>[^']*)'|(?P<plain>[^\r\n]*))""",
+    r"""(?P<value>(?:"[^"\r\n]*"|'[^'\r\n]*'|[^"'#\r\n])*(?=#|\r?$)"""
+    r"""|(?:"(?:[^"\\]|\\.)*"|'[^']*')(?=[ \t]*\r?$)|[^\r\n]*)""",
     re.MULTILINE,
 )
-_ESCAPE: Final = re.compile(r"\\([nr\"\\])")
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,19 @@ def read_credentials(path: str, named_by: str) -> CredentialsText:
 def parse_variables(source: CredentialsText) -> dict[str, str]:
     """Return the variables in the `NAME=value` lines of a file, with comments and quoting as Velero reads them.
 
-    Source: Velero v1.18.3, pkg/util/dotenv; for escapes godotenv 1.3, of earlier releases.
+    A value in quotes may have several lines. Source: Velero v1.18.3, pkg/util/dotenv.
     """
-    return {found["name"]: _value(found) for found in _VARIABLE.finditer(source.text)}
+    return {found["name"]: _unquote(found["value"].strip()) for found in _VARIABLE.finditer(source.text)}
 
 
-def _value(found: re.Match[str]) -> str:
-    if found["double"] is not None:
-        return _ESCAPE.sub(lambda escape: {"n": "\n", "r": "\r"}.get(escape[1], escape[1]), found["double"])
-    if found["single"] is not None:
-        return found["single"]
-    return found["plain"].partition("#")[0].strip()
+def _unquote(value: str) -> str:
+    if len(value) < len("''") or value[0] not in "\"'" or value[0] != value[-1]:
+        return value
+    inner = value[1:-1]
+    if value[0] == '"':
+        for escape, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\\\", "\\"), ('\\"', '"')):
+            inner = inner.replace(escape, meant)
+    return inner
 
 
 def google_token_file(source: CredentialsText) -> str | None:

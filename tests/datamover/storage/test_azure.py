@@ -90,6 +90,8 @@ AZURE_CLIENT_CERTIFICATE="-----BEGIN\\nkey=
 -----END"\r
 AZURE_STORAGE_KEY=a2V5==# ours
 AZURE_CLIENT_SECRET="a\\"b\\\\c\\r"
+AZURE_USERNAME="a\\"
+AZURE_PASSWORD=a'b#c
 EMPTY=
 """
     assert parse_variables(CredentialsText(text, "file")) == {
@@ -98,6 +100,8 @@ EMPTY=
         "AZURE_CLIENT_CERTIFICATE": "-----BEGIN\nkey=\n-----END",
         "AZURE_STORAGE_KEY": "a2V5==",
         "AZURE_CLIENT_SECRET": 'a"b\\c\r',
+        "AZURE_USERNAME": "a\\",
+        "AZURE_PASSWORD": "a'b#c",
         "EMPTY": "",
     }
 
