@@ -149,11 +149,14 @@ def build_states(
     day_began = plans.read_at - timedelta(days=1)
     claims = plans.claims or {}
     found: dict[ClaimKey, _Found] = {}
+    for key in [key for key, one in memory.items() if key in claims and one.began and one.began < claims[key].created]:
+        # It is of a deleted PVC of the same name, as the copies below.
+        del memory[key]
     for entry in entries:
         if (copy := entry.copy) is not None and copy.claim and entry.managed:
             key = (entry.queue, copy.claim)
             if (claim := claims.get(key)) is not None and copy.created < claim.created:
-                # It is of a deleted PVC of the same name, and only says which schedule is to back this one up.
+                # It only says which schedule is to back this one up.
                 copy = replace(copy, complete=False)
             found.setdefault(key, _Found(copy.created, copy.created)).add(copy, day_began)
             if copy.complete:

@@ -173,6 +173,9 @@ def test_nothing_is_remembered_of_a_deleted_pvc() -> None:
     build_states([backup(3)], plans(), memory)
     build_states([], Plans(NOW, {}), memory)
     assert memory == {}
+    build_states([backup(3, verified="passed")], plans(), memory)
+    build_states([backup(3)], Plans(NOW, {CLAIM: Claim(BEGIN + 4 * DAY, Plan(WEEK))}), memory)
+    assert memory == {}
 
 
 def test_a_volume_whose_scheduled_backups_all_failed_has_a_due_backup() -> None:
