@@ -71,6 +71,7 @@ async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_retur
     assert (end.exit_code, end.output) == (3, b"asked\n")
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="asyncio waits for children without a thread")
 async def test_the_exit_code_of_a_child_that_has_just_ended_by_itself_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     terminate, wait = asyncio.Event(), os.waitpid
 
