@@ -219,9 +219,9 @@ bench-scale: venv api-tools ## cost of many agents and transfers; 25 minutes
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 .PHONY: bench-peers
-bench-peers: root venv mover-tools api-tools ## backups and restores beside Velero, kopia and restic; hours (root)
+bench-peers: root venv mover-tools api-tools ## backups and restores beside Velero, kopia, restic and rustic; hours; needs Rust (root)
 	$(step)
-	@tools/build.sh restic >/dev/null; tools/build.sh velero-1.18.3 velero >/dev/null
+	@tools/cargo.sh rustic >/dev/null; tools/build.sh restic >/dev/null; tools/build.sh velero-1.18.3 velero >/dev/null
 	@$(venv)/python -m benchmarks.bench_peers $(BENCH)
 
 .PHONY: house

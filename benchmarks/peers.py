@@ -1,7 +1,8 @@
-"""Programs that back up a volume into a bucket, each as its user starts it: ours, Velero's, kopia, restic.
+"""Programs that back up a volume into a bucket, each as its user starts it: ours, Velero's, kopia, restic, rustic.
 
 Knows their command lines, and that each run begins with nothing cached. Does not know what is backed up, or how often.
-Source: restic 0.18, doc/047_tuning_backup_parameters.rst; kopia 0.23, kopia --help-full.
+Source: restic 0.18, doc/047_tuning_backup_parameters.rst; kopia 0.23, kopia --help-full; rustic 0.11, config/README.md;
+opendal 0.58, services/s3.
 """
 
 import os
@@ -9,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,19 +33,16 @@ _VELERO: Final = "1.18.3"
 _ID: Final = re.compile(r'"snapshotID":"(\w+)"')
 
 
+@dataclass
 class Peer(ABC):
-    """A program, and what it needs until `stack` is left; its repository in `bucket` is its own.
+    """A program, and what it needs until `stack` is left; its repository in `bucket` is its own."""
 
-    `by_block`: it backs up and restores devices.
-    """
-
-    bucket = BUCKET
-
-    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
-        """Start what it needs."""
-        _ = stack
-        self.bed, self.newest = bed, ""
-        self.mode = VolumeMode.BLOCK if by_block else VolumeMode.FILESYSTEM
+    bed: Bed
+    stack: ExitStack
+    _: KW_ONLY
+    mode: VolumeMode = VolumeMode.FILESYSTEM
+    bucket: str = BUCKET
+    newest: str = field(default="", init=False)
 
     async def create(self) -> None:
         """Make an empty repository in place of what is there: a copy of the one that our mover makes."""
@@ -58,10 +57,11 @@ class Peer(ABC):
         """Restore the newest backup into an empty folder or device, and write it to the disk."""
 
 
+@dataclass
 class _Ours(Peer):
     """The data mover as its pod runs it."""
 
-    way = MoverMethod.ONE_OPEN
+    way: MoverMethod = MoverMethod.ONE_OPEN
 
     async def back_up(self, volume: Path) -> Measured:
         measured, result = await self.bed.new_mover(way=self.way).back_up(volume, mode=self.mode)
@@ -72,18 +72,11 @@ class _Ours(Peer):
         return await self.bed.mover.restore(self.newest, target, mode=self.mode)
 
 
-class _Plain(_Ours):
-    """Ours with `mover: plain`."""
-
-    way = MoverMethod.PLAIN
-
-
 class _Velero(Peer):
     """The data mover of Velero's release, on a real API server."""
 
-    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
-        super().__init__(bed, stack, by_block=by_block)
-        server, folder = stack.enter_context(run_apiserver()), stack.enter_context(bed.disks.cache())
+    def __post_init__(self) -> None:
+        server, folder = self.stack.enter_context(run_apiserver()), self.stack.enter_context(self.bed.disks.cache())
         apply_definitions(_VELERO, server, folder)
         server.api.create(NAMESPACES, {"metadata": {"name": "velero"}})
         self.mover = VeleroMover(_VELERO, server, folder)
@@ -106,15 +99,15 @@ class _Velero(Peer):
             return await measure(*commands), run.message_file.read_text()
 
 
+@dataclass
 class _Kopia(Peer):
     """kopia as released: `repository connect`, and one command more."""
 
-    bucket = BARE_BUCKET
-    settings = KopiaSettings()
+    bucket: str = BARE_BUCKET
+    settings: KopiaSettings = field(default_factory=KopiaSettings)
 
-    def __init__(self, bed: Bed, stack: ExitStack, *, by_block: bool = False) -> None:
-        super().__init__(bed, stack, by_block=by_block)
-        self.kopia = BareKopia(bed.s3, bed.folder / "kopia.log", bed.disks)
+    def __post_init__(self) -> None:
+        self.kopia = BareKopia(self.bed.s3, self.bed.folder / "kopia.log", self.bed.disks)
 
     async def back_up(self, volume: Path) -> Measured:
         measured = await self.kopia.back_up(volume, self.settings)
@@ -125,17 +118,13 @@ class _Kopia(Peer):
         return await self.kopia.restore(self.newest, target, self.settings, self.bucket)
 
 
-class _ParallelKopia(_Kopia):
-    """kopia with more files at a time than CPUs."""
-
-    settings = KopiaSettings(parallel=8)
-
-
+@dataclass
 class _Restic(Peer):
-    """restic."""
+    """restic, or rustic, which has its format and its commands; `bucket` names the program."""
 
-    bucket = "restic"
-    flags: Sequence[str] = ()
+    bucket: str = "restic"
+    backup_flags: Sequence[str] = ()
+    target_flags: Sequence[str] = ("--target",)
 
     async def create(self) -> None:
         self.bed.s3.make_bucket(self.bucket)
@@ -143,25 +132,21 @@ class _Restic(Peer):
 
     async def back_up(self, volume: Path) -> Measured:
         self.newest = f"latest:{volume}"
-        return await self._run(["backup", *self.flags, str(volume)])
+        return await self._run(["backup", *self.backup_flags, str(volume)])
 
     async def restore(self, target: Path) -> Measured:
-        return await self._run(["restore", self.newest, f"--target={target}"], _sync(target))
+        return await self._run(["restore", self.newest, *self.target_flags, str(target)], _sync(target))
 
     async def _run(self, words: Sequence[str], *more: Sequence[str]) -> Measured:
         s3, log = self.bed.s3, self.bed.folder / "peer.log"
         keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key, "AWS_REGION": REGION}
         keys |= {"RESTIC_REPOSITORY": f"s3:{s3.url}/{self.bucket}", "RESTIC_PASSWORD": PASSWORD}
+        keys |= {"RUSTIC_REPOSITORY": "opendal:s3", "RUSTIC_PASSWORD": PASSWORD}
+        keys |= {"OPENDAL_ENDPOINT": s3.url, "OPENDAL_BUCKET": self.bucket}
         with self.bed.disks.cache() as home, memory_group() as group:
             environment = {"PATH": os.environ["PATH"], "HOME": str(home), **keys}
-            commands = [[str(tool("restic", "restic")), *words], *more]
+            commands = [[str(tool(self.bucket, self.bucket)), *words], *more]
             return await measure(*(Command(argv, environment, log, group) for argv in commands))
-
-
-class _TunedRestic(_Restic):
-    """restic with larger packs, and more files at a time."""
-
-    flags = ("--pack-size=64", "--read-concurrency=8")
 
 
 def _sync(target: Path) -> list[str]:
@@ -175,13 +160,16 @@ Peers = dict[str, Callable[..., Peer]]
 OURS: Final = "ours"
 PEERS: Final[Peers] = {
     OURS: _Ours,
-    "ours, by block": partial(_Ours, by_block=True),
+    "ours, by block": partial(_Ours, mode=VolumeMode.BLOCK),
     "Velero": _Velero,
     "kopia": _Kopia,
     "restic": _Restic,
-    "ours, plain": _Plain,
-    "kopia, 8 files at a time": _ParallelKopia,
-    "restic, 64 MiB packs, 8 files at a time": _TunedRestic,
+    "rustic": partial(_Restic, bucket="rustic", target_flags=()),
+    "ours, plain": partial(_Ours, way=MoverMethod.PLAIN),
+    "kopia, 8 files at a time": partial(_Kopia, settings=KopiaSettings(parallel=8)),
+    "restic, 64 MiB packs, 8 files at a time": partial(
+        _Restic, backup_flags=("--pack-size=64", "--read-concurrency=8")
+    ),
 }
 _DEVICES: Final[Peers] = {OURS: _Ours, "Velero": _Velero, "kopia": _Kopia}
-OF_DEVICES: Final[Peers] = {name: partial(peer, by_block=True) for name, peer in _DEVICES.items()}
+OF_DEVICES: Final[Peers] = {name: partial(peer, mode=VolumeMode.BLOCK) for name, peer in _DEVICES.items()}

@@ -13,7 +13,8 @@ _SCRIPTS = Path(__file__).parents[2] / "tools"
 @cache
 def tool(name: str, binary: str) -> Path:
     """Return the path of a binary of one of the tools, such as `tool("kubernetes", "kubectl")`."""
-    return Path(_printed_by("build.sh", name, binary)) / binary
+    arguments = ["cargo.sh", name] if (_SCRIPTS / name / "crate").exists() else ["build.sh", name, binary]
+    return Path(_printed_by(*arguments)) / binary
 
 
 @cache
