@@ -47,8 +47,8 @@ _BLOCK: Final = "Block"
 _WHAT: Final = "copy"
 _LINE_BYTES: Final = 64 * 1024
 _RESULT_BYTES: Final = 64 * 1024
-_END: Final = timedelta(seconds=30)
-"""How long the pod may take to say why it failed."""
+_END: Final = timedelta(minutes=2)
+"""How long the pod may take to say how it ended, on a busy node."""
 
 
 class FilesError(AgentError):
