@@ -86,8 +86,7 @@ def check_running(ref: WorkloadRef, pod: Pod) -> Pending | None:
     if phase == "Running":
         return None
     text = f"workload pod {ref} is not running: phase {phase}"
-    ended = [each for each in status.get("containerStatuses") or [] if _has_ended(each)]
-    if phase != "Pending" or not ended:
+    if phase != "Pending" or not any(map(_has_ended, status.get("containerStatuses") or [])):
         raise ExposeError(text)
     # Its node was restarted: the init containers run again.
     # Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go (getPhase).

@@ -136,7 +136,7 @@ async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) ->
 
 @dataclass
 class _Backup:
-    """One backup; `names` is about the names in the volume, `parent_fault` why no parent is used, `saved` complete."""
+    """One backup: what is known of names in the volume, why no parent is used, and its complete snapshot, `saved`."""
 
     repository: Repository
     parameters: BackupParameters

@@ -103,13 +103,17 @@ def parse_variables(source: CredentialsText) -> dict[str, str]:
 
 
 def _unquote(value: str) -> str:
-    if len(value) < len("''") or value[0] not in "\"'" or value[0] != value[-1]:
-        return value
-    inner = value[1:-1]
-    if value[0] == '"':
+    inner = strip_quotes(value)
+    if inner != value and value[0] == '"':
         for escape, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\\\", "\\"), ('\\"', '"')):
             inner = inner.replace(escape, meant)
     return inner
+
+
+def strip_quotes(value: str) -> str:
+    """Return the value of a setting without quotes at both ends."""
+    quoted = len(value) >= len("''") and value[0] in "\"'" and value[0] == value[-1]
+    return value[1:-1] if quoted else value
 
 
 def google_token_file(source: CredentialsText) -> str | None:

@@ -16,7 +16,7 @@ from core.errors import ConfigError, RepositoryError
 from core.models.base import JsonDict
 from core.models.storage import parse_endpoint
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import BucketStorage, CredentialsText, KopiaAccess, trust_variables
+from datamover.storage.providers import BucketStorage, CredentialsText, KopiaAccess, strip_quotes, trust_variables
 
 _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
@@ -271,16 +271,10 @@ def _parse_sections(text: str) -> dict[str, dict[str, str]]:
         elif found := _VALUE.fullmatch(content):
             if not indented or values.get(last, "more"):
                 last = found[1].strip().lower()
-                values[last] = _unquote(found[2].strip())
+                values[last] = strip_quotes(found[2].strip())
         elif indented and content and values.get(last):
             values[last] += f"\n{content}"
     return sections
-
-
-def _unquote(value: str) -> str:
-    """Return the value without quotes at both ends."""
-    quoted = len(value) >= len("''") and value[0] in "\"'" and value[0] == value[-1]
-    return value[1:-1] if quoted else value
 
 
 _NO_KEYS: Final = "no keys in the location: using the keys of the environment, or of the pod or its node"

@@ -130,6 +130,12 @@ async def test_cancel_in_each_step_of_a_backup(
     assert upload.pod.reasons()[-2:] == ["Data-Path-Canceled", "Data-Path-Stopped"]
 
 
+async def _leaves_no_snapshot(upload: _Transfer, tree: Path, kopia: PlainKopia) -> None:
+    upload.put()
+    assert await upload.pod.run("data-upload", tree) == 14
+    assert kopia.snapshots() == []
+
+
 @pytest.mark.skipif(not ONE_OPEN, reason="kopia's own command says at its end what it saved")
 async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
     upload: _Transfer, tree: Path, plain_kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
@@ -142,9 +148,7 @@ async def test_a_snapshot_that_was_saved_just_before_the_cancel_is_deleted(
             upload.cancel()
 
     monkeypatch.setattr(MoverBackup, "_take_output", cancel_after_result)
-    upload.put()
-    assert await upload.pod.run("data-upload", tree) == 14
-    assert plain_kopia.snapshots() == []
+    await _leaves_no_snapshot(upload, tree, plain_kopia)
 
 
 async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of_its_backup(
@@ -160,9 +164,7 @@ async def test_a_snapshot_is_deleted_if_a_cancel_request_comes_before_the_end_of
         await asyncio.Event().wait()
 
     monkeypatch.setattr(_Backup, "_open_volume", close_late)
-    upload.put()
-    assert await upload.pod.run("data-upload", tree) == 14
-    assert plain_kopia.snapshots() == []
+    await _leaves_no_snapshot(upload, tree, plain_kopia)
 
 
 async def test_a_cancel_request_after_the_backup_comes_too_late(
