@@ -10,7 +10,7 @@ from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location
 from tests.testbed.install import AGENT_LABEL
-from tests.testbed.processes import wait_for
+from tests.testbed.processes import LIMIT_SECONDS, wait_for
 
 _ACCOUNTS = ("node-agent", "node-agent-mover")
 OTHER_NODE = "bed-2"
@@ -19,8 +19,6 @@ CALM_NODE = "bed-1"
 
 CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
 """The variable by which an agent reads another wall clock."""
-
-_SECONDS = 120
 
 
 @dataclass
@@ -52,9 +50,9 @@ class ApartAgent:
         """Return the log of the agent, once it is ready."""
         # A DaemonSet without a pod counts as rolled out while a test of another lane keeps pods off the node.
         what = f"a pod of the agent on {self.node}, namespace {self.space}"
-        wait_for(what, lambda: self.bed.api.objects(PODS, self.space, selector=AGENT_LABEL), seconds=_SECONDS)
-        self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={_SECONDS}s")
-        self.kubectl("wait", "pod", "-l", AGENT_LABEL, "--for=condition=Ready", f"--timeout={_SECONDS}s")
+        wait_for(what, lambda: self.bed.api.objects(PODS, self.space, selector=AGENT_LABEL))
+        self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={LIMIT_SECONDS}s")
+        self.kubectl("wait", "pod", "-l", AGENT_LABEL, "--for=condition=Ready", f"--timeout={LIMIT_SECONDS}s")
         return self.kubectl("logs", "daemonset/node-agent").splitlines()
 
     def kubectl(self, *arguments: str) -> str:

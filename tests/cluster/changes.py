@@ -23,7 +23,6 @@ from tests.testbed.storage.csi import Storage
 
 MIB: Final = 1 << 20
 
-_SECONDS = 300
 _BASE_LABEL = "nodeagent.io/base-claim"
 
 
@@ -96,7 +95,7 @@ class Tracked:
         faults = [("changes", f"{self.space}/{full}", fault)] if fault else []
         with break_storage(self.bed, self.space, faults):
             self.bed.user.apply(body)
-            *_, last = follow(self.bed, DATA_UPLOADS, [full], seconds=_SECONDS)
+            *_, last = follow(self.bed, DATA_UPLOADS, [full])
         wait_released(self.bed, DATA_UPLOADS, [full])
         assert last["status"]["phase"] == "Completed", last["status"]
         return last
@@ -117,7 +116,7 @@ class Tracked:
         claim["spec"]["volumeMode"] = "Block"
         download = self.volume.download(target, snapshot_id=upload["status"]["snapshotID"], location=self.space)
         self.bed.user.apply(claim, download)
-        *_, last = follow(self.bed, DATA_DOWNLOADS, [target], seconds=_SECONDS)
+        *_, last = follow(self.bed, DATA_DOWNLOADS, [target])
         assert last["status"]["phase"] == "Completed", last["status"]
         wait_released(self.bed, DATA_DOWNLOADS, [target])
         return Content.read(Volume(self.bed, self.space, target).path())

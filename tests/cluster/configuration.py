@@ -22,7 +22,6 @@ _DIGEST = "nodeagent.io/config"
 """The annotation on an agent's pod: the digest of its active configuration."""
 
 _OWN_KEYS = "nodeagent.io"
-_SECONDS = 120
 
 
 def build_concurrency(*, one_slot: str = "") -> dict[str, Any]:
@@ -61,7 +60,6 @@ def activate(bed: Bed, document: str) -> None:
     wait_for(
         lambda: f"the agents to use {wanted}: they use {_active_digests(bed)}",
         lambda: all(digest and wanted.startswith(digest) for digest in _active_digests(bed)),
-        seconds=_SECONDS,
     )
 
 

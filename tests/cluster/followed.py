@@ -17,7 +17,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.scenes import RESOURCES, is_final
 from tests.testbed.api import ApiError, Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS, BedError
 
 PHASES = ["", "Accepted", "Prepared", "InProgress", "Completed"]
 """Those of a transfer that is not interrupted, and of one that is."""
@@ -26,8 +26,6 @@ _RECORDED = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events
 _DATA_PATH = "Data-Path-"
 
 _ATTEMPTS = "nodeagent.io/attempts"
-_SECONDS = 120
-_LONGEST_SECONDS = 900
 _POLL_SECONDS = 0.1
 
 
@@ -120,7 +118,7 @@ class Followed:
         self._watch = threading.Thread(target=self._follow, name=f"watch of {self.name}", daemon=True)
         self._watch.start()
 
-    def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = _SECONDS) -> None:
+    def wait(self, what: str, until: Callable[["Followed"], bool], *, seconds: float = LIMIT_SECONDS) -> None:
         """Return once something is true of it."""
         deadline = time.monotonic() + seconds
         while not until(self):
@@ -131,11 +129,11 @@ class Followed:
                 raise BedError(f"{self.transfer['kind']} {self.name}: no {what}: {self._story()}")
             time.sleep(_POLL_SECONDS)
 
-    def wait_phase(self, phase: str, *, seconds: float = _SECONDS) -> None:
+    def wait_phase(self, phase: str, *, seconds: float = LIMIT_SECONDS) -> None:
         """Return once it has a phase."""
         self.wait(f"phase {phase}", lambda each: each.phase == phase, seconds=seconds)
 
-    def wait_interrupted(self, *, times: int = 1, seconds: float = _SECONDS) -> None:
+    def wait_interrupted(self, *, times: int = 1, seconds: float = LIMIT_SECONDS) -> None:
         """Return once it was interrupted so often."""
         self.wait("interruption", lambda each: each.number > times, seconds=seconds)
 
@@ -159,7 +157,7 @@ class Followed:
         return [each for each in found if each["involvedObject"]["name"] == self.name]
 
     def _follow(self) -> None:
-        deadline = time.monotonic() + _LONGEST_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while not is_final(self.last) and time.monotonic() < deadline:
             try:
                 self._take(self.last["metadata"]["resourceVersion"])

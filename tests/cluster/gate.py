@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.testbed.processes import BedError, wait_for
+from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
 from tests.testbed.settings import S3_ADDRESS, S3_PORT
 
 _CHUNK_BYTES = 64 << 10
@@ -24,7 +24,6 @@ HELD_BYTES = 24 << 20
 
 _POLL_SECONDS = 0.05
 _LAST_CALLBACKS = 5
-_WAIT_SECONDS = 120
 
 
 class Gate:
@@ -67,7 +66,6 @@ class Gate:
         wait_for(
             lambda: f"{addresses} to be held, and only {sorted(set(self._held.values()))} are",
             lambda: set(addresses) <= set(self._held.values()),
-            seconds=_WAIT_SECONDS,
         )
 
     async def serve(self, ready: threading.Event) -> None:
@@ -135,7 +133,7 @@ def open_gate() -> Iterator[Gate]:
     thread = threading.Thread(target=lambda: asyncio.run(gate.serve(ready)), name="gate")
     thread.start()
     try:
-        if not ready.wait(_WAIT_SECONDS):
+        if not ready.wait(LIMIT_SECONDS):
             raise BedError("the gate before the S3 server was not ready in time")
         yield gate
     finally:

@@ -17,6 +17,7 @@ from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_location
 from tests.testbed.layout import ROOT
+from tests.testbed.processes import LIMIT_SECONDS
 from tests.testbed.settings import AGENT_IMAGE
 
 _RECORDED = ROOT / "tests" / "data" / "velero-1.18.2"
@@ -24,7 +25,6 @@ _NAME = "node-agent"
 _K0S, _KUBELET = "/var/lib/k0s/kubelet", "/var/lib/kubelet"
 """The kubelet's folder of one recording, which its user chose, and that of the test bed."""
 
-_ROLLOUT_SECONDS = 240
 
 _DOCUMENTS = {
     "node-agent-config": '{"loadConcurrency": {"globalConfig": 2}}',
@@ -83,7 +83,7 @@ class Installation:
 
     def wait_rollout(self) -> None:
         """Return when each node runs a pod of the current template."""
-        self._kubectl("rollout", "status", f"daemonset/{_NAME}", f"--timeout={_ROLLOUT_SECONDS}s")
+        self._kubectl("rollout", "status", f"daemonset/{_NAME}", f"--timeout={LIMIT_SECONDS}s")
 
     @property
     def spec(self) -> Json:

@@ -19,9 +19,8 @@ from tests.cluster.gate import Gate
 from tests.cluster.processes import Process, find_all, is_kopia, is_mover, of_pod, wait_for_one
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError, wait_for
+from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
 
-_SECONDS = 90
 _POLL_SECONDS = 0.1
 _MIB = 1 << 20
 _ROOM_BYTES = 24 * _MIB
@@ -80,7 +79,7 @@ def exhaust_memory(pod: Json) -> None:
     limit.write_text(str(int(usage.read_text()) + _ROOM_BYTES))
     argv = [sys.executable, "-c", _HOG, str(group / "cgroup.procs")]
     hogs = [subprocess.Popen(argv)]
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + LIMIT_SECONDS
     try:
         while movers_of(pod):
             if hogs[-1].poll() is not None:
@@ -147,7 +146,6 @@ def _evict_all(bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     wait_for(
         f"movers to end that were evicted: {names}",
         lambda: not any(movers_of(pod) and not _saves(bed, pod) for pod in pods),
-        seconds=_SECONDS,
     )
     gate.open()
 
@@ -181,7 +179,7 @@ def _cut_storage(_bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     """Let nothing through until each transfer is interrupted."""
     gate.shut(passes_bytes=0, together=True)
     for each in transfers:
-        each.wait_interrupted(seconds=2 * _SECONDS)
+        each.wait_interrupted()
         if each.stage == "Running":
             raise BedError(f"{each.name} has begun again without its storage: {each.attempts}")
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import NAMESPACE
-from tests.testbed.processes import BedError, wait_for
+from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
 
 _MOVING = {"create", "restore", "mover-backup", "mover-restore", "block-write", "block-read"}
 _SHOWN = {"blob", "content", "manifest", "policy"}
-_WAIT_SECONDS = 120
 _POLL_SECONDS = 0.05
 
 
@@ -55,7 +54,7 @@ class Process:
         return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
     def _wait_state(self, wanted: str) -> None:
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while (state := _state(self.pid)) not in wanted:
             if state in "ZX" or time.monotonic() > deadline:
                 raise BedError(f"process {self.pid} ({self.argv[0]}) is {state}, not {wanted}")
@@ -82,7 +81,6 @@ def wait_for_one(what: str, matches: Callable[[Process], bool]) -> Process:
     (found,) = wait_for(
         lambda: f"one process that is {what}, not {find_all(matches)}",
         lambda: all_found if len(all_found := find_all(matches)) == 1 else [],
-        seconds=_WAIT_SECONDS,
     )
     return found
 

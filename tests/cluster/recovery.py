@@ -76,7 +76,7 @@ class Recovery:
         for claim in VOLUMES:
             script = ["-c", _CHECK.replace("DIGEST", _digest(claim))]
             pod = build_pod(space, f"read-{claim}", claim=claim, script=script, folders={})
-            self.bed.user.run_pod(pod, seconds=120)
+            self.bed.user.run_pod(pod)
 
     def _run(self, line: str) -> str:
         env = self.bed.env

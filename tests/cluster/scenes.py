@@ -39,15 +39,14 @@ from tests.testbed.demonstration.manifests import (
     build_snapshot,
 )
 from tests.testbed.demonstration.timeline import FINAL
-from tests.testbed.processes import BedError, wait_for
+from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
 from tests.testbed.storage.objects import DRIVER, TOPOLOGY_KEY
 
 RESOURCES: dict[str, Resource] = {resource.kind: resource for resource in TRANSFERS}
 RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 """Of the Velero Restore that a test pretends there is."""
 
-_END_SECONDS = 300
-_PATH_SECONDS, _POLL_SECONDS = 120, 0.1
+_POLL_SECONDS = 0.1
 _READY = "jsonpath={.status.readyToUse}=true"
 
 
@@ -142,7 +141,7 @@ class Volume:
 
     def path(self) -> Path:
         """Where the test bed has the volume, once there is one: a folder or a device."""
-        volume = wait_for(f"the volume of claim {self.namespace}/{self.claim}", self._find, seconds=_PATH_SECONDS)
+        volume = wait_for(f"the volume of claim {self.namespace}/{self.claim}", self._find)
         path = self.bed.folder / "volumes" / str(volume["spec"]["csi"]["volumeHandle"])
         return path.resolve()
 
@@ -155,7 +154,7 @@ class Volume:
         names = list(names)
         self.bed.user.apply(*(build_snapshot(self.namespace, name, claim=self.claim) for name in names))
         for name in names:
-            self.bed.user.wait(f"volumesnapshot/{name}", _READY, namespace=self.namespace, seconds=120)
+            self.bed.user.wait(f"volumesnapshot/{name}", _READY, namespace=self.namespace)
 
     def upload(self, name: str, *, snapshot: str, location: str) -> Json:
         """A DataUpload of one of its snapshots."""
@@ -213,7 +212,9 @@ def need_two_nodes(bed: Bed) -> None:
         pytest.fail("this needs two nodes: python -m tests.testbed --nodes 2 run -- …", pytrace=False)
 
 
-def follow(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int, since: str = "") -> Iterator[Json]:
+def follow(
+    bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = LIMIT_SECONDS, since: str = ""
+) -> Iterator[Json]:
     """Yield every version of some transfers until all of them are final.
 
     With `since`, a resource version, those after it; else their current versions come first.
@@ -243,9 +244,9 @@ def _watch_on(bed: Bed, resource: Resource, since: str, *, seconds: int) -> Iter
             time.sleep(_POLL_SECONDS)
 
 
-def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds: int = 120) -> None:
+def wait_released(bed: Bed, resource: Resource, names: Iterable[str]) -> None:
     """Wait for the cleanup of some transfers."""
-    for _ in _versions(bed.api.watch(resource, "", seconds=seconds), names, _is_released):
+    for _ in _versions(bed.api.watch(resource, "", seconds=LIMIT_SECONDS), names, _is_released):
         pass
 
 
@@ -259,7 +260,7 @@ def watch_ends(pool: ThreadPoolExecutor, bed: Bed, resource: Resource, names: It
 
 def _last_versions(bed: Bed, resource: Resource, names: frozenset[str], *, since: str) -> dict[str, Json]:
     deleted: dict[str, Json] = {}
-    for event in bed.api.watch(resource, since, seconds=_END_SECONDS):
+    for event in bed.api.watch(resource, since, seconds=LIMIT_SECONDS):
         meta = event["object"]["metadata"]
         if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
             deleted[meta["name"]] = event["object"]

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.cluster.bed import Bed
 
-WITH_LOCKS: Final = 1200
+WITH_LOCKS: Final = 2400
 """The limit of a test that takes a lock, in seconds: it includes the wait for tests of all other lanes."""
 
 

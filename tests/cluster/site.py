@@ -30,7 +30,6 @@ _FILES, _FILE_BYTES = 20, 3 << 19
 DATA_BYTES = _FILES * _FILE_BYTES
 """What each volume holds, which cannot be compressed: 30 MiB."""
 
-_SECONDS = 120
 _POLL_SECONDS = 0.1
 _DONE = ".velero"
 """What a PodVolumeRestore leaves in its volume."""
@@ -219,7 +218,7 @@ class Site:
             pod = self.bed.api.get(PODS, self.space, name)
             return pod if pod is not None and until(pod) else None
 
-        return wait_for(f"pod {self.space}/{name}", find, seconds=_SECONDS)
+        return wait_for(f"pod {self.space}/{name}", find)
 
 
 def _waits(pod: Json) -> bool:

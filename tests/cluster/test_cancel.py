@@ -60,9 +60,9 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
         change = '{"spec":{"cancel":true}}'
         agent.user.kubectl("patch", "dataupload", canceled, "-n", NAMESPACE, "--type=merge", "-p", change)
         since = moving["metadata"]["resourceVersion"]
-        versions = [moving, *follow(agent, DATA_UPLOADS, [canceled], seconds=120, since=since)]
+        versions = [moving, *follow(agent, DATA_UPLOADS, [canceled], since=since)]
         interrupted = agent.api.get(DATA_UPLOADS, NAMESPACE, deleted) or {}
-        agent.user.kubectl("delete", "dataupload", deleted, "-n", NAMESPACE, "--timeout=120s")
+        agent.user.kubectl("delete", "dataupload", deleted, "-n", NAMESPACE, "--timeout=600s")
         wait_released(agent, DATA_UPLOADS, [canceled])
         with open_kopia(agent, module_space, prefix=place.name) as kopia:
             kopia.connect()
@@ -74,7 +74,7 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
 def _wait_moving(bed: Bed, names: list[str]) -> dict[str, Json]:
     """Wait until data of the uploads moves; returns them as they are then, by name."""
     moving: dict[str, Json] = {}
-    for transfer in follow(bed, DATA_UPLOADS, names, seconds=120):
+    for transfer in follow(bed, DATA_UPLOADS, names):
         if transfer.get("status", {}).get("progress", {}).get("bytesDone"):
             moving[transfer["metadata"]["name"]] = transfer
         if len(moving) == len(names):

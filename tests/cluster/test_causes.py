@@ -66,8 +66,6 @@ _NODE, _TAINTED = "bed-1", "bed-2"
 """Where the test bed creates volumes, and the node that is tainted while the causes last."""
 _NO_MOVER = "no-mover"
 """The data mover of a transfer until its broken mover pod exists: no agent handles it."""
-_REPORT_SECONDS = 120
-_HEAL_SECONDS = 150
 
 
 @dataclass
@@ -206,7 +204,7 @@ def _wait_reported(bed: Bed, kind: str, result: Reports, *, since: str) -> dict[
     wanted = {transfer_name: _pattern(name, result.space) for transfer_name, name in names.items()}
     found: dict[str, Json] = {}
     last: dict[str, str] = {}
-    for event in bed.api.watch(RESOURCES[kind], since, seconds=_REPORT_SECONDS):
+    for event in bed.api.watch(RESOURCES[kind], since):
         transfer = event["object"]
         name, message = transfer["metadata"]["name"], transfer.get("status", {}).get("message", "")
         if name not in wanted or names[name] in found:
@@ -237,7 +235,7 @@ def _end(bed: Bed, result: Reports) -> None:
             bed.api.patch(RESOURCES[case.kind], cancel, name=called(result.space, name), namespace=NAMESPACE)
     for kind in {case.kind for case in result.cases.values()}:
         resource, names = RESOURCES[kind], _names_of(kind, result)
-        for transfer in follow(bed, resource, names, seconds=_HEAL_SECONDS):
+        for transfer in follow(bed, resource, names):
             result.healed[names[transfer["metadata"]["name"]]] = transfer
         wait_released(bed, resource, names)
 
@@ -335,7 +333,7 @@ def test_an_image_is_pulled_when_its_registry_is_back(agent: Bed, space: str) ->
         _wait_pulled(agent, name, times=3)
         failing = agent.api.get(DATA_UPLOADS, NAMESPACE, name) or {}
         images.open()
-        *_, last = follow(agent, DATA_UPLOADS, [name], seconds=_HEAL_SECONDS)
+        *_, last = follow(agent, DATA_UPLOADS, [name])
     assert re.search(f"image of Pod velero/{name} is not available .*connection refused", failing["status"]["message"])
     assert (last["status"]["phase"], last["status"].get("message")) == ("Completed", None)
     place.remove(space, f"dataupload/{name}")
@@ -343,7 +341,7 @@ def test_an_image_is_pulled_when_its_registry_is_back(agent: Bed, space: str) ->
 
 def _wait_pulled(bed: Bed, pod: str, *, times: int) -> None:
     """Return once the kubelet has tried so often to pull the image of a pod."""
-    for event in bed.api.watch(EVENTS, "", seconds=_REPORT_SECONDS):
+    for event in bed.api.watch(EVENTS, ""):
         about = event["object"]
         if about["involvedObject"]["name"] == pod and about["reason"] == "Pulling" and about["count"] >= times:
             return
@@ -362,7 +360,7 @@ def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -
     agent.user.apply(secret, location)
     with relies_on(agent, Shared.AGENTS):
         agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
-        *_, last = follow(agent, DATA_UPLOADS, [name], seconds=_HEAL_SECONDS)
+        *_, last = follow(agent, DATA_UPLOADS, [name])
     assert last["status"]["phase"] == "Completed"
     events = [event for event in agent.api.objects(EVENTS, NAMESPACE) if event["involvedObject"]["name"] == name]
     (event,) = [event for event in events if event["reason"] == "LocationUnavailable"]

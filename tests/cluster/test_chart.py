@@ -24,17 +24,17 @@ def test_two_installations_work_side_by_side_and_one_without_the_other(agent: Be
     helm = Helm(tmp_path, kubeconfig=agent.user.api.kubeconfig)
     before = everything(agent, space)
 
-    wait, values = [f"--namespace={space}", "--wait", "--timeout=2m"], build_values(agent, space)
+    wait, values = [f"--namespace={space}", "--wait", "--timeout=10m"], build_values(agent, space)
     helm.run("install", "beside", str(CHART), *wait, values=values)
     # Helm waits for all agents but those that may be unavailable.
-    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", space, "--timeout=60s")
+    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", space, "--timeout=600s")
     versions = applied_versions(agent, space)
     helm.run("upgrade", "beside", str(CHART), *wait, values=values)
     assert applied_versions(agent, space) == versions
     with relies_on(agent, Shared.AGENTS):
         complete(agent, create_upload(volume, "own", space), create_upload(volume, "other", NAMESPACE))
     helm.run("uninstall", "beside", *wait)
-    agent.user.kubectl("wait", "pod", "-l", AGENT_LABEL, "-n", space, "--for=delete", "--timeout=60s")
+    agent.user.kubectl("wait", "pod", "-l", AGENT_LABEL, "-n", space, "--for=delete", "--timeout=600s")
     with relies_on(agent, Shared.AGENTS):
         complete(agent, create_upload(volume, "later", NAMESPACE))
 

@@ -45,8 +45,8 @@ def _clock_ahead(bed: Bed) -> Iterator[None]:
 def _replace_agent(bed: Bed) -> None:
     """Delete the agent's pod of the node; return when its successor is Ready."""
     (before,) = _agents(bed)
-    bed.user.kubectl("delete", "pod", before["metadata"]["name"], "-n", NAMESPACE, "--timeout=60s")
-    wait_for("a new agent that is Ready", lambda: any(map(_is_ready, _agents(bed))), seconds=120)
+    bed.user.kubectl("delete", "pod", before["metadata"]["name"], "-n", NAMESPACE, "--timeout=600s")
+    wait_for("a new agent that is Ready", lambda: any(map(_is_ready, _agents(bed))))
 
 
 def _agents(bed: Bed) -> list[Json]:

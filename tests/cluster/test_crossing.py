@@ -77,7 +77,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
             accepted = _accept_apart(agent, module_space, uploads)
             held = _lose_agent(agent, gate, uploads)
         gate.open()
-        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, DATA_UPLOADS, names, seconds=120)}
+        ended = {transfer["metadata"]["name"]: transfer for transfer in follow(agent, DATA_UPLOADS, names)}
         download = _download(agent, volume, ended[names[0]], place)
     wait_released(agent, DATA_UPLOADS, names)
     images = volume.path(), Volume(agent, module_space, download["metadata"]["name"]).path()
@@ -106,7 +106,7 @@ def _lose_agent(bed: Bed, gate: Gate, uploads: list[Json]) -> list[Json]:
     before.kill()
     after = wait_for_one("the restarted agent", is_agent(_NODE))
     assert after.pid != before.pid
-    bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE, seconds=120)
+    bed.user.wait(f"pod/{_agent_pod(bed)}", "condition=Ready", namespace=NAMESPACE)
     return [wait_until(bed, upload, "InProgress") for upload in uploads]
 
 
@@ -121,7 +121,7 @@ def _download(bed: Bed, volume: Volume, upload: Json, place: Place) -> Json:
     claim["spec"]["volumeMode"] = "Block"
     snapshot_id = upload["status"].get("snapshotID", "")
     bed.user.apply(claim, volume.download(name, snapshot_id=snapshot_id, location=place.name))
-    *_, last = follow(bed, DATA_DOWNLOADS, [name], seconds=120)
+    *_, last = follow(bed, DATA_DOWNLOADS, [name])
     wait_released(bed, DATA_DOWNLOADS, [name])
     return last
 

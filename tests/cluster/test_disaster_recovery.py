@@ -27,7 +27,7 @@ def lost(agent: Bed) -> Iterator[str]:
     bed.user.kubectl("delete", "datauploads", "-n", NAMESPACE, "-l", f"nodeagent.io/backup={space}")
     left = [f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
     bed.user.kubectl("delete", *left, "-n", NAMESPACE)
-    bed.user.kubectl("delete", "namespace", space, "--wait=true", "--timeout=120s")
+    bed.user.kubectl("delete", "namespace", space, "--wait=true", "--timeout=600s")
     yield space
     bed.user.kubectl("delete", "namespace", space, "--ignore-not-found", "--wait=false")
 

@@ -42,13 +42,13 @@ def _apply(bed: Bed, *names: str) -> None:
 def uploaded(agent: Bed) -> Iterator[Json]:
     """The DataUpload of the examples, completed."""
     _apply(agent, "credentials.yaml", "location.yaml", "source.yaml")
-    agent.user.wait("pod/writer", "condition=Ready", namespace=_APP, seconds=120)
+    agent.user.wait("pod/writer", "condition=Ready", namespace=_APP)
     _apply(agent, "snapshot.yaml")
-    agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP, seconds=120)
+    agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP)
     # Others give movers more to request, and their downloads cache volumes.
     with relies_on(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
         _apply(agent, "dataupload.yaml")
-        *_, last = follow(agent, DATA_UPLOADS, ["example"], seconds=120)
+        *_, last = follow(agent, DATA_UPLOADS, ["example"])
         wait_released(agent, DATA_UPLOADS, ["example"])
         yield last
     agent.user.kubectl("delete", "dataupload/example", "backuprepository/app-default-kopia", "-n", NAMESPACE)
@@ -134,7 +134,7 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     download = (_EXAMPLES / "datadownload.yaml").read_text().replace("SNAPSHOT_ID", uploaded["status"]["snapshotID"])
     agent.user.kubectl("apply", "-f", "-", stdin=download)
 
-    *_, last = follow(agent, DATA_DOWNLOADS, ["example"], seconds=120)
+    *_, last = follow(agent, DATA_DOWNLOADS, ["example"])
     wait_released(agent, DATA_DOWNLOADS, ["example"])
 
     assert last["status"]["phase"] == "Completed", last["status"]

@@ -9,7 +9,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.charts import build_values, complete, create_upload, fill_volume
 from tests.support.helm import CHART, Helm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("binary", [pytest.param("helm", id="Helm 3"), pytest.param("helm4", id="Helm 4")])
@@ -20,7 +20,7 @@ def test_one_command_brings_agents_up_that_carry_out_transfers(
     names = [definition["metadata"]["name"] for definition in read_definitions()]
     assert bed.user.kubectl("get", "crd", "--ignore-not-found", *names) == ""
 
-    wait, values = [f"--namespace={space}", "--wait", "--timeout=2m"], build_values(bed, space)
+    wait, values = [f"--namespace={space}", "--wait", "--timeout=10m"], build_values(bed, space)
     said = helm.run("install", "fresh", str(CHART), *wait, values=values)
     if binary == "helm":
         # As its notes say: the location comes with the second revision.

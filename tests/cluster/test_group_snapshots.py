@@ -50,8 +50,6 @@ _REFUSED = ("delete", "/", "fail:it is of a group")
 _REFUSED_AFTER = "20s"
 """The operation timeout; it also limits each step before."""
 
-_SERVER_SECONDS = 60
-
 
 @dataclass(frozen=True)
 class _Server:
@@ -82,7 +80,7 @@ class _Server:
             "spec": spec,
         }
         taken = self.bed.api.create(self._groups, body)["metadata"]
-        wait_for("the members", lambda: self._find_members(taken).keys() == set(_CLAIMS), seconds=_SERVER_SECONDS)
+        wait_for("the members", lambda: self._find_members(taken).keys() == set(_CLAIMS))
         members = self._find_members(taken)
         for member in members.values():
             self._remove_from_group(member)
@@ -141,7 +139,7 @@ class _Server:
             assert found is not None
             return _SOURCE_FINALIZER in found["metadata"].get("finalizers", [])
 
-        wait_for(f"snapshot {meta['name']} alone", is_seen, seconds=_SERVER_SECONDS)
+        wait_for(f"snapshot {meta['name']} alone", is_seen)
 
     def _set_group(self, member: Json, name: str | None) -> None:
         status = {"status": {"volumeGroupSnapshotName": name}}
@@ -160,12 +158,10 @@ class _Server:
         wait_for(
             "the end of the group",
             lambda: self.bed.api.get(self._groups, self.space, name) is None,
-            seconds=_SERVER_SECONDS,
         )
         wait_for(
             "the end of its content",
             lambda: self.bed.api.get(self._contents, "", content) is None,
-            seconds=_SERVER_SECONDS,
         )
 
 
@@ -198,7 +194,7 @@ def test_members_of_a_group_are_backed_up_and_leave_nothing_that_can_be_deleted(
 
     with break_storage(agent, space, [_REFUSED] if how == "refused" else []):
         agent.user.apply(*uploads)
-        versions = follow(agent, DATA_UPLOADS, names.values(), seconds=180)
+        versions = follow(agent, DATA_UPLOADS, names.values())
         ended = {transfer["spec"]["sourcePVC"]: transfer for transfer in versions}
         wait_released(agent, DATA_UPLOADS, names.values())
     left = everything(agent, space) - before

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.t
 
 _NODE = "bed-2"
 _PODS_FOLDER = "/var/lib/kubelet/pods"
-_SECONDS = 120
 
 
 class _Install:
@@ -52,7 +51,7 @@ class _Install:
 
     def end(self) -> tuple[int, str]:
         """Return the exit code of the agent and the last line of its log, once it has ended."""
-        name, code = wait_for("the end of the agent", self._find_end, seconds=_SECONDS)
+        name, code = wait_for("the end of the agent", self._find_end)
         log = self._agent.kubectl("logs", name, "--previous")
         return code, log.splitlines()[-1]
 

@@ -41,7 +41,7 @@ class _Shell:
             "--prefix=installed",
             f"--secret-file={secret}",
         )
-        more = (f"--image={AGENT_IMAGE}", "--priority-classes", "--wait", "--timeout=2m")
+        more = (f"--image={AGENT_IMAGE}", "--priority-classes", "--wait", "--timeout=10m")
         return self.run("install", *location, f"--backup-location-config={config}", *more)
 
     def objects(self) -> set[str]:

@@ -7,7 +7,7 @@ from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place
 from tests.cluster.workloads import Workload, back_up, expect_nothing_left, wait_held, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(1800)]
 
 
 def test_a_deleted_workload_fails_its_backup_and_the_one_that_is_prepared(

@@ -74,11 +74,11 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
         location = agent.api.get(BACKUP_STORAGE_LOCATIONS, NAMESPACE, name) or {}
         agent.user.apply(volume.upload(name, snapshot=name, location=name))
-        *_, upload = follow(agent, DATA_UPLOADS, [name], seconds=120)
+        *_, upload = follow(agent, DATA_UPLOADS, [name])
         target = build_target(volume, restore, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=name))
-        *_, download = follow(agent, DATA_DOWNLOADS, [restore], seconds=120)
+        *_, download = follow(agent, DATA_DOWNLOADS, [restore])
         wait_released(agent, DATA_UPLOADS, [name])
         wait_released(agent, DATA_DOWNLOADS, [restore])
     yield Moved(

@@ -22,7 +22,7 @@ from tests.cluster.workloads import (
 )
 from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(1800)]
 
 _LOST = "nodeagent.io/mover-lost"
 _ATTEMPTS = "nodeagent.io/attempts"

@@ -10,7 +10,7 @@ from tests.cluster.handkopia import open_kopia
 from tests.cluster.upkeep import Upkeep
 from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.support.ui_command import running_ui
 from tests.testbed.api import Json
 from tests.testbed.processes import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(1800)]
 
 _OF_FAULTS = {
     "nodeagent_node_passed_over",
@@ -35,9 +35,8 @@ _OF_FAULTS = {
 """
 
 _OF_PROMETHEUS = {"up"}
-_SECONDS = 60
 
-_COMPLETE_MS = 180_000
+_COMPLETE_MS = 600_000
 
 
 def _wait_longer(pod: Json) -> None:
@@ -67,7 +66,6 @@ def test_agents_serve_every_metric_that_rules_and_dashboard_use(monitored: Monit
     wait_for(
         lambda: f"metrics: {wanted - monitored.scrape().keys()}",
         lambda: wanted <= monitored.scrape().keys(),
-        seconds=_SECONDS,
         pause_seconds=0.5,
     )
     # The figures of the volume are those of its backup.

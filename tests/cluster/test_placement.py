@@ -69,11 +69,11 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         transfer = volume.upload(backup, snapshot=backup, location=place.name)
         transfer["spec"]["csiSnapshot"]["storageClass"] = fast
         agent.user.apply(transfer)
-        *_, upload = follow(agent, DATA_UPLOADS, [backup], seconds=120)
+        *_, upload = follow(agent, DATA_UPLOADS, [backup])
         target = build_target(volume, restore, storage_class=waiting)
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=place.name))
-        *_, download = follow(agent, DATA_DOWNLOADS, [restore], seconds=120)
+        *_, download = follow(agent, DATA_DOWNLOADS, [restore])
         wait_released(agent, DATA_UPLOADS, [backup])
         wait_released(agent, DATA_DOWNLOADS, [restore])
     yield Moved(

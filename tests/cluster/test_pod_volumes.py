@@ -89,7 +89,7 @@ def restore_into_pod(agent: Bed, space: str) -> None:
 def move_by_examples(agent: Bed, space: str) -> None:
     """A volume is backed up and restored with the manifests of `examples/`."""
     agent.user.kubectl("apply", "-f", "-", stdin=example(space, "source"))
-    agent.user.wait("pod/writer", "condition=Ready", namespace=space, seconds=120)
+    agent.user.wait("pod/writer", "condition=Ready", namespace=space)
     kept = apply_example(agent, space, "podvolumebackup", **placed(agent, space, "writer"))
     snapshot = wait_until(agent, kept, "Completed")["status"]["snapshotID"]
 
@@ -97,7 +97,7 @@ def move_by_examples(agent: Bed, space: str) -> None:
     given = placed(agent, space, "reader") | {"SNAPSHOT_ID": snapshot}
     wait_until(agent, apply_example(agent, space, "podvolumerestore", **given), "Completed")
 
-    agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=120)
+    agent.user.wait("pod/reader", "condition=Ready", namespace=space)
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
 
 

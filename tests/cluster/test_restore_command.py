@@ -62,7 +62,7 @@ class _Scene:
             assert [one["phase"] for one in found["volumes"]] == ["Completed"]
             self._wait_without_pods(new)
             script = ["-c", check]
-            self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
+            self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}))
 
     def cancel(self, backup: str, *words: str) -> None:
         """Begin to restore into a namespace of its own, and cancel it."""
@@ -83,7 +83,7 @@ class _Scene:
             self.bed.user.kubectl("delete", "datadownloads,podvolumerestores", *label)
 
     def _wait_without_pods(self, namespace: str) -> None:
-        self.bed.user.kubectl("wait", "pods", "--all", "--for=delete", "-n", namespace, "--timeout=60s")
+        self.bed.user.kubectl("wait", "pods", "--all", "--for=delete", "-n", namespace, "--timeout=600s")
 
 
 @pytest.fixture
@@ -110,5 +110,5 @@ def test_a_volume_comes_back_by_block_with_all_that_its_file_system_has(scene: _
 def test_files_of_a_running_pod_come_back_without_a_pod(scene: _Scene) -> None:
     pod = build_pod(scene.space, "holder", claim="data", script=["-c", _HOLD], folders={})
     scene.bed.user.apply(pod)
-    scene.bed.user.wait("pod/holder", "condition=Ready", namespace=scene.space, seconds=120)
+    scene.bed.user.wait("pod/holder", "condition=Ready", namespace=scene.space)
     scene.restore(scene.back_up("fs-backup"))

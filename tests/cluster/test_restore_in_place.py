@@ -83,7 +83,7 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
 
     pod = build_pod(space, "holder", claim="data", script=["-c", _HOLD], folders={})
     bed.user.apply(pod)
-    bed.user.wait("pod/holder", "condition=Ready", namespace=space, seconds=120)
+    bed.user.wait("pod/holder", "condition=Ready", namespace=space)
     refused = scene.restore("--delete-extra-files")
     assert refused.returncode == 1
     assert f"PVC {space}/data is used by pod {space}/holder" in refused.stderr
@@ -130,7 +130,7 @@ def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str, by_blo
     asked["spec"] |= {"restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}}
     asked["spec"] |= {"datamover": "velero-block"} if by_block else {}
     scene.bed.user.apply(asked, build_claim(space, "data", size="64Mi", restored_into=f"{space}.data.{name}"))
-    *_, last = follow(scene.bed, DATA_DOWNLOADS, [name], seconds=180)
+    *_, last = follow(scene.bed, DATA_DOWNLOADS, [name])
     wait_released(scene.bed, DATA_DOWNLOADS, [name])
     scene.bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space)
     return last
@@ -185,7 +185,7 @@ def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(
     given = scene.volume()
     assert (given["metadata"]["uid"], given["spec"]["volumeMode"]) == (before["metadata"]["uid"], "Filesystem")
     check = "assert open('/data/folder/0').read() == 'changed'"
-    bed.user.run_pod(build_pod(space, "damaged", claim="data", script=["-c", check], folders={}), seconds=120)
+    bed.user.run_pod(build_pod(space, "damaged", claim="data", script=["-c", check], folders={}))
 
     done = scene.restore()
 
@@ -200,7 +200,7 @@ def test_a_file_system_is_written_by_block_where_it_is_and_its_pod_starts_again(
     device = Volume(bed, space).path()
     assert device.is_block_device()
     assert device.read_bytes() == expected
-    bed.user.run_pod(build_pod(space, "again", claim="data", script=["-c", _CHECK], folders={}), seconds=120)
+    bed.user.run_pod(build_pod(space, "again", claim="data", script=["-c", _CHECK], folders={}))
     bed.user.kubectl("patch", "pv", name, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
 
 
@@ -212,7 +212,7 @@ def _restore_device(scene: _Scene, snapshot_id: str) -> bytes:
     download = Volume(bed, space).download(name, snapshot_id=snapshot_id, location=space)
     download["spec"]["datamover"] = "velero-block"
     bed.user.apply(claim, download)
-    *_, last = follow(bed, DATA_DOWNLOADS, [name], seconds=180)
+    *_, last = follow(bed, DATA_DOWNLOADS, [name])
     assert last["status"]["phase"] == "Completed", last["status"]
     wait_released(bed, DATA_DOWNLOADS, [name])
     return Volume(bed, space, name).path().read_bytes()

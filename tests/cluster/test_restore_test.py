@@ -15,7 +15,7 @@ from tests.cluster.scenes import Volume
 from tests.cluster.upkeep import Upkeep
 from tests.support.objects import build_object
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(1800)]
 
 _CONFIG = {"nodeagent.io": {"verification": {"period": "24h", "restoreTest": True}}}
 _FILL = """\
@@ -26,7 +26,6 @@ for number in range(4):
     os.chown(f"/data/file-{number}", number, 100 + number)
 """
 _SCRATCH = "persistentvolumeclaims,datadownloads"
-_SECONDS = 240
 
 
 @pytest.fixture
@@ -70,18 +69,18 @@ def _job(upkeep: Upkeep) -> str:
 def test_a_volume_is_restored_and_a_test_that_is_killed_leaves_nothing(upkeep: Upkeep) -> None:
     own = upkeep.own
     # The transfer has a PVC of its own too while it goes on.
-    upkeep.wait("a scratch volume and its transfer", lambda: len(_scratch(upkeep)) >= 2, seconds=_SECONDS)
+    upkeep.wait("a scratch volume and its transfer", lambda: len(_scratch(upkeep)) >= 2)
     job = _job(upkeep)
     own.kubectl("delete", "pod", "-l", f"job-name={job}", "--grace-period=0", "--force")
-    upkeep.wait("the failure", lambda: _tests(upkeep).get("failures") == 1, seconds=_SECONDS)
+    upkeep.wait("the failure", lambda: _tests(upkeep).get("failures") == 1)
     assert (_tests(upkeep)["tried"], len(_scratch(upkeep)) >= 2) == ("data", True)
     assert f"Job {job}: PVC data: " in "\n".join(upkeep.events("VerificationIncomplete"))
     # As Kubernetes does it after an hour.
     own.kubectl("delete", "job", job)
-    upkeep.wait("what it has left to go", lambda: not _scratch(upkeep), seconds=_SECONDS)
+    upkeep.wait("what it has left to go", lambda: not _scratch(upkeep))
 
     own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/verification-")
-    upkeep.wait("a test that passes", lambda: _tests(upkeep).get("outcome") == "passed", seconds=_SECONDS)
+    upkeep.wait("a test that passes", lambda: _tests(upkeep).get("outcome") == "passed")
     assert (_tests(upkeep)["claim"], _scratch(upkeep)) == ("data", [])
     text = "PVC data was restored and compared: 4 files with 1200000 bytes are right"
     assert text in upkeep.events("Verified")

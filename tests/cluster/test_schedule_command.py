@@ -34,7 +34,7 @@ class _Scene:
         own = ("-n", NAMESPACE)
         self.bed.user.kubectl("create", "job", job, f"--from=cronjob/{self.space}", *own)
         try:
-            self.bed.user.kubectl("wait", f"job/{job}", "--for=condition=complete", "--timeout=240s", *own)
+            self.bed.user.kubectl("wait", f"job/{job}", "--for=condition=complete", "--timeout=600s", *own)
         finally:
             log = self.bed.user.kubectl("logs", f"job/{job}", *own, "--tail=-1")
             self.bed.user.kubectl("delete", "job", job, *own, "--wait=false")

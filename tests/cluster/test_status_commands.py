@@ -21,8 +21,6 @@ from tests.testbed.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
-_SECONDS = 60
-
 
 @pytest.fixture
 def pending(agent: Bed, space: str) -> Iterator[str]:
@@ -34,7 +32,7 @@ def pending(agent: Bed, space: str) -> Iterator[str]:
     with relies_on(agent, Shared.AGENTS):
         agent.api.create(DATA_UPLOADS, raw)
         try:
-            wait_for("the reason", lambda: _reason(agent, space) == "LocationMissing", seconds=_SECONDS)
+            wait_for("the reason", lambda: _reason(agent, space) == "LocationMissing")
             yield space
         finally:
             agent.api.delete(DATA_UPLOADS, NAMESPACE, space)

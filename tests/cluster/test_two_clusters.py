@@ -11,7 +11,7 @@ from tests.cluster.bed import Bed
 from tests.cluster.recovery import Recovery, lose
 from tests.testbed.layout import Layout
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _SPACE = "shop"
 _BUCKET, _CLUSTER = "bucket", "cluster"

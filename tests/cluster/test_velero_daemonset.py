@@ -23,8 +23,6 @@ from tests.testbed.settings import AGENT_IMAGE, VELERO_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
-_SECONDS = 240
-
 
 @pytest.fixture(scope="module")
 def switches(agent: Bed, rows: set[str]) -> Iterator[dict[str, Future[None]]]:
@@ -92,7 +90,7 @@ def _with_image(spec: Json, image: str) -> Json:
 def _check_ended(bed: Bed, since: str, pods: Mapping[str, Json]) -> None:
     """Check that the container of each pod ended by itself, without an error, before the pod was deleted."""
     left = {pod["metadata"]["uid"] for pod in pods.values()}
-    for event in bed.api.watch(PODS, since, seconds=_SECONDS):
+    for event in bed.api.watch(PODS, since):
         pod = event["object"]
         if event["type"] == "DELETED" and pod["metadata"]["uid"] in left:
             (status,) = pod["status"]["containerStatuses"]

@@ -64,7 +64,7 @@ class _Scene:
             own = [line for line in shown if f'"{self.space}"' in line and f'claim="{claim}"' in line]
             return [line.rsplit(" ", 1)[1] for line in own]
 
-        wait_for(lambda: f"{value}, not {read()}", lambda: read() == [value], seconds=60, pause_seconds=0.5)
+        wait_for(lambda: f"{value}, not {read()}", lambda: read() == [value], pause_seconds=0.5)
 
     def left(self) -> list[str]:
         """Return what verifications have left."""
@@ -113,7 +113,7 @@ def test_a_device_and_files_with_late_binding_are_restored_compared_and_removed(
     late["spec"]["storageClassName"] = "bed-wait"
     scene.bed.user.apply(late)
     pod = build_pod(scene.space, "fill-late", claim="late", script=["-c", _FILES], folders={})
-    scene.bed.user.run_pod(pod, seconds=120)
+    scene.bed.user.run_pod(pod)
     scene.back_up("disk", "late")
     found = scene.verify("--restore")
     assert {claim: one["outcome"] for claim, one in found.items()} == dict.fromkeys(("disk", "late"), "passed")

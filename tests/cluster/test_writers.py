@@ -14,12 +14,11 @@ from tests.testbed.storage.objects import SHARED_CLASS
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.lane(name="apart"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.thorough,
 ]
 
 _FIRST, _OTHER = "bed-1", "bed-2"
-_SECONDS = 240
 _APPEND = """
 import time
 open("/data/file", "a").write("x")
@@ -62,8 +61,8 @@ def _run(bed: Bed, observer: Observer, pod: Json) -> str:
     """Run a pod; returns its log once there is one, after a look."""
     meta = pod["metadata"]
     bed.user.apply(pod)
-    bed.user.wait(f"pod/{meta['name']}", "condition=Ready", namespace=meta["namespace"], seconds=_SECONDS)
-    log = wait_for("a log", lambda: bed.user.kubectl("logs", meta["name"], "-n", meta["namespace"]), seconds=_SECONDS)
+    bed.user.wait(f"pod/{meta['name']}", "condition=Ready", namespace=meta["namespace"])
+    log = wait_for("a log", lambda: bed.user.kubectl("logs", meta["name"], "-n", meta["namespace"]))
     observer.look()
     return log.strip()
 
@@ -86,7 +85,7 @@ def _claim(bed: Bed, space: str, *, block: bool = False) -> None:
 
 def _wait_attached(bed: Bed, space: str, *nodes: str) -> None:
     """Return once the volume is attached to these nodes and no others."""
-    wait_for(f"the volume on {nodes}", lambda: _attached(bed, space) == list(nodes), seconds=_SECONDS)
+    wait_for(f"the volume on {nodes}", lambda: _attached(bed, space) == list(nodes))
 
 
 def _attached(bed: Bed, space: str) -> list[str]:

@@ -14,10 +14,9 @@ from tests.cluster.handkopia import open_kopia
 from tests.support.objects import build_object
 from tests.testbed.api import Json
 from tests.testbed.demonstration.manifests import build_namespace
-from tests.testbed.processes import wait_for
+from tests.testbed.processes import LIMIT_SECONDS, wait_for
 
 _CONFIG_MAP = "repo-maintenance"
-_SECONDS = 120
 
 
 @contextmanager
@@ -107,7 +106,7 @@ class Upkeep:
         assert len(pods) <= 1, pods
         return pods[0] if pods else None
 
-    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = _SECONDS) -> None:
+    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = LIMIT_SECONDS) -> None:
         """Return once the condition is true."""
 
         def show() -> str:
@@ -116,7 +115,7 @@ class Upkeep:
 
         wait_for(show, condition, seconds=seconds, pause_seconds=0.5)
 
-    def wait_for_entry(self, result: str, *, seconds: float = _SECONDS) -> Json:
+    def wait_for_entry(self, result: str, *, seconds: float = LIMIT_SECONDS) -> Json:
         """Return the newest entry of the history, once it has this result."""
         self.wait(
             f"{result} maintenance", lambda: [one["result"] for one in self.history][-1:] == [result], seconds=seconds

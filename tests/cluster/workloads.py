@@ -21,13 +21,12 @@ from tests.testbed.api import Json
 from tests.testbed.demonstration.compare import Survey
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_container
 from tests.testbed.demonstration.timeline import FINAL
-from tests.testbed.processes import BedError, wait_for
+from tests.testbed.processes import LIMIT_SECONDS, BedError, wait_for
 from tests.testbed.settings import AGENT_IMAGE
 
 _SCRIPTS = Path(demonstration.__file__).parent
 _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
 _SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}"
-_MOVE_SECONDS = 120
 _POLL_SECONDS = 0.2
 
 
@@ -65,7 +64,7 @@ class Workload:
 
     def wait_ready(self) -> None:
         """Return once the volumes are filled and described."""
-        self.bed.user.wait(f"pod/{self.name}", "condition=Ready", namespace=self.space, seconds=_MOVE_SECONDS)
+        self.bed.user.wait(f"pod/{self.name}", "condition=Ready", namespace=self.space)
 
     def backup(self, volume: str) -> Json:
         """The PodVolumeBackup of one volume, called after both; the pod must have its node."""
@@ -174,7 +173,7 @@ def expect_nothing_left(bed: Bed, *items: Json) -> None:
 
 def wait_until(bed: Bed, item: Json, *phases: str, when: Callable[[Json], bool] = lambda _: True) -> Json:
     """Wait until a transfer is in one of some phases, any final one if none is named, and `when` holds; returns it."""
-    name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
+    name, deadline = item["metadata"]["name"], time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline:
         found = bed.api.get(RESOURCES[item["kind"]], item["metadata"]["namespace"], name) or {}
         phase, wanted = found.get("status", {}).get("phase"), phases or FINAL
@@ -199,7 +198,7 @@ def wait_logged(bed: Bed, item: Json, text: str) -> None:
     def read() -> str:
         return bed.user.kubectl("logs", name, "-n", NAMESPACE)
 
-    wait_for(lambda: f"{text!r} in the log of {name}: {read()}", lambda: text in read(), seconds=_MOVE_SECONDS)
+    wait_for(lambda: f"{text!r} in the log of {name}: {read()}", lambda: text in read())
 
 
 def find_mover(bed: Bed, item: Json) -> Json:

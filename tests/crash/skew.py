@@ -36,7 +36,7 @@ _LEADER_NODE = "node-of-leader"
 """It has no agent pod, so no transfer is assigned to it."""
 
 _LEASE_SECONDS = 6
-_READY_SECONDS = 60
+_READY_SECONDS = 300
 _CHECK_SECONDS = 0.1
 
 

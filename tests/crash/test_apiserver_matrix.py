@@ -50,7 +50,7 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("fault", [Fault.STOP_AFTER, pytest.param(Fault.STOP_BEFORE, marks=pytest.mark.thorough)])
 async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer, fault: Fault) -> None:
     async with open_matrix(apiserver) as matrix:
@@ -58,7 +58,7 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiser
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(2400)
 async def test_every_kind_completes_although_its_first_attempt_is_interrupted(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver, interrupted=1) as matrix:
         fuses = {kind: Fuse(counts=is_write) for kind in TRANSFERS}

@@ -33,9 +33,9 @@ from tests.support.deletion import force_delete
 from tests.support.objects import JsonDict
 from tests.support.versions import VERSIONS, definitions_of, golden, prune
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
-_STEP_SECONDS = 300
+_STEP_SECONDS = 900
 _CONFIG = json.dumps({"loadConcurrency": {"globalConfig": 2 * len(TRANSFERS)}})
 _BACKUPS = {"DataUpload", "PodVolumeBackup"}
 

@@ -27,9 +27,9 @@ from tests.crash.skew import Site, Version, open_bench, wait_for
 from tests.crash.worlds import World
 from tests.support.apiserver import ApiServer, run_apiserver
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-_STEP_SECONDS = 180
+_STEP_SECONDS = 600
 _ALL_AT_ONCE = json.dumps({"loadConcurrency": {"globalConfig": 4}})
 _ONE_AT_A_TIME = json.dumps({"loadConcurrency": {"globalConfig": 4, "prepareQueueLength": 1}})
 _MOVERS_HAVE_ENDED = {"outcome-kept", "completed"}

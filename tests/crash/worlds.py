@@ -51,8 +51,8 @@ CONFIG_MAP = "node-agent-config"
 _LEASE_SECONDS = 6
 """A stopped agent does not release its Lease: the next one waits for so long."""
 
-_DONE_SECONDS = 300
-_STOP_SECONDS = 30
+_DONE_SECONDS = 900
+_STOP_SECONDS = 300
 _LOOK_SECONDS = 0.2
 
 

@@ -32,7 +32,7 @@ exec chroot --groups= --userspec="$user" "$root" /usr/bin/env --ignore-environme
 """
 """Arguments: the root folder, the user, then NAME=value for the environment, then the command."""
 
-_TIMEOUT_SECONDS = 50
+_TIMEOUT_SECONDS = 300
 _WHITEOUT = ".wh."
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.cluster.bed import Bed
     from tests.image.container import Container
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(1800)]
 
 MOVER_RSS_LIMIT_KIB = 45 * 1024
 AGENT_RSS_LIMIT_KIB = 60 * 1024
@@ -114,7 +114,7 @@ def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, securi
             ],
         },
     }
-    bed.user.run_pod(pod, seconds=240)
+    bed.user.run_pod(pod)
 
 
 @pytest.mark.sample("nodeagent.app", "datamover.__main__")

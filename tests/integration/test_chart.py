@@ -19,7 +19,7 @@ from tests.support.objects import build_object
 from tests.testbed.api import Json
 
 # On a busy machine an API server needs a while for each new definition.
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 _DEPLOY = CHART.parent
 _SNAPSHOTS = Path(__file__).parents[1] / "testbed" / "crds"

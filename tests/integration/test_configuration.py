@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 _CLASSES = Path(__file__).parents[2] / "deploy" / "priority" / "priority-classes.yaml"
 _NAME = "node-agent-config"
-_TIMEOUT_SECONDS = 20.0
+_TIMEOUT_SECONDS = 300.0
 """For a busy machine; that five seconds suffice is tested where time is virtual."""
 
 
@@ -203,7 +203,7 @@ async def test_the_names_in_a_file_are_checked_where_there_is_a_way_to_a_cluster
 
 async def _wait_admitted(client: KubeClient, namespace: str, priority_class: str) -> None:
     """Wait until the server's own cache of classes has it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
         while True:
             try:
                 await client.create(PODS, _pod(namespace, f"try-{priority_class}", priority_class))

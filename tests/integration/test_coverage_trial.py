@@ -28,7 +28,7 @@ from tests.support.objects import JsonDict
 from tests.support.rbac import grant
 from tests.support.ui_command import running_ui
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.integration
 
 _RESOURCES = resources.BY_KIND
 _COUNTS = {"app": 20, "db": 8, "shop": 12}

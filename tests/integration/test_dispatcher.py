@@ -26,12 +26,17 @@ from tests.support.objects import JsonDict
 pytestmark = pytest.mark.integration
 
 CLOCK = SystemClock()
+_SECONDS = 300
 
 
 @asynccontextmanager
-async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[LeaderElection]:
+async def agent(
+    client: KubeClient, namespace: str, name: str, lease_seconds: float = 6.0
+) -> AsyncIterator[LeaderElection]:
     """Run what every node agent runs: an election, and the dispatcher while it leads."""
-    election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
+    election = LeaderElection(
+        client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=lease_seconds)
+    )
     cluster = build_cluster(client, CLOCK, node=name, check_leading=election.check)
     rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
     dispatcher = Dispatcher(cluster, rules, on_accepted=lambda _: None)
@@ -43,8 +48,8 @@ async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_SECONDS):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -73,17 +78,21 @@ async def phases(client: KubeClient, namespace: str) -> list[str]:
 
 
 async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, namespace: str) -> None:
-    async with agent(client, namespace, "one") as one:
+    async with agent(client, namespace, "one", 15.0) as one:
         await until(lambda: one.may_write)
-        async with agent(client, namespace, "two") as two:
-            await asyncio.sleep(5)
-            assert (one.may_write, two.may_write, two.holder) == (True, False, "one")
+        async with agent(client, namespace, "two", 15.0) as two:
             lease: JsonDict = await client.get(LEASES, namespace, DISPATCHER_LEASE)
-            assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
+            async with asyncio.timeout(_SECONDS):
+                while lease["spec"]["renewTime"] <= lease["spec"]["acquireTime"]:
+                    await asyncio.sleep(0.1)
+                    lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
+            assert (one.may_write, two.may_write, two.holder) == (True, False, "one")
             stop_one = next(task for task in asyncio.all_tasks() if task.get_name() == "one")
             stop_one.cancel()
-            # The Lease, of 4 s, cannot have expired by then.
-            await until(lambda: two.may_write, seconds=3.8)
+            await asyncio.wait({stop_one})
+            # Released, it does not have to expire.
+            assert (await client.get(LEASES, namespace, DISPATCHER_LEASE))["spec"].get("holderIdentity") != "one"
+            await until(lambda: two.may_write)
     lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
     assert not lease["spec"].get("holderIdentity")
     assert lease["spec"]["leaseTransitions"] == 1
@@ -95,7 +104,7 @@ async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
     await create_agent_pod(client, namespace)
     await create_transfers(client, namespace, 4)
     async with agent(client, namespace, "one"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_SECONDS):
             while (await phases(client, namespace)).count("Accepted") < 2:
                 await asyncio.sleep(0.1)
     async with agent(client, namespace, "two") as two:
@@ -103,7 +112,7 @@ async def test_transfers_are_admitted_within_the_limit_over_a_change_of_leaders(
         await asyncio.sleep(2)
         assert (await phases(client, namespace)).count("Accepted") == 2
         await client.patch(DATA_UPLOADS, namespace, "du-0", {"status": {"phase": "Completed"}})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_SECONDS):
             while await phases(client, namespace) != ["Completed", "Accepted", "Accepted", ""]:
                 await asyncio.sleep(0.1)
     accepted: JsonDict = await client.get(DATA_UPLOADS, namespace, "du-1")
@@ -121,7 +130,7 @@ async def test_a_missing_lease_or_ledger_is_recreated(client: KubeClient, namesp
     async with agent(client, namespace, "one") as one:
         await until(lambda: one.may_write)
         await create_transfers(client, namespace, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_SECONDS):
             while await phases(client, namespace) != ["Accepted"]:
                 await asyncio.sleep(0.1)
         await client.delete(LEASES, namespace, DISPATCHER_LEASE)
@@ -131,6 +140,6 @@ async def test_a_missing_lease_or_ledger_is_recreated(client: KubeClient, namesp
         transfer = data_upload("late")
         transfer["metadata"] = {"name": "late", "namespace": namespace}
         await client.create(DATA_UPLOADS, transfer)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(_SECONDS):
             while await phases(client, namespace) != ["Accepted", "Accepted"]:
                 await asyncio.sleep(0.1)

@@ -97,7 +97,7 @@ async def test_an_agent_whose_account_movers_share_needs_their_permissions(
     installed: ApiServer, tmp_path: Path
 ) -> None:
     missing = "permissions missing: create backuprepositories in its namespace: "
-    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client, asyncio.timeout(30):
+    async with _acting_as(installed, "velero", "node-agent", tmp_path) as client, asyncio.timeout(300):
         # The API server applies a changed role a moment later.
         while True:
             try:
@@ -126,7 +126,7 @@ async def test_an_account_without_roles_names_its_missing_permissions(
 def _serve(kubeconfig: Path, *flags: str) -> list[str]:
     """Return the lines that an agent writes which does not start."""
     argv = [sys.executable, "-m", "nodeagent", "serve", "--node-name=node-a", f"--kubeconfig={kubeconfig}", *flags]
-    done = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     return done.stderr.splitlines()
 

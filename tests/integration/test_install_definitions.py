@@ -42,7 +42,7 @@ def test_a_definition_that_is_missing_is_created_and_waited_for(installer: Insta
     name = "backuprepositories.velero.io"
     installer.server.api.request("DELETE", CUSTOM_RESOURCE_DEFINITIONS.path("", name))
     # An API server that still serves the old one may never establish a new one.
-    wait_for("the end of the old one", lambda: not _is_served(installer, "backuprepositories"), seconds=30)
+    wait_for("the end of the old one", lambda: not _is_served(installer, "backuprepositories"))
     done = installer.run(*ALONE)
     assert done.code == 0, done.err
     assert f"CustomResourceDefinition {name}: " in done.out

@@ -113,7 +113,7 @@ async def test_the_status_of_a_location_is_stored_as_it_is_written(client: KubeC
 
 
 async def _until_phase(client: KubeClient, namespace: str, phase: str) -> JsonDict:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             found = await client.get(BACKUP_STORAGE_LOCATIONS, namespace, "default")
             status: JsonDict = found.get("status") or {}

@@ -50,7 +50,7 @@ async def test_a_watch_yields_changes_as_they_happen(apiserver: ApiServer, trans
     path = f"/api/v1/namespaces/{apiserver.create_namespace()}/configmaps"
     listed = json.loads((await transport.request(Request("GET", path))).body)
     since = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
-    async with asyncio.timeout(20), transport.stream(Request("GET", path, since)) as lines:
+    async with asyncio.timeout(300), transport.stream(Request("GET", path, since)) as lines:
         for name in ("a", "b"):
             body = json.dumps({"metadata": {"name": name}}).encode()
             await transport.request(Request("POST", path, body=body))

@@ -41,7 +41,7 @@ _POLICIES, _BINDINGS, _WEBHOOKS = (
         ("ValidatingWebhookConfiguration", "validatingwebhookconfigurations"),
     )
 )
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 300
 _POLL_SECONDS = 0.1
 
 

@@ -26,7 +26,6 @@ def doors(apiserver: ApiServer, tmp_path: Path) -> Doors:
 
 # `test_dispatcher.py` has the limit over a change of leaders, `tests/nodeagent/leader` what may go wrong in one.
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 async def test_limits_are_kept_while_leaders_die_and_come_back(doors: Doors) -> None:
     effort = Effort(agents=5, transfers=100, mover_seconds=0.5, queue_length=20)
 

@@ -56,7 +56,6 @@ async def test_an_unreadable_token_is_read_again(apiserver: ApiServer, token: Pa
     assert UnauthorizedError.retry
 
 
-@pytest.mark.timeout(180)
 def test_watches_notice_within_60_seconds_that_every_packet_of_their_connection_is_dropped() -> None:
     """An agent and a mover go on blindly otherwise, while all other requests succeed."""
     need_root("network namespaces")

@@ -44,8 +44,8 @@ async def create_pod(client: KubeClient, namespace: str, name: str, **meta: obje
     return await create(client, PODS, name, containers, namespace=namespace, **meta)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -66,7 +66,7 @@ async def test_leaked_objects_are_found_by_their_label_and_deleted_in_order(clie
     await create(client, VOLUME_SNAPSHOT_CONTENTS, content, spec, labels=labels)
     await create(client, VOLUME_SNAPSHOTS, "left", SNAPSHOT, namespace=namespace, labels=labels)
     pending = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while left := await list_leaked_objects(client, namespace):
             pending.append(await delete_leaked_objects(client, left[f"gone-{namespace}"]))
             # The pod has no kubelet that confirms its end, the claim no controller that removes its finalizer.

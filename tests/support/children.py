@@ -22,7 +22,7 @@ _KIB_A_MIB: Final = 1024
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _UTIME: Final = 11
 _SHOWN_BYTES: Final = 3000
-_END_SECONDS: Final = 20.0
+_END_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 _OK: Final = 200
 

@@ -11,7 +11,7 @@ from tests.testbed.api import Api
 
 _REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)
 _KINDS = ((Scope.OWN_NAMESPACE, ROLES, ROLE_BINDINGS), (Scope.CLUSTER, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS))
-_SECONDS = 30
+_SECONDS = 300
 _POLL_SECONDS = 0.05
 
 

@@ -21,7 +21,7 @@ _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PIECES = re.compile(r"\x1b\[(?P<count>[0-9;?]*)(?P<command>[A-Za-z])|(?P<control>[\r\n])|(?P<text>[^\x1b\r\n]+)")
 _READ_BYTES = 65_536
 _POLL_SECONDS = 0.1
-_LONGEST_SECONDS = 60.0
+_LONGEST_SECONDS = 300.0
 
 
 def plain(text: str) -> str:

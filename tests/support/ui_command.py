@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 
 
 @asynccontextmanager

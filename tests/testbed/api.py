@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from core.kube.resources import Resource
+from tests.testbed.processes import LIMIT_SECONDS
 
 Json = dict[str, Any]
 
-_WATCH_SECONDS = 300
 _ERROR_FROM = 400
 _BUSY_ATTEMPTS = 50
 _BUSY_SECONDS = 0.2
@@ -93,7 +93,7 @@ class Api:
 
     def connect(self) -> http.client.HTTPSConnection:
         """Return a connection for requests that `request` cannot send, which carry no token."""
-        return http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
+        return http.client.HTTPSConnection(self._address, context=self._context, timeout=LIMIT_SECONDS)
 
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
         data = None if body is None else json.dumps(body)
@@ -187,7 +187,7 @@ class Api:
                 raise
 
     def watch(
-        self, resource: Resource, resource_version: str, *, name: str = "", seconds: int = _WATCH_SECONDS
+        self, resource: Resource, resource_version: str, *, name: str = "", seconds: int = LIMIT_SECONDS
     ) -> Iterator[Json]:
         """Yield watch events of a kind in all namespaces, from a resource version on.
 

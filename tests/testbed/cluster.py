@@ -22,11 +22,9 @@ from tests.testbed.controlplane import ControlPlane, Endpoint
 from tests.testbed.images import import_images, pause_archive
 from tests.testbed.layout import ROOT, Layout
 from tests.testbed.node import Node
-from tests.testbed.processes import Supervisor
+from tests.testbed.processes import LIMIT_SECONDS, Supervisor
 from tests.testbed.storage.csi import Storage
 from tests.testbed.storage.objects import class_objects
-
-_NODE_SECONDS = 180
 
 
 @dataclass
@@ -120,7 +118,7 @@ class Cluster:
         supervisor.start("s3", [*argv, "posix", "--nometa", self.layout.s3], env=keys)
 
     def _import_images(self, node: Node) -> None:
-        deadline = time.monotonic() + _NODE_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while not Path(node.socket).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         import_images(node, self.image)
@@ -149,22 +147,21 @@ class Cluster:
     def _start_storage(self, supervisor: Supervisor) -> None:
         storage = Storage(self.layout)
         supervisor.start("driver-1", storage.driver(1))
-        supervisor.wait("the storage", Path(storage.socket(1)).exists, seconds=_NODE_SECONDS)
+        supervisor.wait("the storage", Path(storage.socket(1)).exists)
         for name, argv in storage.controllers().items():
             supervisor.start(name, argv)
 
     def _wait_for_nodes(self, supervisor: Supervisor, images: Future[None]) -> None:
         api = Api(self.layout.kubeconfig)
         for name in self._node_names():
-            supervisor.wait(f"node {name}", partial(_is_ready, api, name), seconds=_NODE_SECONDS)
+            supervisor.wait(f"node {name}", partial(_is_ready, api, name))
             self._say(f"node {name} ready")
         supervisor.wait(
             "the service account default",
             lambda: api.get(SERVICE_ACCOUNTS, "default", "default") is not None,
-            seconds=_NODE_SECONDS,
         )
-        supervisor.wait("the S3 server", _s3_answers, seconds=_NODE_SECONDS)
-        supervisor.wait("the images", images.done, seconds=_NODE_SECONDS)
+        supervisor.wait("the S3 server", _s3_answers)
+        supervisor.wait("the images", images.done)
         images.result()
 
     def _say(self, what: str) -> None:

@@ -28,8 +28,6 @@ _AUDIT_POLICY = {
 """Who did what with which object: enough to compare with the permissions in `deploy/`. A watch is logged when it
 begins, not only when it ends, which may be after the tests."""
 
-_START_SECONDS = 60
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -99,7 +97,7 @@ class ControlPlane:
         """Start both and return once the API server is ready."""
         self._start_etcd()
         self._start_api_server()
-        self._supervisor.wait("the API server", self.is_ready, seconds=_START_SECONDS)
+        self._supervisor.wait("the API server", self.is_ready)
 
     def start_second(self, port: int) -> str:
         """Start another API server on the same store, and return its URL once it is ready.
@@ -110,7 +108,7 @@ class ControlPlane:
         others = {"secure-port": port, "authorization-mode": "RBAC", "audit-log-path": f"{self.audit_log}.second"}
         binary = _kube_apiserver()
         self._run("kube-apiserver-second", binary, _flags(self._api_server_flags() | others))
-        self._supervisor.wait("the second API server", lambda: self.is_ready(url), seconds=_START_SECONDS)
+        self._supervisor.wait("the second API server", lambda: self.is_ready(url))
         return url
 
     def is_ready(self, url: str = "") -> bool:

@@ -19,13 +19,10 @@ from tests.testbed.demonstration.compare import Comparison, Survey, compare
 from tests.testbed.demonstration.timeline import Timeline, follow, format_size
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT, install_agent
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS, BedError
 
 _SPACE = "demo"
 _SIZE = "3Gi"
-_MOVE_SECONDS = 600
-_POD_SECONDS = 300
-_CLEAN_SECONDS = 60
 _OWNER_LABEL = "nodeagent.io/owner-uid"
 _DATA_BYTES = 1_520_000_000
 _LEAST_READINGS = 3
@@ -85,7 +82,7 @@ class Demo:
         folders = {"/scripts": _SCRIPTS, "/machine": Path("/usr")}
         script = ["/scripts/fill.py", "/machine", "/data", str(self.data_bytes)]
         pod = manifests.build_pod(_SPACE, "fill", claim="data", script=script, folders=folders)
-        self.user.run_pod(pod, seconds=_POD_SECONDS)
+        self.user.run_pod(pod)
         survey = self._survey("data")
         found = compare(survey, survey)
         self._say(
@@ -100,7 +97,7 @@ class Demo:
         folders = {"/scripts": _SCRIPTS, "/out": output}
         script = ["/scripts/survey.py", "/data", f"/out/{claim}.json"]
         pod = manifests.build_pod(_SPACE, f"survey-{claim}", claim=claim, script=script, folders=folders)
-        self.user.run_pod(pod, seconds=_POD_SECONDS)
+        self.user.run_pod(pod)
         survey: Survey = json.loads((output / f"{claim}.json").read_text())
         return survey
 
@@ -134,7 +131,7 @@ class Demo:
 
     def _follow(self, resource: Resource, body: Json) -> Timeline:
         self.user.apply(body)
-        timeline = follow(self.user.api, resource, body, limit_seconds=_MOVE_SECONDS, say=self._say_and_measure)
+        timeline = follow(self.user.api, resource, body, say=self._say_and_measure)
         self._uids.append(timeline.last["metadata"]["uid"])
         for line in self.user.kubectl("get", resource.plural, "-n", manifests.NAMESPACE).splitlines():
             print(f"    {line}")
@@ -168,7 +165,7 @@ class Demo:
 
     def _check_leaks(self) -> list[str]:
         """What the agent should have removed after itself; it may take a moment for that."""
-        deadline = time.monotonic() + _CLEAN_SECONDS
+        deadline = time.monotonic() + LIMIT_SECONDS
         while (left := self._leaked()) and time.monotonic() < deadline:
             time.sleep(1)
         return [f"leaked: {name}" for name in left]

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location, build_namespace
 from tests.testbed.demonstration.user import User
 from tests.testbed.layout import ROOT
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS, BedError
 
 AGENT_LABEL = "role=node-agent"
 METRICS_PORT = 8085
-_ROLLOUT_SECONDS = 240
 
 
 def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str] = ()) -> None:
@@ -30,7 +29,7 @@ def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str
     user.apply_folders(deploy, option="-k")
     if variables:
         user.kubectl("set", "env", "daemonset/node-agent", "-n", NAMESPACE, *variables)
-    timeout = f"--timeout={_ROLLOUT_SECONDS}s"
+    timeout = f"--timeout={LIMIT_SECONDS}s"
     try:
         user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, timeout)
     except BedError as error:

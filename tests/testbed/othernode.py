@@ -19,7 +19,6 @@ from tests.testbed.processes import BedError, Supervisor
 from tests.testbed.settings import node_address, pod_subnet
 
 _UPLINK = "uplink"
-_START_SECONDS = 60
 _CHECK_SECONDS = 1.0
 _CONTAINERD_READY = b"Start streaming server"
 """It has found the pods that it had. Source: containerd 1.6, pkg/cri/server/service.go, Run."""
@@ -48,7 +47,7 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor, driver: list
     argv += [sys.executable, "-m", "tests.testbed.othernode", str(node.folder)]
     component = supervisor.start(f"node-{node.index}", argv)
     ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{component.process.pid}/ns/net")
-    supervisor.wait("the node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_START_SECONDS)
+    supervisor.wait("the node's network", lambda: theirs.readlink() != ours.readlink())
     lay_cable(node.index, component.process.pid)
 
 
@@ -74,13 +73,13 @@ def main(folder: Path) -> int:
         # A kubelet looks for seconds at each group of a pod that ended with the node.
         cgroups.remove_below(task["cgroup"])
         machine.add_addresses(node_address(index))
-        supervisor.wait("the cable", _has_uplink, seconds=_START_SECONDS)
+        supervisor.wait("the cable", _has_uplink)
         _connect(node_address(index))
         log = supervisor.logs / f"containerd-{index}.log"
         past = log.stat().st_size if log.exists() else 0
         supervisor.start(f"containerd-{index}", task["containerd"])
         # A kubelet that asks before ends.
-        supervisor.wait("containerd", lambda: _CONTAINERD_READY in log.read_bytes()[past:], seconds=_START_SECONDS)
+        supervisor.wait("containerd", lambda: _CONTAINERD_READY in log.read_bytes()[past:])
         imported = folder / "imported"
         for argv in task["imports"] if not imported.exists() else ():
             machine.run(*argv)

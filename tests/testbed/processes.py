@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 _T = TypeVar("_T")
+LIMIT_SECONDS: Final = 900
+"""How long to wait before it is a fault: longer than anything takes when the machine stands still for minutes."""
+
 _POLL_SECONDS = 0.1
 _LOG_LINES_SHOWN = 15
 
@@ -31,7 +34,7 @@ def wait_for(
     what: str | Callable[[], str],
     ready: Callable[[], _T | None],
     *,
-    seconds: float,
+    seconds: float = LIMIT_SECONDS,
     pause_seconds: float = _POLL_SECONDS,
 ) -> _T:
     """Return what `ready` returns, once that is true.
@@ -102,7 +105,7 @@ class Supervisor:
                 message = f"{component.name} ended with {code}; the end of {component.log}:"
                 raise BedError(f"{message}\n{component.last_lines()}")
 
-    def wait(self, what: str, ready: Callable[[], bool], *, seconds: float) -> None:
+    def wait(self, what: str, ready: Callable[[], bool], *, seconds: float = LIMIT_SECONDS) -> None:
         """Return once `ready` returns true.
 
         Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from core.kube.resources import Resource
 from tests.testbed.api import Api, Json
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS, BedError
 
 FINAL = ("Completed", "Failed", "Canceled")
 
@@ -93,32 +93,31 @@ class Timeline:
         return Reading(seconds, done, total, rate, eta)
 
 
-def follow(api: Api, resource: Resource, item: Json, *, limit_seconds: int, say: Callable[[str], None]) -> Timeline:
+def follow(api: Api, resource: Resource, item: Json, *, say: Callable[[str], None]) -> Timeline:
     """Follow a resource that was just made until it is final.
 
     Args:
         api: Where it is.
         resource: Its kind.
         item: The object as it was made.
-        limit_seconds: The longest time to follow it.
         say: Gets each line of the timeline as it comes about.
     """
     began = time.monotonic()
     timeline = Timeline()
-    for version in _versions(api, resource, item, limit_seconds):
+    for version in _versions(api, resource, item):
         line = timeline.take(version, time.monotonic() - began)
         if line:
             say(line)
         if timeline.phase in FINAL:
             return timeline
     name = item["metadata"]["name"]
-    raise BedError(f"{item['kind']} {name} is {timeline.phase} after {limit_seconds} s: {timeline.last.get('status')}")
+    raise BedError(f"{item['kind']} {name} is {timeline.phase} after {LIMIT_SECONDS} s: {timeline.last.get('status')}")
 
 
-def _versions(api: Api, resource: Resource, item: Json, limit_seconds: int) -> Iterator[Json]:
+def _versions(api: Api, resource: Resource, item: Json) -> Iterator[Json]:
     """Every version of an object, as the watch delivers them; ends when the time is up."""
     metadata = item["metadata"]
-    for event in api.watch(resource, "", name=metadata["name"], seconds=limit_seconds):
+    for event in api.watch(resource, "", name=metadata["name"], seconds=LIMIT_SECONDS):
         if event["object"].get("metadata", {}).get("namespace") != metadata["namespace"]:
             continue
         if event["type"] == "DELETED":

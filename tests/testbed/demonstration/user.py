@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.kube.resources import PODS
 from tests.testbed.api import Api, Json
-from tests.testbed.processes import BedError
+from tests.testbed.processes import LIMIT_SECONDS, BedError
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class User:
         body = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
-    def wait(self, target: str, condition: str, *, namespace: str, seconds: int = 120) -> None:
+    def wait(self, target: str, condition: str, *, namespace: str, seconds: int = LIMIT_SECONDS) -> None:
         """Wait until a condition holds, such as `jsonpath={.status.phase}=Bound` or `delete`."""
         self.kubectl("wait", target, f"--for={condition}", "-n", namespace, f"--timeout={seconds}s")
 
-    def run_pod(self, pod: Json, *, seconds: int) -> None:
+    def run_pod(self, pod: Json, *, seconds: int = LIMIT_SECONDS) -> None:
         """Apply a pod, wait until it has succeeded, delete it."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         self.apply(pod)

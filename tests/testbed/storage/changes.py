@@ -22,8 +22,6 @@ from tests.testbed.storage.objects import DRIVER
 AUDIENCE = "bed-changes"
 """Tokens for the service have it."""
 
-_SECONDS = 120
-
 
 @dataclass(frozen=True)
 class ChangesService:
@@ -53,7 +51,7 @@ def serving_changes(api: Api, csi_socket: str, folder: Path, *, host: str, label
     supervisor = Supervisor(folder)
     supervisor.start("sidecar", [*argv, f"--tls-cert={serving.certificate}", f"--tls-key={serving.key}"])
     try:
-        supervisor.wait("the service of changed blocks", lambda: _is_healthy(health_port), seconds=_SECONDS)
+        supervisor.wait("the service of changed blocks", lambda: _is_healthy(health_port))
         service = ChangesService(f"{host}:{port}", authority.pair.certificate.read_text(), supervisor)
         ca_cert = base64.b64encode(service.ca.encode()).decode()
         spec = {"address": service.address, "audience": AUDIENCE, "caCert": ca_cert}
