@@ -101,7 +101,13 @@ class _OneOpenRun(SnapshotRun):
         found = sort_source(offer.snapshots, parameters.earlier_uid)
         checkpoints = await sort_checkpoints(found, parameters.target, parameters.attempt)
         self._deleted = checkpoints.others
-        self._parents = decide_parents(offer.snapshots, checkpoints.own, in_use=parameters.in_use)
+        self._parents = decide_parents(
+            offer.snapshots,
+            checkpoints.own,
+            in_use=parameters.in_use,
+            requested_at=parameters.requested_at,
+            transfer_uid=parameters.attempt.uid if parameters.attempt else "",
+        )
         inheritance = build_inheritance(found, checkpoints)
         self._removed = inheritance.warning
         return replace(inheritance, warning=None)

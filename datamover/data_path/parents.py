@@ -77,7 +77,7 @@ def _find_fault(parent: JsonDict, own: BlockChanges) -> str | None:
         return f"{name} is of the volume {tags.get(_VOLUME_TAG) or 'unknown'}, not {own.volume_id}"
     if tags[_CHANGE_TAG] == own.change_id:
         return f"{name} is of the same snapshot of the storage"
-    if own.requested_at is not None and _started(parent) >= own.requested_at:
+    if _is_later(parent, own.requested_at):
         return f"{name} was begun after this backup was created, and may be of a later state"
     return None
 
@@ -141,14 +141,30 @@ def choose_checkpoint(
     )
 
 
-def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
+def decide_parents(
+    snapshots: Iterable[JsonDict],
+    own: frozenset[str],
+    *,
+    in_use: bool,
+    requested_at: datetime | None = None,
+    transfer_uid: str = "",
+) -> list[JsonDict]:
     """Return the snapshots that files are taken from, each with the time up to which it has all changes.
 
     As with kopia: the last complete one of the source, and checkpoints after it, here of `own` with our tag.
     Others have of a file what kopia has taken from an older snapshot, by its size and time.
+
+    What another transfer began since `requested_at` may be of a later state than a volume that is not in use: a file
+    may have changed in between, which its time does not show.
     """
+    requested_at = None if in_use else requested_at
     listed = sorted(snapshots, key=_started)
-    complete = [one for one in listed if not one.get("incomplete")]
+    complete = [
+        one
+        for one in listed
+        if not one.get("incomplete")
+        and (not _is_later(one, requested_at) or transfer_uid == read_tag(one, TRANSFER_UID_TAG))
+    ]
     parents = [{"id": complete[-1]["id"], "until": _changes_until(complete, in_use=in_use)}] if complete else []
     checkpoints = [
         {"id": one["id"], "until": until}
@@ -178,6 +194,10 @@ def _read_until(listed: JsonDict) -> str | None:
     """Return the time in our tag, or None."""
     tag = read_tag(listed, CHANGES_TAG)
     return tag if tag and _parse_time(tag) else None
+
+
+def _is_later(listed: JsonDict, requested_at: datetime | None) -> bool:
+    return requested_at is not None and _started(listed) >= requested_at
 
 
 def _started(listed: JsonDict) -> datetime:

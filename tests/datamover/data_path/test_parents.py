@@ -65,6 +65,15 @@ def test_a_snapshot_by_another_way_has_the_changes_of_the_last_tagged_one(in_use
     assert decide_parents(listed, frozenset(), in_use=in_use) == [{"id": "last", "until": _TEN}]
 
 
+def test_what_was_begun_since_the_request_may_be_of_a_later_state() -> None:
+    listed, at = [_listed("old", _NINE), _listed("last", _TEN), _listed("later", _ELEVEN)], datetime.fromisoformat(_TEN)
+    found = [decide_parents(listed, frozenset(), in_use=in_use, requested_at=at) for in_use in (False, True)]
+    assert [parents[0]["id"] for parents in found] == ["old", "later"]
+    own = _listed("own", _NOON) | {"tags": {f"tag:{TRANSFER_UID_TAG}": "uid"}}
+    again = decide_parents([*listed, own], frozenset(), in_use=False, requested_at=at, transfer_uid="uid")
+    assert [one["id"] for one in again] == ["own"]
+
+
 def test_nothing_is_taken_from_checkpoints_by_another_way() -> None:
     assert decide_parents([_listed("own", _NINE, incomplete=True)], frozenset({"own"}), in_use=True) == []
 

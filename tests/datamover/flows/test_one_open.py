@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import AsyncMock
@@ -125,14 +125,25 @@ async def test_a_copied_volume_is_not_read_again(mover_repository: Repository, v
     assert (third.incremental_bytes, third.note) == (len("one"), UNSET)
 
 
+async def test_an_older_state_takes_nothing_from_a_later_one(
+    mover_repository: Repository, volume: Path, tmp_path: Path
+) -> None:
+    older, requested_at = Path(shutil.copytree(volume, tmp_path / "older")), datetime.now(UTC)
+    _write(volume / "deep" / "two", "DEEP/TWO")
+    await _back_up(mover_repository, volume)
+
+    found = await _back_up(mover_repository, older, requested_at=requested_at)
+
+    assert await _restored(mover_repository, found, tmp_path / "out") == describe_tree(older)
+
+
 async def test_a_volume_that_is_labeled_at_its_mount_is_not_read_again(
     mover_repository: Repository, volume: Path
 ) -> None:
     await _back_up(mover_repository, volume)
-    # The API server cuts off nearly a second.
-    requested_at = datetime.now(UTC) - timedelta(seconds=1)
-    # The kernel's clock for files is behind.
-    await asyncio.sleep(0.05)
+    requested_at = datetime.now(UTC)
+    # The API server cuts off nearly a second, and the kernel's clock for files is behind.
+    await asyncio.sleep(1.05)
     for path in (volume, *volume.rglob("*")):
         os.chown(path, os.getuid(), os.getgid())
 
