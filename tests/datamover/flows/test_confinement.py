@@ -25,6 +25,7 @@ from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree
 from tests.datamover.support.unconfined import leave_unconfined
 from tests.support.attacks import IN_CREATE, Swap, describe, swapping
 
@@ -207,7 +208,11 @@ async def test_a_link_that_is_swapped_in_during_a_restore_is_not_followed(
             before = describe(outside)
             with swapping(Swap(target / "a" if kind == "full" else None, outside, target, IN_CREATE, ignored=0)):
                 succeeded = await _restore(mover_repository, snapshot_id, target, method)
-            assert not succeeded or not any(path.is_symlink() for path in target.iterdir())
+            # On a busy machine one may come late: what kopia has restored before is whole.
+            late = [one.name for one in target.iterdir() if one.is_symlink()] if succeeded else []
+            assert [describe_tree(target / f"{name}.away") for name in late] == [
+                describe_tree(path.parent / name) for name in late
+            ]
             return describe(outside) != before
 
     await trial.run(f"restore ({method}): {_KINDS[kind]} exchanged for a link meanwhile", attempt)
