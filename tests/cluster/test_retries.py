@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 
 import pytest
 
@@ -101,7 +102,9 @@ def test_it_completes_and_a_velero_server_sees_the_phases_of_any_other(ended: En
 def test_its_last_mover_records_the_events_of_veleros(ended: Ended, kind: str) -> None:
     events = ended.transfers[kind].data_path_events()
     started = len(events) - events[::-1].index("Data-Path-Started") - 1
-    assert events[started:] == recorded_events(kind)
+    # On a slow machine it may wait for its storage.
+    moving = [event for event in events[started:] if event not in {"Data-Path-Waiting", "Data-Path-Ready"}]
+    assert [event for event, _ in groupby(moving)] == recorded_events(kind)
     # One whose kopia was killed reports its own failure.
     assert "Data-Path-Completed" not in events[:started]
 

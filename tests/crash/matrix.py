@@ -9,7 +9,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOT_CONTENTS
 from tests.crash.controllers import RealCluster
 from tests.crash.listing import list_everything
-from tests.crash.worlds import World, open_client
+from tests.crash.worlds import LEASE_SECONDS, World, open_client
 from tests.nodeagent.support.harness import Fuse
 from tests.support.apiserver import ApiServer
 from tests.support.objects import JsonDict
@@ -39,6 +39,7 @@ class Matrix:
         self._client = client
         self._cluster = cluster
         self._slots = asyncio.Semaphore(_AT_A_TIME)
+        self.lease_seconds = LEASE_SECONDS
 
     async def play(self, kind: str, fuses: Sequence[Fuse]) -> list[JsonDict]:
         """Play a run with each fuse; return what each is judged by."""
@@ -46,7 +47,7 @@ class Matrix:
 
     async def play_all(self, runs: Sequence[tuple[str, Fuse]]) -> list[JsonDict]:
         """Play a run of each kind with its fuse, all at a time; return what each is judged by."""
-        worlds = [World(self._apiserver, self._client, kind) for kind, _ in runs]
+        worlds = [World(self._apiserver, self._client, kind, lease_seconds=self.lease_seconds) for kind, _ in runs]
         async with asyncio.TaskGroup() as group:
             for world in worlds:
                 group.create_task(world.prepare(), name="prepare")

@@ -48,7 +48,7 @@ from tests.support.objects import JsonDict, build_object
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 CONFIG_MAP = "node-agent-config"
-_LEASE_SECONDS = 6
+LEASE_SECONDS = 6
 """A stopped agent does not release its Lease: the next one waits for so long."""
 
 _DONE_SECONDS = 900
@@ -86,7 +86,7 @@ class World:
     name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
     namespace: str = ""
     config: str = json.dumps({"nodeagent.io": {"retry": {"initialBackoff": "1s"}}})
-    lease_seconds: int = _LEASE_SECONDS
+    lease_seconds: int = LEASE_SECONDS
     transfer: JsonDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
