@@ -21,6 +21,7 @@ from core.models.backups import SavedClaim
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from exposer.manifests import volume_mode
+from exposer.workload import claim_of
 
 _PROVISIONER_ANNOTATIONS: Final = (
     "volume.kubernetes.io/storage-provisioner",
@@ -168,10 +169,11 @@ def _mounting(pod: Pod, claim_name: str) -> MountingPod | None:
     meta, spec = pod["metadata"], pod.get("spec") or {}
     if (pod.get("status") or {}).get("phase") != "Running" or meta.get("deletionTimestamp"):
         return None
-    mounted = {mount["name"] for one in spec.get("containers") or [] for mount in one.get("volumeMounts") or []}
+    # While the pod runs, the kubelet has also mounted what only an init container needs.
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    mounted = {mount["name"] for one in containers for mount in one.get("volumeMounts") or []}
     for volume in spec.get("volumes") or []:
-        source = volume.get("persistentVolumeClaim")
-        if source and source["claimName"] == claim_name and volume["name"] in mounted:
+        if claim_of(pod, volume) == claim_name and volume["name"] in mounted:
             return MountingPod(meta["name"], meta["uid"], spec.get("nodeName", ""), volume["name"])
     return None
 

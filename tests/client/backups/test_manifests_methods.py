@@ -36,13 +36,15 @@ def _classes(*found: JsonDict, unread: str | None = None) -> ClusterClasses:
     return ClusterClasses({"fast": _DRIVER, "plain": "none"}, found, unread)
 
 
-def _pod(name: str = "writer", phase: str = "Running", *, mounted: bool = True, **meta: Any) -> JsonDict:
-    mounts = [{"name": "vol", "mountPath": "/data"}] if mounted else []
+def _pod(name: str = "writer", phase: str = "Running", *, mounted: str = "containers", **meta: Any) -> JsonDict:
+    """Return a pod that mounts the volume in the containers of that list of its spec."""
+    mounts = [{"name": "vol", "mountPath": "/data"}]
     return {
         "metadata": {"name": name, "uid": f"uid-{name}", **meta},
         "spec": {
             "nodeName": "node-a",
-            "containers": [{"name": "c", "volumeMounts": mounts}],
+            "containers": [{"name": "c"}],
+            mounted: [{"name": "d", "volumeMounts": mounts}],
             "volumes": [{"name": "vol", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "x", "emptyDir": {}}],
         },
         "status": {"phase": phase},
@@ -85,6 +87,7 @@ def test_a_claim_without_a_class_is_backed_up_from_its_pod() -> None:
         pytest.param(Method.AUTO, _classes(), [_pod()], _POD, id="auto without a class"),
         pytest.param(Method.FS_BACKUP, _classes(_snapshot_class("a")), [_pod()], _POD, id="fs-backup"),
         pytest.param(Method.FS_BACKUP, _classes(), [_pod("zero"), _pod()], _POD, id="the first pod by name"),
+        pytest.param(Method.FS_BACKUP, _classes(), [_pod(mounted="initContainers")], _POD, id="a sidecar's"),
     ],
 )
 def test_the_method_follows_from_the_cluster(
@@ -92,6 +95,13 @@ def test_the_method_follows_from_the_cluster(
 ) -> None:
     assert choose_method(_claim(), method, classes, pods) == way
     assert needs_pods(_claim(), method, classes) is isinstance(way, MountingPod)
+
+
+def test_the_claim_of_an_ephemeral_volume_is_backed_up_from_its_pod() -> None:
+    claim, pod = _claim(), _pod()
+    claim["metadata"]["name"] = "writer-vol"
+    pod["spec"]["volumes"] = [{"name": "vol", "ephemeral": {"volumeClaimTemplate": {}}}]
+    assert choose_method(claim, Method.AUTO, _classes(), [pod]) == _POD
 
 
 _NO_CLASS = "no CSI snapshot: no VolumeSnapshotClass has its driver csi.example.com"
@@ -108,7 +118,7 @@ _NO_POD = "no backup of files: no Running pod mounts it"
         pytest.param(_claim(), Method.AUTO, _classes(), [], f"{_NO_CLASS}; {_NO_POD}", id="neither"),
         pytest.param(_claim(), Method.CSI_SNAPSHOT, _classes(), [_pod()], _NO_CLASS, id="csi-snapshot only"),
         pytest.param(_claim(), Method.FS_BACKUP, _classes(), [_pod(phase="Pending")], _NO_POD, id="pod not running"),
-        pytest.param(_claim(), Method.FS_BACKUP, _classes(), [_pod(mounted=False)], _NO_POD, id="not mounted"),
+        pytest.param(_claim(), Method.FS_BACKUP, _classes(), [_pod(mounted="none")], _NO_POD, id="not mounted"),
         pytest.param(_claim(), Method.FS_BACKUP, _classes(), [_pod(deletionTimestamp="x")], _NO_POD, id="pod ends"),
         pytest.param(
             _claim(mode="Block"),
