@@ -249,6 +249,8 @@ async def _back_up(creation: groups.Creation[BackupTransfer, Backup], request: B
             await check_backup(tools, volumes)
         creation.started = True
         missing = await start_backup(tools, volumes)
+        # All of them, and before a wait that may be interrupted.
+        printer.notes(missing)
         backup = await creation.follow(cluster)
         creation.print(backup, created=bool(volumes))
         if not creation.form.for_programs:

@@ -248,6 +248,7 @@ async def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
         if preview.deletion.empty:
             printer.note("nothing would be deleted")
     if preview.failures:
+        printer.notes(preview.failures)
         raise ScheduleError(f"not all volumes would be backed up: {sum_up_missing(preview.failures)}")
 
 

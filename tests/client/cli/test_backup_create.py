@@ -11,6 +11,7 @@ import pytest
 
 from client.cli import backup as backup_commands
 from client.cli.output import Printer
+from core.kube.transport import Request
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden_text
 
@@ -90,6 +91,26 @@ def test_an_interrupted_wait_ends_no_backup_and_says_how_to(backup_shell: Backup
     )
     assert len(backup_shell.scene.made) == 3
     assert '"cancel": true' not in backup_shell.run("get", "-o", "json").out
+
+
+def test_each_volume_that_is_rejected_is_named_also_if_the_wait_is_interrupted(backup_shell: BackupShell) -> None:
+    kube, names = backup_shell.scene.kube, [f"app/more-{number}" for number in range(5)]
+    for name in names:
+        backup_shell.scene.put_claim(name.removeprefix("app/"), "fast")
+    inner = kube.request
+
+    async def reject(what: Request) -> object:
+        if what.method == "POST" and what.path.endswith("/datauploads") and "dryRun" not in str(what):
+            kube.fail_next("POST", "/datauploads", 403, message="quota")
+        return await inner(what)
+
+    kube.request = reject  # type: ignore[assignment, method-assign]
+    backup_shell.scene.clock.steps = [_interrupt]
+    words = [f"--pvc={name}" for name in (*names, "app/files")]
+    for backup, more, code in (("night", ["--wait"], 130), ("day", [], 1)):
+        done = backup_shell.run("create", backup, *words, *more)
+        assert done.code == code
+        assert re.findall(r"note: PVC (\S+) is missing in the backup: .*quota\n", done.err) == names
 
 
 def test_nothing_goes_on_after_an_interrupted_check(backup_shell: BackupShell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,10 +146,14 @@ def test_a_dry_run_shows_both_and_changes_nothing(shell: Shell) -> None:
     assert (shell.scene.made, len(shell.scene.kube.bucket)) == ([], 2)
 
 
-def test_a_dry_run_notes_what_is_left_out(shell: Shell) -> None:
-    shell.run(*_CREATE, "--pvc=app/gone")
-    err = shell.run("schedule", "run", "night", "--dry-run")[2]
+def test_a_dry_run_notes_each_pvc_that_is_left_out(shell: Shell) -> None:
+    names = [f"app/loose-{number}" for number in range(4)]
+    for name in names:
+        shell.scene.claims.put_claim(name.removeprefix("app/"), "plain")
+    shell.run(*_CREATE, "--pvc=app/gone", *(f"--pvc={name}" for name in names))
+    code, _, err = shell.run("schedule", "run", "night", "--dry-run")
     assert "note: PVC app/gone does not exist any more: it is left out\n" in err
+    assert (code, re.findall(r"note: PVC (\S+): no CSI snapshot", err)) == (1, names)
 
 
 def test_a_person_can_run_it(shell: Shell) -> None:
