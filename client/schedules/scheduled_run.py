@@ -162,8 +162,9 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     session = tools.session
     backup = await Backups(session.client, session.namespace).wait(run.backup, session.clock, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
-    # What is missing has been named, with its reason.
-    if not run.failures and (failure := explain_end(backup)):
+    # What is missing has been named, with its reason, and no volume that has a transfer.
+    ended_badly = any(one.phase is not Phase.COMPLETED for one in backup.volumes)
+    if (ended_badly or not run.failures) and (failure := explain_end(backup)):
         run.failures.append(f"backup {backup.name} is {backup.phase}: {failure}")
     if request.verify and any(one.phase is Phase.COMPLETED for one in backup.volumes):
         await _verify(tools, backup, run)

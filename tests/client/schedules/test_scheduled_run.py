@@ -118,6 +118,13 @@ async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_other
     assert not {"s-first-data", "s-second-data"} & scene.kube.bucket.keys()
 
 
+async def test_a_volume_that_failed_is_named_beside_one_that_cannot_be_backed_up(scene: ScheduleScene) -> None:
+    scene.end_backups("Failed")
+    failed = "backup night-20261121120000 is Incomplete: PVC app/data is Failed"
+    with pytest.raises(ScheduleError, match=f"^PVC app/loose: .*; {failed}"):
+        await run_schedule(scene.tools(), scene.request(DATA, ClaimName("app", "loose")))
+
+
 async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(scene: ScheduleScene) -> None:
     scene.end_backups()
     scene.kube.fail_next("POST", "/volumesnapshots", 403, message="quota")
