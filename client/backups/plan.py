@@ -66,8 +66,8 @@ class ClaimName:
 class Choice:
     """What the user chose: the PVCs by name, or the PVCs in a namespace that a label selector matches.
 
-    With `on_left_out`, a PVC that does not exist any more is left out with a note, and one that cannot be backed up is
-    missing in the backup: it is called with the reason.
+    With `on_left_out`, a PVC that does not exist any more is left out with a note, and one that may not be read or
+    cannot be backed up is missing in the backup: it is called with the reason.
     """
 
     claims: tuple[ClaimName, ...] = ()
@@ -134,9 +134,10 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
         raise BackupError(explain_no_agents(request.namespace))
     location = await find_destination(tools, request.location, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=location)
-    claims = await _read_claims(tools, choice)
+    claims, unread = await _read_claims(tools, choice)
     existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
     present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
+    number = len(claims) + unread
     classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
     volumes = []
@@ -152,7 +153,7 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
                 raise
             choice.on_left_out(str(e))
             continue
-        volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims), choice.data_mover))
+        volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, number, choice.data_mover))
     return volumes
 
 
@@ -189,7 +190,8 @@ async def find_destination(tools: Session, location: str, *, ignore_velero_serve
     return name
 
 
-async def _read_claims(tools: Session, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
+async def _read_claims(tools: Session, choice: Choice) -> tuple[dict[ClaimName, PersistentVolumeClaim], int]:
+    """Return the PVCs, and how many others may not be read."""
     client = tools.client
     if not choice.claims:
         selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
@@ -197,19 +199,27 @@ async def _read_claims(tools: Session, choice: Choice) -> dict[ClaimName, Persis
         if not listed:
             which = f'with the labels "{choice.selector}"' if choice.selector else "at all"
             raise BackupError(f"there is no PVC in namespace {choice.namespace} {which}")
-        return dict(sorted(listed.items()))
-    found = {}
+        return dict(sorted(listed.items())), 0
+    found, unread = {}, 0
     for name in sorted(set(choice.claims)):
-        claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
+        try:
+            claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
+        except ForbiddenError as e:
+            # The role of a schedule is deleted with its namespace.
+            if choice.on_left_out is None:
+                raise
+            choice.on_left_out(f"PVC {name} cannot be backed up: {e}")
+            unread += 1
+            continue
         if claim is None and choice.on_left_out is not None:
             tools.on_note(f"PVC {name} does not exist any more: it is left out")
             continue
         if claim is None:
             raise BackupError(await _explain_absent(client, name))
         found[name] = claim
-    if not found:
+    if not found and not unread:
         raise BackupError("none of the PVCs exists any more")
-    return found
+    return found, unread
 
 
 async def note_absent_claims(tools: Session, claims: Iterable[ClaimName]) -> None:

@@ -118,6 +118,20 @@ async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_other
     assert not {"s-first-data", "s-second-data"} & scene.kube.bucket.keys()
 
 
+async def test_a_namespace_that_was_deleted_with_its_role_does_not_fail_the_pvcs_of_others(
+    scene: ScheduleScene,
+) -> None:
+    """The API server answers 403 then, and not 404."""
+    gone = ClaimName("old", "data")
+    for claims, made in (((gone,), 0), ((DATA, _FILES, gone), 2)):
+        scene.end_backups()
+        scene.kube.fail_next("GET", "/namespaces/old/", 403)
+        with pytest.raises(ScheduleError, match=r"^PVC old/data cannot be backed up: get [^;]*: 403 [^;]*$"):
+            await run_schedule(scene.tools(), scene.request(*claims))
+        assert len(scene.made) == made
+    assert scene.lines[-1] == "backup night-20261121120000 is Incomplete: 2/3 volumes"
+
+
 async def test_a_volume_that_failed_is_named_beside_one_that_cannot_be_backed_up(scene: ScheduleScene) -> None:
     scene.end_backups("Failed")
     failed = "backup night-20261121120000 is Incomplete: PVC app/data is Failed"
