@@ -136,13 +136,20 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
     request = replace(request, location=location)
     claims, unread = await _read_claims(tools, choice)
     existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
-    present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
-    number = len(claims) + unread
+    lenient = choice.on_left_out is not None
+    present = _check_existing(existing.groups, request, claims, lenient=lenient)
+    number, begun = len(claims) + unread, None
+    if lenient and existing.groups:
+        # Its snapshots would otherwise disagree about the number of volumes, as if they were of two backups.
+        number, begun = existing.groups[0].expected or number, existing.groups[0].created
     classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
     volumes = []
     for name, claim in claims.items():
         if name in present:
+            continue
+        if begun is not None and parse_time(claim["metadata"]["creationTimestamp"]) > begun:
+            tools.on_note(f"PVC {name} was created after the backup: it is left out")
             continue
         if needs_pods(claim, choice.required_method, classes) and name.namespace not in pods:
             pods[name.namespace] = await client.list(Selection(kube.PODS, name.namespace))

@@ -172,6 +172,27 @@ async def test_a_second_pod_of_the_same_job_continues_its_backup(scene: Schedule
     assert (names, len(scene.made)) == ({"night-20261121020000"}, 2)
 
 
+async def test_the_backup_of_a_job_has_one_number_of_volumes_whatever_changes_before_its_second_pod(
+    scene: ScheduleScene,
+) -> None:
+    """Two numbers in a bucket would be of two backups of one name, and it would not be restored as a whole."""
+    scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T12:00:00Z"})
+    waiting = scene.claims.put_claim("waiting", "fast", phase="Pending", labels={"tier": "web"})
+    request = replace(scene.request(), choice=Choice(namespace="app", selector="tier=web"))
+    scene.end_backups()
+    with pytest.raises(ScheduleError, match=r"^PVC app/waiting: it has no volume yet: it is Pending$"):
+        await run_schedule(scene.tools("night-1"), request)
+    scene.clock.seconds += 60
+    scene.kube.put(waiting | {"status": {"phase": "Bound"}})
+    scene.claims.put_claim("later", "fast", labels={"tier": "web"})
+    await scene.claims.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "files")
+    scene.end_backups()
+    await run_schedule(scene.tools("night-1"), request)
+    assert scene.lines[-1] == "backup night-20261121120000 is Completed: 2/2 volumes"
+    assert {one["metadata"]["annotations"]["nodeagent.io/backup-volumes"] for one in scene.made} == {"2"}
+    assert scene.old.notes == ["PVC app/later was created after the backup: it is left out"]
+
+
 async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene: ScheduleScene) -> None:
     scene.end_backups()
     scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
