@@ -64,7 +64,7 @@ class Terminal:
         """All that it has written, without control sequences; what is redrawn follows what was there before."""
         return plain(self.raw)
 
-    def read_until(self, pattern: str, *, seconds: float = 120.0) -> str:
+    def read_until(self, pattern: str, *, seconds: float = 600.0) -> str:
         """Return all text once it matches; fail if it does not in time, or the process ends before."""
         until = time.monotonic() + seconds
         while not re.search(pattern, self.text):
@@ -72,7 +72,7 @@ class Terminal:
             assert time.monotonic() < until, f"no {pattern!r} in {seconds} s: {self.text}"
         return self.text
 
-    def finish(self, *, seconds: float = 120.0) -> tuple[int, str]:
+    def finish(self, *, seconds: float = 600.0) -> tuple[int, str]:
         """Return the exit code and all text, once the process has ended."""
         until = time.monotonic() + seconds
         while self._read():
