@@ -13,7 +13,7 @@ import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -47,11 +47,14 @@ class Refused:
 
     `missing` counts entries that are not restored; `unset` those without one of their attributes or their own name,
     and `counts` each of these. `uncompared` is how many could not be read. `hint` is what to do about it.
+    `stale`: older files and links may not be replaced. They do not get the time of the snapshot's, by which an
+    incremental restore would take them for these.
     """
 
     missing: int = 0
     unset: int = 0
     uncompared: int = 0
+    stale: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     missing_names: list[str] = field(default_factory=list)
     unset_names: list[str] = field(default_factory=list)
@@ -82,13 +85,16 @@ class Refused:
         keep_name(self.unset_names, path, f"{error.strerror}")
 
     def check(self, attempted: str, error: str | None) -> None:
-        """Check that all entries are restored; `error` is kopia's first one, if there is any.
+        """Check that all entries are restored; `error` is the first one that kopia could not write, if there is any.
+
+        Without a missing entry, an older one is in its place, which looks like it.
 
         Raises:
             IncompleteRestoreError: some are not, or may not be; the others are.
         """
-        if self.missing or (error and self.uncompared):
-            missing = ": ".join(filter(None, (f"{self.missing} missing", "; ".join(self.missing_names))))
+        if self.missing or error:
+            count = f"{self.missing} missing" if self.missing else "not all are written"
+            missing = ": ".join(filter(None, (count, "; ".join(self.missing_names))))
             cause = f" (kopia's first error: {cut_text(error, 500)})" if error else ""
             also = f". Also, {cut_text(unset, 1000)}" if (unset := self.unset_text) else ""
             hint = f". {self.hint}" if self.hint else ""
@@ -265,7 +271,9 @@ class _Comparison:
                 self.refused.add_unset(path, other)
             self.directories.add(path, entry)
         else:
-            self._compare_attributes(fd, name, path, wanted=Attributes.of(entry), more=other)
+            wanted = Attributes.of(entry)
+            wanted = replace(wanted, time_ns=None) if self.refused.stale else wanted
+            self._compare_attributes(fd, name, path, wanted=wanted, more=other)
 
     def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str | None:
         """Return why an entry is not restored; None: it is, its attributes aside."""

@@ -309,7 +309,7 @@ class _Restoring:
         refused = restoring.refused
         if restorer.refused or not probe.sound:
             # kopia has ignored an error in a directory that it wrote as a whole.
-            repair = restorer.errors.count > 0
+            repair, refused.stale = restorer.errors.count > 0, restorer.errors.first is not None
             await find_refused(
                 repository, snapshot, target, probe=probe, repair=repair, data_path=self.data_path, refused=refused
             )
@@ -366,9 +366,11 @@ class _Restoring:
         await (resumable.record_during(run_kopia) if resumable else run_kopia())
         await restorer.finish(parts)
         await self._check_links(expected=links)
-        refused, repair = Refused(), restorer.refused
+        refused, repair = Refused(stale=restorer.errors.first is not None), restorer.refused
         if repair or not probe.sound:
-            refused = await find_refused(repository, snapshot, target, probe=probe, repair=repair, data_path=data_path)
+            await find_refused(
+                repository, snapshot, target, probe=probe, repair=repair, data_path=data_path, refused=refused
+            )
         if resumable:
             await resumable.end()
         return restorer, refused

@@ -176,7 +176,7 @@ async def test_a_directory_that_cannot_be_read_is_reported(
     assert found.unset_text == "the target does not let 1 entries be compared: d (Permission denied)"
     found.check("restore", None)
     with pytest.raises(
-        IncompleteRestoreError, match=r": 0 missing \(kopia's first error: open\)\. Also, the target does"
+        IncompleteRestoreError, match=r": not all are written \(kopia's first error: open\)\. Also, the target does"
     ):
         found.check("restore", "open")
 

@@ -3,8 +3,8 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from core.models.transfer_settings import Exclusions, InPlace
 from datamover.data_path import in_place, stage
 from datamover.kopia.repository import Repository
 from tests.datamover.flows.test_in_place import INCREMENTAL, RULES, add, change, restore_in_place, snapshot
-from tests.datamover.support.data_paths import back_up_volume
+from tests.datamover.support.data_paths import back_up_volume, restore_volume
 from tests.datamover.support.mounts import mounted, need_root
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 
@@ -134,6 +134,35 @@ async def test_an_old_file_that_cannot_be_replaced_is_missing_and_all_else_is_re
         with pytest.raises(IncompleteRestoreError, match=message):
             await restore_in_place(mover_repository, snapshot_id, volume, rule)
     assert [(folder / name).read_text() for name in ("a", "stale", "z")] == ["new", "old", "new"]
+
+
+@contextmanager
+def _running(program: Path) -> Iterator[None]:
+    """Have the kernel refuse to open a file for writing, but not to set its time."""
+    with subprocess.Popen([program, "1000"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("name", "closed"), [("file", _running), ("link", lambda link: _immutable(link.parent))])
+async def test_what_kopia_cannot_replace_fails_a_restore_and_is_replaced_by_an_incremental_one(
+    mover_repository: Repository, tmp_path: Path, name: str, closed: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    (volume := tmp_path / "volume").mkdir()
+    shutil.copy2("/bin/sleep", volume / "file")
+    (volume / "link").symlink_to("old")
+    shutil.copytree(volume, new := tmp_path / "new", symlinks=True)
+    (new / "file").write_bytes(bytes((new / "file").stat().st_size))
+    (new / "link").unlink()
+    (new / "link").symlink_to("new")
+    snapshot_id = await snapshot(mover_repository, new)
+    message = rf"restored: not all are written \(kopia's first error: .* on {name}\)"
+    with closed(volume / name), pytest.raises(IncompleteRestoreError, match=message):
+        await restore_volume(mover_repository, snapshot_id, volume)
+    await restore_in_place(mover_repository, snapshot_id, volume, INCREMENTAL)
+    assert describe_tree(volume) == describe_tree(new)
 
 
 @pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "full"])
