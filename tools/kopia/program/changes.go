@@ -77,7 +77,7 @@ func watchChanges(
 		anyCopied = anyCopied || copied
 	}
 
-	if changed, found := changeTime(path); found {
+	if changed, err := changeTime(path); err == nil {
 		c.observe(changed)
 	}
 
@@ -133,34 +133,39 @@ func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
 		return entry, err
 	}
 
-	return i.directory.watch(ctx, entry), nil
+	return i.directory.watch(ctx, entry)
 }
 
-// watch returns the entry for kopia's uploader. One that is gone by now is reported by that.
-func (w *watched) watch(ctx context.Context, entry fs.Entry) fs.Entry {
+// watch returns the entry for kopia's uploader. One that is gone by now is reported by that, as is one that kopia could not
+// read. Without the time of its change, a file could be taken from a parent that has another one.
+func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	if _, placeholder := entry.(snapshot.HasDirEntryOrNil); placeholder {
-		return entry
+		return entry, nil
 	}
 
-	changed, found := changeTime(entry.LocalFilesystemPath())
-	if !found {
-		return entry
+	changed, err := changeTime(entry.LocalFilesystemPath())
+	if _, failed := entry.(fs.ErrorEntry); err != nil && (failed || os.IsNotExist(err)) {
+		return entry, nil
+	}
+
+	if err != nil {
+		return nil, err
 	}
 
 	w.changes.observe(changed)
 
 	switch entry := entry.(type) {
 	case fs.Directory:
-		return &watched{Directory: entry, changes: w.changes, up: w}
+		return &watched{Directory: entry, changes: w.changes, up: w}, nil
 	case fs.File:
-		return w.watchFile(ctx, entry, changed)
+		return w.watchFile(ctx, entry, changed), nil
 	case fs.Symlink:
 		if older, _ := w.changes.compare(changed); older {
-			return &changedLink{entry}
+			return &changedLink{entry}, nil
 		}
 	}
 
-	return entry
+	return entry, nil
 }
 
 // compare returns whether a parent is older than the change, and the parents that are not.
@@ -284,9 +289,9 @@ func isCopy(root string, until time.Time) bool {
 
 // isChanged returns whether the root of a volume, and a sample of what is in it, was last changed after that time.
 func isChanged(root string, since time.Time) bool {
-	changed, found := changeTime(root)
+	changed, err := changeTime(root)
 
-	return found && changed.After(since) && allChanged(root, since)
+	return err == nil && changed.After(since) && allChanged(root, since)
 }
 
 func toTime(at unix.StatxTimestamp) time.Time {
@@ -336,11 +341,11 @@ func readNames(directory string, most int) ([]string, error) {
 }
 
 // changeTime returns the ctime of what is at the path.
-func changeTime(path string) (time.Time, bool) {
+func changeTime(path string) (time.Time, error) {
 	var status unix.Stat_t
-	if unix.Lstat(path, &status) != nil {
-		return time.Time{}, false
+	if err := unix.Lstat(path, &status); err != nil {
+		return time.Time{}, &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
 
-	return time.Unix(status.Ctim.Unix()), true
+	return time.Unix(status.Ctim.Unix()), nil
 }
