@@ -88,7 +88,8 @@ class NameReport:
     exclusions leave out are counted in `excluded` alone, which is None without exclusions; `uncounted` is how many
     directories are counted there without what is in them. kopia changes `mangled` names, and `collisions` of them
     become the same as another one; what it keeps of `too_long`, mangled or not, cannot be restored. It does not keep
-    `far_times`, leaves out what is in `left_out`, and takes `placeholders` for something else.
+    `far_times`, leaves out what is in `left_out`, and takes `placeholders` for something else. It leaves out `unfound`
+    ones, which are listed but not there, as if they were deleted meanwhile.
     """
 
     entries: int = 0
@@ -102,6 +103,7 @@ class NameReport:
     far_times: NameExamples = field(default_factory=NameExamples)
     left_out: NameExamples = field(default_factory=NameExamples)
     placeholders: NameExamples = field(default_factory=NameExamples)
+    unfound: NameExamples = field(default_factory=NameExamples)
 
     @property
     def warning(self) -> str | None:
@@ -131,6 +133,16 @@ class NameReport:
         return (
             f"left out {self.left_out.count} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, "
             f"which kopia cannot keep, for example {self.left_out.show()}"
+        )
+
+    @property
+    def unfound_note(self) -> str | None:
+        """What the user should know about entries that the volume lists without having them, or None."""
+        if not self.unfound.count:
+            return None
+        return (
+            f"left out {self.unfound.count} entries that the volume lists and does not find, "
+            f"for example {self.unfound.show()}"
         )
 
     def check(self) -> None:
@@ -187,6 +199,7 @@ def inspect_names(
                 report.entries += 1
                 kept = _is_kept(entry)
                 report.kept += kept
+                suspects.add_unfound(entry)
                 if not kept and not _is_socket(entry):
                     report.left_out.add(directory, name)
                 if kept and not _has_kept_time(entry):
@@ -203,6 +216,7 @@ def inspect_names(
                     report.too_long.add(directory, name)
             # It may be deleted meanwhile.
             with suppress(OSError):
+                suspects.report_unfound(root, directory, report)
                 for names in suspects.in_parts(root, directory):
                     report.add(directory, names)
                     if stop():
@@ -269,6 +283,14 @@ def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
         return None
 
 
+def _is_unfound(entry: "os.DirEntry[str]") -> bool:
+    try:
+        entry.stat(follow_symlinks=False)
+    except OSError as e:
+        return isinstance(e, FileNotFoundError)
+    return False
+
+
 def _size_of(entry: "os.DirEntry[str]") -> int | None:
     """Return the size of a file or link; None for a directory, and 0 for what is gone."""
     if entry.is_dir(follow_symlinks=False):
@@ -278,9 +300,10 @@ def _size_of(entry: "os.DirEntry[str]") -> int | None:
 
 
 class _Suspects:
-    """The names in one directory that kopia may change; very many are not kept, but read again."""
+    """The names in one directory that kopia may change, or not find; very many are not kept, but read again."""
 
     def __init__(self) -> None:
+        self._unfound = set[str]()
         self._count = 0
         self._names: list[bytes] = []
 
@@ -289,8 +312,21 @@ class _Suspects:
         if self._count <= _COMPARED_NAMES:
             self._names.append(name)
 
+    def add_unfound(self, entry: "os.DirEntry[str]") -> None:
+        if _is_unfound(entry):
+            self._unfound.add(entry.name)
+
+    def report_unfound(self, root: Path, directory: bytes, report: NameReport) -> None:
+        """Report what the directory still lists: all else was deleted."""
+        if not self._unfound:
+            return
+        with open_root(root) as top, open_below(top, directory) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.name in self._unfound and _is_unfound(entry):
+                    report.unfound.add(directory, os.fsencode(entry.name))
+
     def in_parts(self, root: Path, directory: bytes) -> Iterator[list[bytes]]:
-        """Yield all of them, and those that become the same in one list."""
+        """Yield all that kopia may change, and those that become the same in one list."""
         parts = math.ceil(self._count / _COMPARED_NAMES)
         if parts <= 1:
             yield self._names
