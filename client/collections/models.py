@@ -222,7 +222,7 @@ def _facts_of(transfer: Transfer) -> dict[str, Any]:
         "location": transfer.spec.backup_storage_location,
         "bytes_done": progress.bytes_done,
         "total_bytes": progress.total_bytes,
-        "created": transfer.metadata.creation_timestamp,
+        "created": transfer.made_at,
         "completed": status.completion_timestamp,
     }
 

@@ -78,6 +78,7 @@ class _EndedStatus(WireModel, gc=False):
     phase: str = ""
     message: str = ""
     node: str = ""
+    start_timestamp: Time | None = None
     completion_timestamp: Time | None = None
     progress: _EndedProgress = field(default_factory=_EndedProgress)
 
@@ -123,6 +124,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         location=spec.backup_storage_location,
         claim=meta.annotations.claim or spec.source_pvc,
         created=meta.creation_timestamp,
+        began=status.start_timestamp,
         completed=status.completion_timestamp,
         total_bytes=status.progress.total_bytes,
         message=status.message,

@@ -159,7 +159,7 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
         return None
     return CompletedBackup(
         (one.queue, one.claim or one.volume),
-        parse_time(one.created),
+        min(time for time in (parse_time(one.created), one.began, one.completed) if time is not None),
         f"{_BACKUPS[one.kind]}/{one.name}",
         complete=one.phase is Phase.COMPLETED and not one.damaged,
         failed=one.phase is Phase.FAILED or one.damaged,

@@ -106,6 +106,17 @@ class Transfer(CustomResource):
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
 
     @property
+    def made_at(self) -> datetime | None:
+        """When it was created, which is not before its data; None: not known.
+
+        A Velero server creates the PodVolumeBackups that it finds in a bucket, also weeks after these have ended.
+        Source: Velero v1.18, pkg/controller/backup_sync_controller.go.
+        """
+        status = self.status
+        times = (self.metadata.creation_timestamp, status.start_timestamp, status.completion_timestamp)
+        return min((time for time in times if time is not None), default=None)
+
+    @property
     def began_at(self) -> datetime | None:
         """When its data path began; None: it did not. An end before that sets `startTimestamp`, too, as in Velero."""
         started, completed = self.status.start_timestamp, self.status.completion_timestamp

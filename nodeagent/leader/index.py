@@ -62,7 +62,7 @@ class VolumeCopy:
 
 def read_copy(cr: Transfer) -> VolumeCopy | None:
     """Return what `cr` saved; None: it has not ended, or is no backup."""
-    created, status = cr.metadata.creation_timestamp, cr.status
+    created, status = cr.made_at, cr.status
     if not cr.phase.final or not isinstance(cr, DataUpload | PodVolumeBackup) or created is None:
         return None
     began, completed = status.start_timestamp, status.completion_timestamp

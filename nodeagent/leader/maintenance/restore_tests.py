@@ -28,9 +28,8 @@ _KEPT_SECONDS: Final = 3600
 
 def restorable(cr: Transfer) -> RestorableCopy:
     """Return a completed backup as the copy of a volume that may be restored."""
-    meta, last = cr.metadata, Verification.from_annotations(cr.metadata.annotations)
-    good = not (is_damaged(last) or cr.deleting)
-    created = meta.creation_timestamp or datetime.min.replace(tzinfo=UTC)
+    good = not (is_damaged(Verification.from_annotations(cr.metadata.annotations)) or cr.deleting)
+    created = cr.made_at or datetime.min.replace(tzinfo=UTC)
     return RestorableCopy(cr.source_claim or "", created, cr.kind_name, cr.name, good)
 
 

@@ -400,7 +400,7 @@ def _is_in(cr: Transfer, key: RepositoryKey) -> bool:
 
 
 def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> VerifiedCopy:
-    meta, created = cr.metadata, cr.metadata.creation_timestamp
+    meta, created = cr.metadata, cr.made_at
     owners = (owner.name for owner in meta.owner_references if owner.kind == BACKUPS.kind)
     backup = meta.annotations.get(BACKUP_ANNOTATION) or next(owners, "")
     name = f"backup {backup}" if backup else f"{cr.kind_name} {cr.name}"

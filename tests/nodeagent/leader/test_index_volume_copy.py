@@ -1,9 +1,14 @@
 """What a completed backup saved, as the index reads it from the custom resource."""
 
+import json
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
+from client.status.parse import decode_transfer, transfer_record
+from client.status.records import TRANSFER_KINDS
+from client.status.records import copy_of as completed_of
 from core.models.base import JsonDict
 from core.models.names import PVC_NAME_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_ANNOTATION
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup
@@ -36,6 +41,25 @@ def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
     times = {"startTimestamp": "2026-11-21T11:58:30Z", "completionTimestamp": "2026-11-21T12:00:00Z"}
     found = copy_of(data_upload(status={**DONE, **times, "incrementalBytes": 4}))
     assert (found.completed, found.new_bytes, found.seconds) == (datetime(2026, 11, 21, 12, tzinfo=UTC), 4, 90)
+
+
+@pytest.mark.parametrize(
+    ("times", "hour"),
+    [
+        pytest.param({"startTimestamp": 9, "completionTimestamp": 10}, 9, id="found in a bucket"),
+        pytest.param({"completionTimestamp": 10}, 10, id="found in a bucket, never started"),
+        pytest.param({"startTimestamp": 12, "completionTimestamp": 13}, None, id="made here"),
+    ],
+)
+def test_a_backup_that_a_server_creates_from_a_bucket_is_as_old_as_its_data(
+    times: dict[str, int], hour: int | None
+) -> None:
+    raw = pod_volume_backup(status=DONE | {key: f"2026-11-21T{at:02}:00:00Z" for key, at in times.items()})
+    kind = next(kind for kind in TRANSFER_KINDS if kind.name == raw["kind"])
+    found = read_copy(PodVolumeBackup.parse(raw))
+    records = transfer_record(kind, raw), decode_transfer(kind, msgspec.Raw(json.dumps(raw).encode()))
+    made_at = CREATED if hour is None else datetime(2026, 11, 21, hour, tzinfo=UTC)
+    assert {one and one.created for one in (found, *map(completed_of, records))} == {made_at}
 
 
 @pytest.mark.parametrize("phase", ["", "InProgress", "Failed", "Canceled"])
