@@ -36,13 +36,14 @@ from nodeagent.config.parse import parse_config_map
 
 
 class _EndedMarks(WireModel, gc=False):
-    """Annotations, and the label of Velero's, of a transfer that has ended."""
+    """Annotations, and labels of Velero's, of a transfer that has ended."""
 
     claim: str = field(default="", name=wire.PVC_NAME_ANNOTATION)
     shrunk: str = field(default="", name=wire.SHRUNK_ANNOTATION)
     backup: str = field(default="", name=wire.BACKUP_ANNOTATION)
     verification: str = field(default="", name=wire.VERIFICATION_ANNOTATION)
     velero_backup: str = field(default="", name=wire.VELERO_BACKUP_LABEL)
+    claim_uid: str = field(default="", name=wire.PVC_UID_LABEL)
 
 
 class _EndedMeta(WireModel, gc=False):
@@ -123,6 +124,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         volume=volume,
         location=spec.backup_storage_location,
         claim=meta.annotations.claim or spec.source_pvc,
+        claim_uid=meta.labels.claim_uid,
         created=meta.creation_timestamp,
         began=status.start_timestamp,
         completed=status.completion_timestamp,
@@ -180,6 +182,7 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         files=parse_count(meta.annotations.get(wire.FILES_ANNOTATION, "")),
         shrunk=Shrinkage.from_annotations(meta.annotations),
         claim=cr.source_claim or "",
+        claim_uid=meta.labels.get(wire.PVC_UID_LABEL, ""),
     )
 
 

@@ -95,7 +95,7 @@ class TransferRecord(WireModel):
     `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
     belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` changed since the backup before, None where
     that is not known. `verification` is the last one of a backup, `files` how many files it has, and `shrunk` how it is
-    Shrunk. `claim` is the PVC that it backs up, empty if there is none.
+    Shrunk. `claim` is the PVC that it backs up, and `claim_uid` its UID, empty if there is none or it is not known.
     """
 
     kind: str
@@ -125,6 +125,7 @@ class TransferRecord(WireModel):
     files: int | None = None
     shrunk: Shrinkage | None = None
     claim: str = ""
+    claim_uid: str = ""
     fault: str = ""
 
     @property
@@ -166,6 +167,7 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
         message="its data could not be read back by its verification" if one.damaged else one.message or None,
         bytes=one.total_bytes,
         shrunk=one.shrunk.text if one.shrunk is not None and one.shrunk.acknowledged is None else None,
+        claim_uid=one.claim_uid,
     )
 
 

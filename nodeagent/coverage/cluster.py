@@ -61,6 +61,7 @@ class _OwnerReference(WireModel, gc=False):
 
 
 class _ClaimMeta(_Meta, gc=False):
+    uid: str = ""
     owner_references: tuple[_OwnerReference, ...] = ()
     annotations: _ClaimAnnotations = msgspec.field(default_factory=_ClaimAnnotations)
 

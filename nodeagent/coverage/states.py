@@ -112,7 +112,7 @@ class VolumePlan:
     """A volume and the backups that are expected of it.
 
     `created` is when its PVC or pod was. `left_out` is why it is not backed up on purpose. `interval` is what its
-    annotation asks for. `note` is what its owner should know.
+    annotation asks for. `note` is what its owner should know. `uid` is the PVC's, empty where there is none.
     """
 
     key: VolumeKey
@@ -121,6 +121,7 @@ class VolumePlan:
     annotated: timedelta | None = None
     expected: Expectations = _UNEXPECTED
     note: str | None = None
+    uid: str = ""
 
     @property
     def began(self) -> datetime | None:
@@ -195,6 +196,7 @@ def _plan_claim(
         annotated=parse_annotated(meta.annotations.interval),
         expected=expected,
         note=note,
+        uid=meta.uid,
     )
 
 
@@ -229,7 +231,7 @@ class CompletedBackup:
 
     `created` is when its transfer was created: the data is not newer. One whose verification failed is `failed`, one
     that is neither complete nor failed was canceled. `shrunk` is the reason to show if it is Shrunk, and not
-    acknowledged.
+    acknowledged. `claim_uid` is the UID of its PVC; empty: not known.
     """
 
     key: VolumeKey
@@ -240,6 +242,15 @@ class CompletedBackup:
     message: str | None = None
     bytes: int = 0
     shrunk: str | None = None
+    claim_uid: str = ""
+
+
+def is_of_another(backed_up: str, uid: str) -> bool:
+    """Return whether a backup is of another PVC than the one with this UID; neither counts where it is empty.
+
+    A Velero server creates the PodVolumeBackups that other clusters have left in its bucket.
+    """
+    return bool(backed_up and uid) and backed_up != uid
 
 
 @dataclass(slots=True)
@@ -338,12 +349,16 @@ def build_coverage(
 
     Without `plans`, because no PVCs may be listed, only the volumes that have a backup are known.
     """
+    known = None if plans is None else {plan.key: plan for plan in plans}
     histories: dict[VolumeKey, _History] = {}
+    none, unknown = _History(), VolumePlan(("", ""))
     for copy in copies:
-        histories.setdefault(copy.key, _History()).add(copy)
-    none = _History()
-    known = plans if plans is not None else [VolumePlan(key) for key in histories]
-    volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in known]
+        plan = (known or {}).get(copy.key, unknown)
+        # An older one is of a deleted PVC, which is noted.
+        if not is_of_another(copy.claim_uid, plan.uid) or (plan.created and copy.created < plan.created):
+            histories.setdefault(copy.key, _History()).add(copy)
+    every = known.values() if known is not None else [VolumePlan(key) for key in histories]
+    volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in every]
     order = list(CoverageState)
     volumes.sort(key=lambda one: (not one.needs_attention, order.index(one.state), one.namespace, one.volume))
     return Coverage(volumes=tuple(volumes), complete=plans is not None, notes=tuple(notes))

@@ -20,7 +20,7 @@ from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.types import Metadata, UncheckedObject
 from core.logs import fields
 from core.models.backups import is_shrunk
-from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, SCHEDULE_LABEL
+from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, PVC_UID_LABEL, SCHEDULE_LABEL
 from core.models.phases import AttemptStage, InterruptionCause, Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
@@ -41,6 +41,7 @@ class VolumeCopy:
     API server's clock: the data is not newer. `schedule` is the name of the Schedule or CronJob that made it;
     None: none is known. `shrunk`: it is Shrunk, and not acknowledged. `completed` is when it ended,
     `new_bytes` what the repository did not have; None: not known. `seconds` is from its start to its end.
+    `claim_uid` is the UID of the PVC; empty: not known.
     """
 
     claim: str | None
@@ -53,6 +54,7 @@ class VolumeCopy:
     completed: datetime | None = None
     new_bytes: int | None = None
     seconds: float = 0.0
+    claim_uid: str = ""
 
     @property
     def damaged(self) -> bool:
@@ -77,6 +79,7 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
         completed=completed,
         new_bytes=status.incremental_bytes,
         seconds=(completed - began).total_seconds() if completed and began else 0.0,
+        claim_uid=sys.intern(cr.metadata.labels.get(PVC_UID_LABEL, "")),
     )
 
 

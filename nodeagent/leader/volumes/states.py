@@ -25,7 +25,7 @@ from core.models.base import ObjectMeta, WireModel
 from core.models.verification import Verification
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage import history
-from nodeagent.coverage.states import parse_annotated
+from nodeagent.coverage.states import is_of_another, parse_annotated
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
@@ -48,10 +48,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PVC: when it was created, and what its annotations ask for."""
+    """A PVC: when it was created, what its annotations ask for, and its UID; empty: not known."""
 
     created: datetime
     plan: Plan = field(default_factory=Plan)
+    uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,9 @@ def build_states(
     for entry in entries:
         if (copy := entry.copy) is not None and copy.claim and entry.managed:
             key = (entry.queue, copy.claim)
-            if (claim := claims.get(key)) is not None and copy.created < claim.created:
+            if (claim := claims.get(key)) is not None and (
+                copy.created < claim.created or is_of_another(copy.claim_uid, claim.uid)
+            ):
                 # It only says which schedule is to back this one up.
                 copy = replace(copy, complete=False)
             found.setdefault(key, _Found(copy.created, copy.created)).add(copy, day_began)
@@ -281,7 +284,7 @@ class PlanReader:
             for one in _parse_all({"metadata": raw["metadata"]} for raw in page.items):
                 meta = one.metadata
                 if meta.creation_timestamp is not None:
-                    claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
+                    claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated, meta.uid)
         return claims
 
     async def _read_schedules(self) -> Mapping[str, Plan]:

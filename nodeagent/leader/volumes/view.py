@@ -133,6 +133,7 @@ def _build_series(
             complete=copy.complete and not copy.damaged,
             failed=entry.phase is Phase.FAILED or copy.damaged,
             shrunk="" if copy.shrunk else None,
+            claim_uid=copy.claim_uid,
         )
         for entry in entries
         if (copy := entry.copy) is not None

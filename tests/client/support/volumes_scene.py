@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from core.models.base import format_time
-from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from core.models.names import PVC_UID_LABEL, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from tests.client.support.status_scene import StatusScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.transfers import data_upload
@@ -33,6 +33,8 @@ def a_backup(
     raw["spec"] |= {"sourceNamespace": namespace, "sourcePVC": claim}
     for key in ("uid", "resourceVersion"):
         del raw["metadata"][key]
+    # It is of the recorded PVC.
+    del raw["metadata"]["labels"][PVC_UID_LABEL]
     return raw
 
 

@@ -186,6 +186,16 @@ def test_a_backup_of_a_deleted_pvc_of_the_same_name_does_not_count(before: Compl
     assert judged(before, copy(HOUR), created="2026-11-21T09:00:00Z").state is CoverageState.PROTECTED
 
 
+@pytest.mark.parametrize("uid", ["here", ""], ids=["its own", "unknown"])
+@pytest.mark.parametrize("foreign", [{}, {"complete": False, "failed": True}], ids=["complete", "failed"])
+def test_a_backup_of_another_cluster_does_not_count(foreign: dict[str, bool], uid: str) -> None:
+    """A Velero server finds it in the bucket that both use."""
+    other = copy(HOUR, claim_uid="elsewhere", **foreign)
+    alone, after = (judged(*each, other, sources=(source(),), uid="here") for each in ([], [copy(DAY, claim_uid=uid)]))
+    assert (alone.state, alone.last_backup) == (CoverageState.NEVER_BACKED_UP, None)
+    assert (after.state, after.last_backup) == (CoverageState.PROTECTED, NOW - DAY)
+
+
 @pytest.mark.parametrize(
     ("ran", "ending"),
     [((), "night; no run yet"), ((3 * DAY, HOUR), "night; last run 60m ago")],

@@ -10,7 +10,7 @@ from client.status.parse import decode_transfer, transfer_record
 from client.status.records import TRANSFER_KINDS
 from client.status.records import copy_of as completed_of
 from core.models.base import JsonDict
-from core.models.names import PVC_NAME_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_ANNOTATION
+from core.models.names import PVC_NAME_ANNOTATION, PVC_UID_LABEL, SCHEDULE_LABEL, VERIFICATION_ANNOTATION
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup
 from nodeagent.leader.index import VolumeCopy, read_copy
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup
@@ -31,10 +31,12 @@ def backup_owner(name: str) -> list[JsonDict]:
 
 def test_a_completed_backup_saved_its_pvc_if_it_names_one() -> None:
     raw = data_upload(status=DONE)
-    assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, None, None)
+    uid = raw["metadata"]["labels"][PVC_UID_LABEL]
+    assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, None, None, claim_uid=uid)
     for annotations, claim in (({PVC_NAME_ANNOTATION: "data"}, "data"), ({}, None)):
         cr = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations=annotations))
-        assert read_copy(cr) == VolumeCopy(claim, CREATED, 9, None, None)
+        copy = VolumeCopy(claim, CREATED, 9, None, None, claim_uid=cr.metadata.labels[PVC_UID_LABEL])
+        assert read_copy(cr) == copy
 
 
 def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
@@ -59,7 +61,9 @@ def test_a_backup_that_a_server_creates_from_a_bucket_is_as_old_as_its_data(
     found = read_copy(PodVolumeBackup.parse(raw))
     records = transfer_record(kind, raw), decode_transfer(kind, msgspec.Raw(json.dumps(raw).encode()))
     made_at = CREATED if hour is None else datetime(2026, 11, 21, hour, tzinfo=UTC)
-    assert {one and one.created for one in (found, *map(completed_of, records))} == {made_at}
+    copies = (found, *map(completed_of, records))
+    claim_uid = raw["metadata"]["labels"][PVC_UID_LABEL]
+    assert {one and (one.created, one.claim_uid) for one in copies} == {(made_at, claim_uid)}
 
 
 @pytest.mark.parametrize("phase", ["", "InProgress", "Failed", "Canceled"])

@@ -13,10 +13,10 @@ CREATED = "2026-11-01T00:00:00Z"
 
 
 def an_object(kind: str, name: str, namespace: str = "", version: str = "v1", **more: Any) -> JsonDict:
-    """Return an object; `labels`, `annotations` and `deleting` are about its metadata."""
+    """Return an object; `labels`, `annotations`, `uid` and `deleting` are about its metadata."""
     meta: JsonDict = {"name": name, "creationTimestamp": more.pop("created", CREATED)}
     meta |= {"namespace": namespace} if namespace else {}
-    meta |= {key: more.pop(key) for key in ("labels", "annotations") if key in more}
+    meta |= {key: more.pop(key) for key in ("labels", "annotations", "uid") if key in more}
     if more.pop("deleting", False):
         meta["deletionTimestamp"] = CREATED
     return {"apiVersion": version, "kind": kind, "metadata": meta, **more}

@@ -109,6 +109,16 @@ def test_backups_of_a_deleted_pvc_of_the_same_name_say_only_which_schedule_there
     assert state([shrunk, backup(2)], known).backup_due_at == day(3)
 
 
+def test_backups_of_another_cluster_do_not_count() -> None:
+    known = Plans(NOW, {CLAIM: Claim(BEGIN, Plan(WEEK), "here")}, {})
+    own, other = (
+        entry(uid, copy=VolumeCopy("data", BEGIN + at * DAY, 10, None, None, claim_uid=uid))
+        for at, uid in ((2, "here"), (3, "elsewhere"))
+    )
+    assert state([other], known).backup_at is None
+    assert state([own, other], known).backup_at == day(2)
+
+
 def test_a_pvc_without_a_complete_backup_and_interval_has_no_state() -> None:
     assert build_states([], plans(Plan(None, WEEK))) == build_states([failed(2)], plans()) == []
 

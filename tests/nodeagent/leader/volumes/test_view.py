@@ -12,7 +12,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Retry
 from core.models.backups import HeldBackup, RetentionReport
-from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from core.models.names import PVC_UID_LABEL, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
@@ -108,6 +108,7 @@ async def test_the_dispatcher_shows_the_backups_of_its_transfers() -> None:
     transfer = scene.add("du-1", status=status)
     source = transfer["spec"]["sourcePVC"]
     claim = an_object(PERSISTENT_VOLUME_CLAIMS, source, {})
+    claim["metadata"]["uid"] = transfer["metadata"]["labels"][PVC_UID_LABEL]
     scene.kube.put(claim)
     metrics = scene.metrics
     async with scene.dispatching():
