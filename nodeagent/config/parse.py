@@ -191,9 +191,10 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
 
 
 def has_wrong_type(error: ErrorDetails) -> bool:
-    """Return whether the value is of a JSON type that Go cannot store in the field."""
+    """Return whether the value is of a JSON type that Go cannot store in the field: null is of none."""
     kind, value = error["type"], error["input"]
-    return kind in _TYPE_ERRORS or (kind in _CHOICE_ERRORS and not isinstance(value, str))
+    wrong = kind in _TYPE_ERRORS or (kind in _CHOICE_ERRORS and not isinstance(value, str))
+    return wrong and value is not None
 
 
 def _unit_of(place: Location) -> Location:

@@ -109,6 +109,11 @@ _TOLERATED = [
     (_concurrency(prepareQueueLength=20_001), "expected a number of at most 20000, found the number 20001"),
     (_concurrency(perNodeConfig=[{"number": 0}]), "perNodeConfig[0].number: expected a number of at least 1"),
     (_concurrency(perNodeConfig=[{}]), "loadConcurrency.perNodeConfig[0].number: required key is missing"),
+    (_concurrency(perNodeConfig=[None]), "perNodeConfig[0]: expected an object, found the value null"),
+    (
+        _concurrency(perNodeConfig=[{"number": 1, "nodeSelector": {"matchExpressions": [None]}}]),
+        "perNodeConfig[0].nodeSelector.matchExpressions[0]: expected an object, found the value null",
+    ),
     (
         _concurrency(
             perNodeConfig=[
@@ -120,6 +125,7 @@ _TOLERATED = [
     ({"priorityClassName": "Low Priority"}, "(did you mean low-priority?)"),
     ({"loadAffinityMode": "all"}, "loadAffinityMode: expected 'first' or 'any', found the string \"all\""),
     ({"backupPVC": {"fast": {"secretNames": ["A_b"]}}}, "backupPVC.fast.secretNames[0]: expected a name"),
+    ({"restorePVC": {"secretNames": [None]}}, "restorePVC.secretNames[0]: expected a string, found the value null"),
     (
         {"backupPVC": {"fast": {"configMapNames": [""]}}},
         "backupPVC.fast.configMapNames[0]: expected the name of an object",
