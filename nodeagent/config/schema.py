@@ -36,9 +36,9 @@ class ConfigFinding:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that keeps its repeated keys."""
+    """A JSON object that keeps all of its members, also with a repeated key."""
 
-    repeated: tuple[str, ...] = ()
+    members: tuple[tuple[str, Any], ...] = ()
 
 
 def load_json(text: str) -> object:
@@ -51,9 +51,7 @@ def load_json(text: str) -> object:
 
     def build(pairs: list[tuple[str, Any]]) -> _Object:
         built = _Object(pairs)
-        if len(built) < len(pairs):
-            keys = [key for key, _ in pairs]
-            built.repeated = tuple(key for key in built if keys.count(key) > 1)
+        built.members = tuple(pairs)
         return built
 
     return json.loads(text, object_pairs_hook=build)
@@ -83,7 +81,7 @@ def _nested(annotation: object, container: str) -> Nested | None:
 
 @dataclass
 class SortedKeys:
-    """A document with known keys in canonical spelling; `written` has the original, where it differs, by location."""
+    """A document with known keys in canonical spelling; `written` has the original by location."""
 
     document: JsonDict = field(default_factory=dict)
     notes: list[ConfigFinding] = field(default_factory=list)
@@ -108,11 +106,11 @@ def show_key(key: str) -> str:
 def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
     """Return the known keys of `document`, with a finding for every other one.
 
-    Keys are not case-sensitive, and null is the same as absent, as in Velero.
+    Keys are not case-sensitive, null is the same as absent, and objects with the same key are merged, as in Velero.
     Source: Go, encoding/json.
     """
     sorter = _Sorter(section)
-    sorter.found.document = sorter.sort_object(document, section, ())
+    sorter.found.document = sorter.sort_object(document, section, (), {})
     return sorter.found
 
 
@@ -123,44 +121,46 @@ class _Sorter:
         self.found = SortedKeys()
         self._root = root
 
-    def sort_object(self, value: JsonDict, section: type[Section], place: Location) -> JsonDict:
+    def sort_object(self, value: JsonDict, section: type[Section], place: Location, before: JsonDict) -> JsonDict:
+        """Return the known keys of `value`, added to what was there `before`, by an earlier key of the same name."""
         fields = {info.alias or name: info for name, info in section.model_fields.items()}
         spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
-        for key in getattr(value, "repeated", ()):
-            self._note((*place, key), "repeated key; the last one applies")
-        kept: JsonDict = {}
-        for key, item in value.items():
+        kept = dict(before)
+        for key, item in getattr(value, "members", value.items()):
             spelling = key if key in fields else spellings.get(key.lower(), "")
             alias = section.other_names.get(spelling, spelling)
             if not alias:
                 hint = self._hint(key, [*fields, *section.other_names], place)
                 self._note((*place, key), "unknown key; ignored", hint)
-            elif key != alias and (alias in kept or alias in value):
+            elif spelling != alias and (alias in kept or alias in value):
                 self._note((*place, key), f"{alias} is set as well; this one is ignored")
             elif item is not None:
                 here = (*place, alias)
-                if key != alias:
-                    self.found.written[here] = key
+                self.found.written[here] = key
+                if alias in kept:
+                    self._note(here, "repeated key; objects are merged, any other value is replaced")
                 if key != spelling:
                     self._note(here, f"read as {spelling}", "keys are case-sensitive elsewhere")
-                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here)
+                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here, kept.get(alias))
+            elif isinstance(kept.get(alias), (dict, list)):
+                del kept[alias]
         return kept
 
-    def _sort_value(self, value: object, nested: Nested | None, place: Location) -> object:
-        if nested is None:
-            if not isinstance(value, dict):
-                return value
-            # Go stores null as an empty text in a map of texts.
-            return {key: "" if item is None else item for key, item in value.items()}
-        inside = Nested(nested.section, "")
-        if nested.container == "list" and isinstance(value, list):
+    def _sort_value(self, value: object, nested: Nested | None, place: Location, before: object = None) -> object:
+        container = nested.container if nested else ""
+        inside = Nested(nested.section, "") if nested else None
+        if container == "list" and isinstance(value, list):
             return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]
-        if nested.container == "list" or not isinstance(value, dict):
+        if container == "list" or not isinstance(value, dict):
             return value
-        if nested.container == "map":
+        earlier: JsonDict = before if isinstance(before, dict) else {}
+        if nested is None:
+            # Go stores null as an empty text in a map of texts.
+            return earlier | {key: "" if item is None else item for key, item in value.items()}
+        if container == "map":
             kept = ((key, item) for key, item in value.items() if item is not None)
-            return {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
-        return self.sort_object(value, nested.section, place)
+            return earlier | {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
+        return self.sort_object(value, nested.section, place, earlier)
 
     def _note(self, place: Location, problem: str, hint: str | None = None) -> None:
         self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))

@@ -319,8 +319,36 @@ def test_null_in_a_map_of_texts_is_an_empty_text_as_in_velero() -> None:
 
 def test_a_repeated_key_is_reported() -> None:
     parsed = parse_config('{"loadConcurrency": {"globalConfig": 3, "globalConfig": 4}}')
-    assert parsed.warnings == ["loadConcurrency.globalConfig: repeated key; the last one applies"]
-    assert parsed.config.load_concurrency.global_config == 4
+    problem = "repeated key; objects are merged, any other value is replaced"
+    assert parsed.warnings == [f"loadConcurrency.globalConfig: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ('{"priorityClassName": "a", "priorityClassName": "b"}', {"priorityClassName": "b"}),
+        ('{"priorityClassName": "a", "PRIORITYCLASSNAME": "b"}', {"priorityClassName": "b"}),
+        ('{"priorityclassname": "a", "priorityClassName": "b"}', {"priorityClassName": "b"}),
+        ('{"priorityClassName": "a", "priorityClassName": null}', {"priorityClassName": "a"}),
+        ('{"podLabels": {"a": "b"}, "podLabels": {"c": "d"}}', {"podLabels": {"a": "b", "c": "d"}}),
+        ('{"podLabels": {"a": "b"}, "podLabels": null}', {}),
+        (
+            '{"restorePVC": {"ignoreDelayBinding": true}, "restorepvc": {"secretNames": ["a"]}}',
+            {"restorePVC": {"ignoreDelayBinding": True, "secretNames": ["a"]}},
+        ),
+        (
+            '{"restorePVC": {"secretNames": ["a"]}, "restorePVC": {"secretNames": ["b"]}}',
+            {"restorePVC": {"secretNames": ["b"]}},
+        ),
+        (
+            '{"backupPVC": {"a": {"readOnly": true}, "b": {}}, "backupPVC": {"a": {"storageClass": "c"}}}',
+            {"backupPVC": {"a": {"storageClass": "c"}, "b": {}}},
+        ),
+    ],
+)
+def test_a_repeated_key_means_the_same_as_in_velero(text: str, same: dict[str, Any]) -> None:
+    """As Go's encoding/json reads it."""
+    assert parse_config(text).config == _parsed(same)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "nul", '"text"', "[" * 100_000], ids=lambda text: text[:6] or "empty")
