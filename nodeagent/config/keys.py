@@ -23,6 +23,7 @@ from nodeagent.config.value_types import (
     ObjectName,
     QuantityText,
     Section,
+    Text,
     Toleration,
     expected,
     is_at_most,
@@ -110,7 +111,8 @@ class LoadAffinity(Section):
         "nodes on which data movers of DataUploads and DataDownloads may run",
         {"matchLabels": {"pool": "backup"}},
     )
-    storage_class: ObjectName = setting(
+    # Also no valid name, as in Velero: the entry then applies to nothing.
+    storage_class: Text = setting(
         "", "storage class to which the entry applies; for backups, the class in backupPVC", "fast"
     )
 

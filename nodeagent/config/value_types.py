@@ -224,11 +224,10 @@ LabelValue = Annotated[
 LabelMap = dict[LabelKey, LabelValue]
 """Labels of an object, or labels that a node must have."""
 
+Text = Annotated[StrictStr, AfterValidator(_check_text)]
+
 AnnotationMap = Annotated[
-    dict[
-        Annotated[StrictStr, AfterValidator(_check_annotation_key)], Annotated[StrictStr, AfterValidator(_check_text)]
-    ],
-    AfterValidator(_check_annotations),
+    dict[Annotated[StrictStr, AfterValidator(_check_annotation_key)], Text], AfterValidator(_check_annotations)
 ]
 """Annotations of an object."""
 

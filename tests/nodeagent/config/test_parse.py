@@ -81,7 +81,7 @@ _FATAL = [
         {"loadAffinity": [{"nodeSelector": {"matchLabels": {"a": "b c"}}}]},
         "loadAffinity[0].nodeSelector.matchLabels.a: expected a label value",
     ),
-    ({"loadAffinity": [{"storageClass": "A_B"}]}, "loadAffinity[0].storageClass: expected a name"),
+    ({"loadAffinity": [{"storageClass": 1}]}, "loadAffinity[0].storageClass: expected a string"),
     ({"loadAffinityMode": 1}, "loadAffinityMode: expected 'first' or 'any', found the number 1"),
     ({"backupPVC": {"fast": {"readOnly": "true"}}}, "backupPVC.fast.readOnly: expected true or false"),
     ({"backupPVC": {"fast.x": {"storageClass": 1}}}, 'backupPVC["fast.x"].storageClass: expected a string'),
@@ -306,6 +306,10 @@ def test_a_tolerated_setting_is_reported_with_a_hint(document: dict[str, Any], n
     parsed = parse_config(json.dumps(document))
     assert list(map(str, parsed.notes)) == [note]
     assert (parsed.errors, parsed.fatal) == ((), ())
+
+
+def test_an_affinity_for_a_class_that_cannot_exist_is_kept_as_in_velero() -> None:
+    assert _parsed({"loadAffinity": [{"storageClass": "A_B"}, {}]}).load_affinity[0].storage_class == "A_B"
 
 
 def test_keys_are_not_case_sensitive_as_in_velero() -> None:
