@@ -1,7 +1,7 @@
 """The settings that a node agent is started with, and the command line that they are read from.
 
 Source: Velero v1.18, pkg/cmd/velero/velero.go and pkg/install/daemonset.go; its Helm chart 12.1,
-templates/node-agent-daemonset.yaml; klog v2.130, klog.go.
+templates/node-agent-daemonset.yaml; klog v2.140, klog.go.
 """
 
 import argparse
@@ -158,6 +158,7 @@ IGNORED_FLAGS: Final = "ignored_flags"
 _WITH_VALUE: Final = {
     ("--features",): ("NAMES", "features of Velero's server"),
     ("--colorized",): ("BOOL", "colors of Velero's command line"),
+    ("--alsologtostderrthreshold",): ("LEVEL", "klog: level from which lines go to files and standard error"),
     ("--log_backtrace_at",): ("PLACE", "klog: stack trace at a line of code"),
     ("--log_dir",): ("PATH", "klog: directory of log files"),
     ("--log_file",): ("PATH", "klog: log file"),
@@ -170,6 +171,7 @@ _WITH_VALUE: Final = {
 _SWITCHES: Final = {
     "--add_dir_header": "klog: directories in the headers of lines",
     "--alsologtostderr": "klog: files and standard error",
+    "--legacy_stderr_threshold_behavior": "klog: --stderrthreshold only for files",
     "--logtostderr": "klog: standard error instead of files",
     "--one_output": "klog: one file for each line",
     "--skip_headers": "klog: lines without headers",
