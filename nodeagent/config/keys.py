@@ -38,6 +38,9 @@ LARGEST_PREPARE_QUEUE: Final = 20_000
 _LARGEST_NUMBER: Final = 2**31 - 1
 """Far beyond any use; keeps sums and sizes within the range of every consumer."""
 
+_LARGEST_MIB: Final = 2**43 - 1
+"""In bytes, the largest number of Velero; a size that no backup has switches cache volumes off."""
+
 INHERIT: Final = "inherit"
 
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
@@ -170,7 +173,7 @@ class CachePVC(Section):
     other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
 
     storage_class: ObjectName = setting("", "storage class of the PVC; empty: no cache volume", "fast")
-    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = setting(
+    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_MIB)] = setting(
         0,
         "size of a backup, in MiB, from which its restore uses a cache volume; also residentThresholdMB",
         1024,

@@ -308,6 +308,11 @@ def test_a_tolerated_setting_is_reported_with_a_hint(document: dict[str, Any], n
     assert (parsed.errors, parsed.fatal) == ((), ())
 
 
+def test_a_threshold_that_no_backup_reaches_is_kept_as_in_velero() -> None:
+    """The default, 0, would be a cache volume for every restore."""
+    assert _parsed({"cachePVC": {"residentThresholdInMB": 2**43 - 1}}).cache_pvc.resident_threshold_in_mb == 2**43 - 1
+
+
 def test_an_affinity_for_a_class_that_cannot_exist_is_kept_as_in_velero() -> None:
     assert _parsed({"loadAffinity": [{"storageClass": "A_B"}, {}]}).load_affinity[0].storage_class == "A_B"
 
