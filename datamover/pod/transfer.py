@@ -28,7 +28,7 @@ from core.kube.transport import Retry
 from core.models.backups import Shrinkage
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
-from core.models.storage import BackupRepository
+from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfer_settings import BandwidthLimits, Compression
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -239,11 +239,18 @@ class PodTransfer:
         self, cr: Transfer, access: RepositoryAccess, reporter: Reporter, *, backup: bool
     ) -> Repository:
         """Return the repository of the transfer, not yet connected."""
+        location = await self._read_location(cr, backup=backup)
+        ready = await self._ready_repository(cr.repository_namespace, location.name, reporter)
+        # The location may have been corrected meanwhile: that is where the repository is ready.
+        location = await self._read_location(cr, backup=backup)
+        return await access.resolve(location, ready, recorded=backup)
+
+    async def _read_location(self, cr: Transfer, *, backup: bool) -> BackupStorageLocation:
+        """Return the location of the transfer; raises RepositoryError if it does not exist, or is not for backups."""
         location = await self._context.reader.location(cr.spec.backup_storage_location)
         if backup and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
-        ready = await self._ready_repository(cr.repository_namespace, location.name, reporter)
-        return await access.resolve(location, ready, recorded=backup)
+        return location
 
     async def _ready_repository(self, volume_namespace: str, location: str, reporter: Reporter) -> BackupRepository:
         """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""

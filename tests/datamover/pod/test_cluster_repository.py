@@ -1,6 +1,7 @@
 """The BackupRepository of a transfer: found, created and awaited."""
 
 import asyncio
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import RepositoryAccess
 from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
+from tests.datamover.support.trees import describe_tree
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
@@ -188,3 +190,23 @@ async def test_a_repository_is_not_opened_in_another_location(tmp_path: Path) ->
     folder = WorkDir(tmp_path, tmp_path / "cache")
     with pytest.raises(RepositoryError, match=r'"dr-default" .*, not for .* "default"'):
         await RepositoryAccess(pod.context, folder, Waits()).resolve(location, other)
+
+
+@pytest.mark.parametrize("change", [{}, {"accessMode": "ReadOnly"}], ids=["directory", "read-only"])
+async def test_a_location_that_changes_while_its_repository_is_awaited_is_used_as_it_is_then(
+    pod: MoverPod, tree: Path, change: dict[str, str]
+) -> None:
+    """The repository was made ready there, and not where the location was when the mover started."""
+    old, new = pod.folder / "backups", pod.folder / "corrected"
+    shutil.copytree(old, new)
+    before = describe_tree(old)
+    pod.put_repository(phase="New")
+    pod.put_transfer("DataUpload")
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pod.run("data-upload", tree))
+        await pod.wait_for(lambda: "Data-Path-Waiting" in pod.reasons())
+        pod.put_location({"fspath": str(new)}, provider="velero.io/fs", **change)
+        pod.put_repository(phase="Ready")
+    assert (running.result(), "is read-only" in pod.message) == ((12, True) if change else (0, False))
+    assert describe_tree(old) == before
+    assert (describe_tree(new) == before) == bool(change)
