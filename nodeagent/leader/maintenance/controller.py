@@ -17,6 +17,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.kube.types import RepositoryObject
 from core.kube.velero_server import ServerAbsence
 from core.models.base import JsonDict, format_time
+from core.models.names import repo_name_label
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent import metrics as metric
 from nodeagent.leader.context import Cluster
@@ -32,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 _WORKERS: Final = 4
 _FAULT_SECONDS: Final = 60.0
+
+_LEFT_JOBS: Final = ""
+"""The key, which no repository has, for the Jobs of those that no longer exist."""
 
 
 class MaintenanceController:
@@ -96,15 +100,18 @@ class MaintenanceController:
                 # It was deleted, and another one may have its name: no event came in between.
                 self._forget(steps, name)
                 verifications.forget(name)
-            if raw is not None:
-                self._uids[name] = raw["metadata"]["uid"]
-                # What fails is tried again, and stops no other repository.
-                again = [
-                    await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
-                    await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
-                ]
-                return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
-            return await self._clean_up(steps, jobs.items(), {one["metadata"]["uid"] for one in repositories.items()})
+                queue.add(_LEFT_JOBS)
+            if name == _LEFT_JOBS:
+                return await self._clean_up(steps, jobs.items(), repositories.items())
+            if raw is None:
+                return None
+            self._uids[name] = raw["metadata"]["uid"]
+            # What fails is tried again, and stops no other repository.
+            again = [
+                await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
+                await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
+            ]
+            return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -114,6 +121,8 @@ class MaintenanceController:
                 await jobs.synced.wait()
                 await absence.look()
                 group.create_task(absence.run(), name="velero server")
+                # Repositories may have been deleted before this term.
+                queue.add(_LEFT_JOBS)
                 await queue.run(handle)
         finally:
             self._decisions.clear()
@@ -183,11 +192,16 @@ class MaintenanceController:
             if at is not None and mode is not MaintenanceMode.NONE:
                 metrics.set(metric.MAINTENANCE_LAST_SUCCESS, at.timestamp(), name, str(mode))
 
-    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[MaintenanceJob], uids: set[str]) -> Requeue | None:
+    async def _clean_up(
+        self, steps: MaintenanceSteps, jobs: list[MaintenanceJob], repositories: list[RepositoryObject]
+    ) -> Requeue | None:
         """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""
+        uids = {one["metadata"]["uid"] for one in repositories}
+        # What is labeled is history of the one that has the name now.
+        labels = {repo_name_label(one["metadata"]["name"]) for one in repositories}
         left = False
         for job in jobs:
-            if job.owner_uid is None or job.owner_uid in uids:
+            if job.owner_uid is None or job.owner_uid in uids or job.repo_name in labels:
                 continue
             try:
                 await steps.delete_left(job)

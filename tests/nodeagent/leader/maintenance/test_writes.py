@@ -13,7 +13,7 @@ import pytest
 
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
+from core.models.base import JsonDict, format_time
 from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule
@@ -248,13 +248,36 @@ async def test_of_two_jobs_on_both_sides_of_a_slots_edge_one_runs_and_one_finds_
         assert "running" not in scene.record
 
 
-async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they_run() -> None:
+@pytest.mark.parametrize("step", ["created", "running", "ended"])
+@pytest.mark.parametrize("when", ["observed", "without a leader", "created again"])
+async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they_run(when: str, step: str) -> None:
+    """Nor are those whose end is history of the next repository of that name."""
     scene = MaintenanceScene()
+
+    async def delete() -> None:
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        if when == "created again":
+            scene.kube.put(repository_object(lastMaintenanceTime=format_time(scene.clock.now())))
+
+    def is_left() -> bool:
+        return job["metadata"]["uid"] in {one["metadata"]["uid"] for one in scene.jobs}
+
     async with scene.running():
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
-        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        if step != "created":
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+        if when != "without a leader":
+            await delete()
+            await asyncio.sleep(2 * MINUTE)
+            assert is_left() == (step != "created")
+    if when == "without a leader":
+        await delete()
+    async with scene.running():
+        if step == "ended":
+            scene.end(job, 0, result())
         await asyncio.sleep(2 * MINUTE)
-        assert job["metadata"]["name"] not in {one["metadata"]["name"] for one in scene.jobs}
+        assert is_left() == (step == "running" or (step, when) == ("ended", "created again"))
 
 
 async def test_times_out_of_range_hold_up_no_other_repository(caplog: pytest.LogCaptureFixture) -> None:
