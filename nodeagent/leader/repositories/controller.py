@@ -307,12 +307,12 @@ class RepositoryController:
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.WORKING and report.pending is not None:
             await self._report_pending(repository, report.pending)
-        outdated = report.state in {InitState.WORKING, InitState.FAILED} and await self._is_outdated(repository)
+        outdated = report.state is not InitState.TERMINATING and await self._is_outdated(repository)
         if report.state in {InitState.WORKING, InitState.TERMINATING} and not outdated:
             # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
         if outdated:
-            # It may wait for long for a storage that the location does not name any more.
+            # It may wait for long for a storage that the location does not name any more, or have opened that.
             _log.info("init pod is replaced: location, credentials or password have changed since it was started")
         elif report.state is InitState.SUCCEEDED:
             await self._succeed(repository, parse_result(InitResult, report.message))
