@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
-from core.errors import AgentError, RepositoryError
+from core.errors import AgentError, ContractError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
@@ -229,7 +229,15 @@ class RepositoryController:
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
         self.cluster.check_leading()
-        repository = await self._complete(repository)
+        try:
+            return await self._control(await self._complete(repository))
+        except (ContractError, ForbiddenError) as e:
+            if repository.phase is RepositoryPhase.NEW:
+                await self._report_pending(repository, Pending("NotReady", str(e), blocked=True))
+            raise
+
+    async def _control(self, repository: BackupRepository) -> Requeue | None:
+        """Take the next step; ContractError, ForbiddenError: what it depends on cannot be read, or created."""
         pod = await read_init_pod(self.cluster.client, repository)
         if pod is not None:
             return await self._follow(repository, pod)

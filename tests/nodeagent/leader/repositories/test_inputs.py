@@ -172,3 +172,28 @@ async def test_the_repositorys_id_is_kept_and_another_one_is_reported() -> None:
         await _make_ready(scene, "ghi", created=True)
         assert marks() == {"id": "ghi", "created": "true"}
         assert scene.reasons()[-2:] == ["Ready", "DifferentRepository"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "attempted"),
+    [
+        ("GET", "/secrets/keys", "get Secret velero/keys"),
+        ("GET", "/secrets/velero-repo-credentials", "get Secret velero/velero-repo-credentials"),
+        ("POST", "/secrets", "create Secret velero/velero-repo-credentials"),
+        ("GET", "/backupstoragelocations/default", "get BackupStorageLocation velero/default"),
+    ],
+)
+async def test_what_may_not_be_read_is_the_reason_for_which_transfers_wait(
+    method: str, path: str, attempted: str
+) -> None:
+    scene = open_scene()
+    scene.kube.fail_next(method, path, 403, times=4)
+    async with scene.running():
+        await asyncio.sleep(5)
+        assert (scene.phase, scene.pod) == ("", None)
+        assert scene.message.startswith(f"{attempted}: 403")
+        assert scene.reasons() == ["NotReady"]
+        await scene.until_pod(seconds=300)
+        scene.end_pod(0, GOOD)
+        await scene.until_phase("Ready", seconds=2)
+    assert scene.message == ""
