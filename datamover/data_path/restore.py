@@ -368,7 +368,7 @@ class _Restoring:
         await self._check_links(expected=links)
         refused, repair = Refused(stale=restorer.errors.first is not None), restorer.refused
         if repair or not probe.sound:
-            await find_refused(
+            refused = await find_refused(
                 repository, snapshot, target, probe=probe, repair=repair, data_path=data_path, refused=refused
             )
         if resumable:

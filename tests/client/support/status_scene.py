@@ -12,6 +12,7 @@ from core.models.names import (
     CONFIG_ANNOTATION,
     DELETIONS_CONFIGMAP,
     PENDING_REASON_ANNOTATION,
+    PVC_UID_LABEL,
     SCHEDULE_COMMAND,
     SCHEDULE_LABEL,
 )
@@ -37,6 +38,8 @@ def transfer(kind: str, name: str, phase: str = "New", *, reason: str = "", **st
     # The server assigns them, each name its own.
     for key in ("uid", "resourceVersion"):
         del raw["metadata"][key]
+    # It is of the recorded PVC.
+    raw["metadata"]["labels"].pop(PVC_UID_LABEL, None)
     return raw
 
 
