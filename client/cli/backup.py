@@ -136,8 +136,8 @@ async def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a backup: end its transfers that have not ended."""
     printer = Printer()
     async with connect(access) as cluster:
-        _, canceled = await Backups(cluster.client, cluster.namespace).cancel(name)
-    groups.print_canceled(printer, "backup", name, canceled=canceled, access=access)
+        _, canceled, failures = await Backups(cluster.client, cluster.namespace).cancel(name)
+    groups.print_canceled(printer, "backup", name, canceled=canceled, failures=failures, access=access)
 
 
 @backup.command("acknowledge", epilog=_ACKNOWLEDGE_EXAMPLES)
@@ -148,12 +148,14 @@ async def _acknowledge(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
         now = cluster.time.now().replace(microsecond=0)
-        volumes = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
+        volumes, notes, failures = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
+    printer.notes(notes)
     if volumes:
         groups.print_volumes(printer, volumes)
         printer.note(f"acknowledged: older copies of {'it' if len(volumes) == 1 else 'them'} expire as usual")
-    else:
+    elif not failures:
         printer.note(f"no volume of backup {name} is Shrunk: nothing to acknowledge")
+    groups.check_changed(printer, failures, f"acknowledged in backup {name}")
 
 
 _OPTIONS: Final = (

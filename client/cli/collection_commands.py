@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import click
 
+from client.backups.manifests import BackupError
 from client.cli.options import command_for, complete_names
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, LiveRow, OutputFormat, Printer, Styled
 from client.collections.collection import Backups, Collection, Found, Restores, VolumeProgress
@@ -223,15 +224,33 @@ async def show_group(
 
 
 def print_canceled(
-    printer: Printer, word: str, name: str, *, canceled: Sequence[Volume], access: ClusterAccess
+    printer: Printer,
+    word: str,
+    name: str,
+    *,
+    canceled: Sequence[Volume],
+    failures: Sequence[str],
+    access: ClusterAccess,
 ) -> None:
-    """Print the volumes whose transfers have got a cancel request."""
-    if not canceled:
+    """Print the volumes whose transfers have got a cancel request.
+
+    Raises:
+        BackupError: `failures` says why others have not.
+    """
+    if canceled:
+        print_volumes(printer, canceled)
+        command = command_for(access, f"nodeagent {word} describe {name}")
+        printer.note(f"cancel requested: {command} shows how it ends")
+    elif not failures:
         printer.note(f"{word} {name} has ended already: nothing to cancel")
-        return
-    print_volumes(printer, canceled)
-    command = command_for(access, f"nodeagent {word} describe {name}")
-    printer.note(f"cancel requested: {command} shows how it ends")
+    check_changed(printer, failures, f"canceled in {word} {name}")
+
+
+def check_changed(printer: Printer, failures: Sequence[str], what: str) -> None:
+    """Name all volumes that were not changed; BackupError: there are some."""
+    printer.notes(failures)
+    if failures:
+        raise BackupError(f"not all volumes are {what}, {len(failures)} are not: {failures[0]}")
 
 
 @dataclass

@@ -346,5 +346,5 @@ async def _cancel(name: str, access: ClusterAccess) -> None:
     async with connect(access) as cluster:
         tools = Session.of(cluster, printer.note)
         with printer.progress(f"canceling {name}"):
-            canceled = await cancel_restore(tools, name)
-    groups.print_canceled(printer, "restore", name, canceled=canceled, access=access)
+            canceled, failures = await cancel_restore(tools, name)
+    groups.print_canceled(printer, "restore", name, canceled=canceled, failures=failures, access=access)

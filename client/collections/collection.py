@@ -6,9 +6,10 @@ restore-wait`, once their data has arrived or will not.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from core.clock import Clock, Deadline
 from core.errors import ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.errors import InvalidError, KubeError, NotFoundError
+from core.kube.errors import InvalidError, KubeError, NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.types import Pod, UncheckedObject
 from core.models import names as wire
 from core.models.base import WireModel
@@ -50,6 +51,7 @@ _WINDOW_SECONDS: Final = 30.0
 
 _Group = TypeVar("_Group", bound=Backup | Restore)
 _Transfer = TypeVar("_Transfer", BackupTransfer, RestoreTransfer)
+_Volume = TypeVar("_Volume", bound=Volume)
 _Listed = tuple[kube.Resource[UncheckedObject], UncheckedObject]
 
 
@@ -226,23 +228,24 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             pause = (clock.monotonic() - began) * _PAUSE_SHARE
             await clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause)))
 
-    async def cancel(self, name: str) -> tuple[_Group, list[Volume]]:
-        """Request the cancellation of the transfers that have not ended; return our group, and their volumes.
+    async def cancel(self, name: str) -> tuple[_Group, list[Volume], list[str]]:
+        """Request the cancellation of the transfers of our group that have not ended.
+
+        Returns the group, the volumes whose transfers got the request, and why others did not.
 
         Raises:
             NotFoundError: there is no group of that name.
             BackupError: it is Velero's.
         """
-        group, canceled = await self.find_own(name), list[Volume]()
-        for volume in group.volumes:
-            if volume.phase.final:
-                continue
-            try:
-                await cancel_transfer(self._client, kube.BY_KIND[volume.kind], self._namespace, volume.transfer)
-            except NotFoundError:
-                continue
-            canceled.append(volume)
-        return group, canceled
+        found: Found[_Group] = await self.list_named(name, only_own=True)
+        group = found.groups[0] if found.groups else await self.find_own(name)
+        steps: list[tuple[Volume, Callable[[], Awaitable[None]]]] = [
+            (one, partial(cancel_transfer, self._client, kube.BY_KIND[one.kind], self._namespace, one.transfer))
+            for one in group.volumes
+            if not one.phase.final
+        ]
+        changed: tuple[list[Volume], list[str]] = await _change(steps)
+        return group, changed[0], [*found.notes, *changed[1]]
 
     async def _list(self, selector: str) -> list[_Listed]:
         return [
@@ -250,6 +253,30 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             for resource in self.models
             for raw in await self._client.list(Selection(resource, self._namespace, label_selector=selector))
         ]
+
+
+async def _change(
+    steps: Iterable[tuple[_Volume, Callable[[], Awaitable[object]]]],
+) -> tuple[list[_Volume], list[str]]:
+    """Take the step of each volume, if its transfer still exists; return the changed volumes, and why others are not.
+
+    Raises:
+        UnreachableError: the API server does not respond; it is not asked about other volumes.
+        UnauthorizedError: the same.
+    """
+    changed, failures = list[_Volume](), list[str]()
+    for one, step in steps:
+        try:
+            await step()
+        except NotFoundError:
+            continue
+        except (UnreachableError, UnauthorizedError):
+            raise
+        except KubeError as e:
+            failures.append(f"PVC {one.namespace}/{one.claim}: {e}")
+        else:
+            changed.append(one)
+    return changed, failures
 
 
 async def cancel_transfer(
@@ -305,21 +332,24 @@ class Backups(Collection[BackupTransfer, Backup]):
         """Return the backups as programs see them."""
         return BackupList(backups=found.groups, notes=found.notes)
 
-    async def acknowledge(self, name: str, at: datetime) -> list[BackupVolume]:
-        """Record on the Shrunk volumes of a backup, ours or Velero's, that it was acknowledged; return those volumes.
+    async def acknowledge(self, name: str, at: datetime) -> tuple[list[BackupVolume], list[str], list[str]]:
+        """Record on the Shrunk volumes of a backup, ours or Velero's, that it was acknowledged.
+
+        Returns these volumes, notes about the backup, and why it is not recorded on others.
 
         Raises:
             NotFoundError: there is no backup of that name.
         """
-        backup, _ = await self.find_one(name)
-        acknowledged = []
+        backup, notes = await self.find_one(name)
+        steps = []
         for one in backup.volumes:
             if one.shrunk is not None and one.shrunk.acknowledged is None:
                 text = replace(one.shrunk, acknowledged=at).to_json()
                 patch = {"metadata": {"annotations": {wire.SHRUNK_ANNOTATION: text}}}
-                await self._client.patch(kube.BY_KIND[one.kind], self._namespace, one.transfer, patch)
-                acknowledged.append(one)
-        return acknowledged
+                resource = kube.BY_KIND[one.kind]
+                steps.append((one, partial(self._client.patch, resource, self._namespace, one.transfer, patch)))
+        acknowledged, failures = await _change(steps)
+        return acknowledged, notes, failures
 
 
 class Restores(Collection[RestoreTransfer, Restore]):
@@ -358,20 +388,21 @@ class WaitingPod(NamedTuple):
     name: str
 
 
-async def cancel_restore(tools: Session, name: str) -> list[Volume]:
-    """Request the cancellation of all transfers of the restore that have not ended, and return their volumes.
+async def cancel_restore(tools: Session, name: str) -> tuple[list[Volume], list[str]]:
+    """Request the cancellation of the transfers of the restore that have not ended.
 
-    The pods that waited for data are deleted once their transfers have ended, which is waited for.
+    Returns the volumes whose transfers got the request, and why others did not. The pods that waited for data are
+    deleted once their transfers have ended, which is waited for.
 
     Raises:
         NotFoundError: there is no restore of that name.
     """
-    restore, canceled = await Restores(tools.client, tools.namespace).cancel(name)
+    restore, canceled, failures = await Restores(tools.client, tools.namespace).cancel(name)
     pods = [
         WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == kube.POD_VOLUME_RESTORES.kind
     ]
     await delete_waiting_pods(tools, pods)
-    return canceled
+    return canceled, failures
 
 
 async def delete_waiting_pods(tools: Session, pods: Iterable[WaitingPod], timeout: timedelta = _END_TIMEOUT) -> None:

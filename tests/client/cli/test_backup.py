@@ -90,6 +90,21 @@ def test_cancel_names_what_it_ends(shell: BackupShell) -> None:
     assert shell.run("cancel", "night").err == "note: backup night has ended already: nothing to cancel\n"
 
 
+def test_cancel_names_what_it_cannot_end(shell: BackupShell) -> None:
+    shell.scene.move("data", "InProgress")
+    shell.scene.kube.fail_next("PATCH", "/datauploads/", 403, message="denied")
+    done = shell.run("cancel", "night")
+    assert (done.code, "app/files" in done.out) == (1, True)
+    assert re.search(
+        r"\nerror: not all volumes are canceled in backup night, 1 are not: PVC app/data: .*denied\n", done.err
+    )
+    shell.scene.move("data", "Odd")
+    shell.scene.move("files", "Completed")
+    done = shell.run("cancel", "night")
+    assert (done.code, "nothing to cancel" in done.err) == (1, False)
+    assert "1 are not: invalid DataUpload velero/" in done.err
+
+
 def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell: BackupShell) -> None:
     shrunk = {"nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}'}
     for raw in shell.scene.kube.objects(DATA_UPLOADS):

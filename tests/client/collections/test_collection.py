@@ -166,7 +166,8 @@ async def test_a_failure_counts_the_other_volumes_and_names_what_is_missing() ->
 
 
 async def _cancel(scene: BackupScene) -> list[str]:
-    _, canceled = await _backups(scene).cancel("night")
+    _, canceled, failures = await _backups(scene).cancel("night")
+    assert failures == []
     return [one.claim for one in canceled]
 
 
@@ -184,6 +185,21 @@ async def test_a_transfer_that_is_deleted_meanwhile_is_left_out() -> None:
     scene = await _started_both()
     scene.kube.fail_next("PATCH", "/datauploads/", 404)
     assert await _cancel(scene) == ["files"]
+
+
+@pytest.mark.parametrize("status", [403, 409, 410, 422, 429, 500])
+async def test_a_transfer_that_cannot_be_changed_keeps_no_other_from_it(status: int) -> None:
+    scene = await _started_both()
+    shrunk = {"nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}'}
+    for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS):
+        (raw,) = scene.kube.objects(resource)
+        raw["metadata"]["annotations"] |= shrunk
+        scene.kube.put(raw)
+    scene.kube.fail_next("PATCH", "/datauploads/", status, times=9)
+    _, canceled, failures = await _backups(scene).cancel("night")
+    acknowledged, _, unrecorded = await _backups(scene).acknowledge("night", scene.clock.now())
+    assert [one.claim for one in (*canceled, *acknowledged)] == ["files", "files"]
+    assert [text.partition(": ")[0] for text in (*failures, *unrecorded)] == ["PVC app/data", "PVC app/data"]
 
 
 async def test_a_restore_of_before_the_definitions_of_velero_1_19_is_canceled() -> None:

@@ -65,14 +65,15 @@ async def test_a_cancel_waits_for_the_end_and_deletes_the_pod() -> None:
     await asyncio.sleep(5)
     assert len(scene.pods) == 1
     _end(scene, "Canceled")
-    assert [one.claim for one in await canceling] == ["data"]
+    canceled, failures = await canceling
+    assert ([one.claim for one in canceled], failures) == (["data"], [])
     assert scene.pods == []
 
 
 async def test_a_cancel_of_a_restore_that_has_ended_deletes_the_pod() -> None:
     scene, _ = await _started()
     _end(scene, "Failed")
-    assert await cancel_restore(scene.tools, "back") == []
+    assert await cancel_restore(scene.tools, "back") == ([], [])
     assert scene.pods == []
 
 
