@@ -125,9 +125,7 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
         BackupError: a volume cannot be backed up, or a backup of the name has others; the message names it.
     """
     if not OBJECT_NAME.fullmatch(request.name):
-        raise ConfigError(
-            f'"{request.name}" is no name of a backup: lowercase letters, digits, "-" and "." are allowed'
-        )
+        raise ConfigError(f'"{request.name}" is no name of a backup: up to 253 lowercase letters, digits, "-" and "."')
     check_pairs(request.labels, request.annotations)
     client = tools.client
     if await client.read(kube.DAEMON_SETS, request.namespace, AGENT_DAEMONSET) is None:

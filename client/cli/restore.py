@@ -134,9 +134,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         in_place=in_place.how if in_place else None,
     )
     if not OBJECT_NAME.fullmatch(request.name):
-        raise ConfigError(
-            f'"{request.name}" is no name of a restore: lowercase letters, digits, "-" and "." are allowed'
-        )
+        raise ConfigError(f'"{request.name}" is no name of a restore: up to 253 lowercase letters, digits, "-" and "."')
     wish = _Wish(
         request,
         source,

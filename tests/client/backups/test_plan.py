@@ -138,6 +138,7 @@ async def test_without_agents_nothing_would_move(scene: BackupScene) -> None:
     ("request_", "message"),
     [
         pytest.param({"name": "Night"}, '"Night" is no name of a backup', id="name"),
+        pytest.param({"name": "n" * 254}, f'"{"n" * 254}" is no name of a backup: up to 253 ', id="long name"),
         pytest.param({"labels": {"velero.io/x": "y"}}, "--labels: velero.io/x is reserved", id="Velero's label"),
         pytest.param({"annotations": {"nodeagent.io/claim": "y"}}, "--annotations: nodeagent.io/claim is", id="ours"),
     ],
