@@ -253,6 +253,8 @@ async def _back_up(creation: groups.Creation[BackupTransfer, Backup], request: B
         missing = await start_backup(tools, volumes)
         # All of them, and before a wait that may be interrupted.
         printer.notes(missing)
+        if missing and len(missing) == len(volumes):
+            raise BackupError(f"{sum_up_missing(missing)}; nothing was started")
         backup = await creation.follow(cluster)
         creation.print(backup, created=bool(volumes))
         if not creation.form.for_programs:

@@ -155,7 +155,7 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.session, volumes)
     run.failures += missing
-    if not volumes and not await _find_backups(tools, run):
+    if len(missing) == len(volumes) and not await _find_backups(tools, run):
         # What each volume lacks has been named.
         return
     tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")

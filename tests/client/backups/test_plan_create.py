@@ -70,8 +70,7 @@ async def test_nothing_is_started_when_all_is_rejected() -> None:
     scene = BackupScene()
     volumes = (await _plan(scene))[:2]
     scene.kube.fail_next("POST", "/volumesnapshots", 403, message="exceeded quota", times=2)
-    with pytest.raises(BackupError, match=r"^PVC app/data is .*; PVC app/data-2 is .*; nothing was started$"):
-        await start_backup(scene.tools, volumes)
+    assert len(await start_backup(scene.tools, volumes)) == 2
     assert scene.made == []
 
 

@@ -106,8 +106,12 @@ def test_each_volume_that_is_rejected_is_named_also_if_the_wait_is_interrupted(b
 
     kube.request = reject  # type: ignore[assignment, method-assign]
     backup_shell.scene.clock.steps = [_interrupt]
-    words = [f"--pvc={name}" for name in (*names, "app/files")]
-    for backup, more, code in (("night", ["--wait"], 130), ("day", [], 1)):
+    words = [f"--pvc={name}" for name in names]
+    for backup, more, code in (
+        ("night", ["--pvc=app/files", "--wait"], 130),
+        ("day", ["--pvc=app/files"], 1),
+        ("all", [], 1),
+    ):
         done = backup_shell.run("create", backup, *words, *more)
         assert done.code == code
         assert re.findall(r"note: PVC (\S+) is missing in the backup: .*quota\n", done.err) == names

@@ -9,7 +9,7 @@ from client.backups.copies import KeepPolicy, KeepRule
 from client.backups.plan import Choice, ClaimName
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
-from core.kube.transport import Request
+from core.kube.transport import Request, Response
 from core.models.backups import read_report
 from core.models.verification import VerificationOutcome
 from tests.client.support.schedule_scene import DATA, ScheduleScene
@@ -116,6 +116,23 @@ async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_other
     assert len(scene.made) == 2
     assert "backup night-20261121120000 is Incomplete: 2/3 volumes" in scene.lines
     assert not {"s-first-data", "s-second-data"} & scene.kube.bucket.keys()
+
+
+async def test_each_pvc_is_named_when_all_are_rejected(scene: ScheduleScene) -> None:
+    names = [f"more-{number}" for number in range(5)]
+    for name in names:
+        scene.claims.put_claim(name, "fast")
+    inner = scene.kube.request
+
+    async def reject(what: Request) -> Response:
+        if what.method == "POST" and not what.query.get("dryRun"):
+            scene.kube.fail_next("POST", "", 403)
+        return await inner(what)
+
+    scene.kube.request = reject  # type: ignore[assignment, method-assign]
+    with pytest.raises(ScheduleError) as found:
+        await run_schedule(scene.tools(), scene.request(*[ClaimName("app", name) for name in names]))
+    assert [one for one in names if f"PVC app/{one} is missing in the backup: " not in str(found.value)] == []
 
 
 async def test_a_namespace_that_was_deleted_with_its_role_does_not_fail_the_pvcs_of_others(
