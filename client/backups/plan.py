@@ -1,5 +1,6 @@
 """Plans a backup, and creates its objects: every volume is checked before the first one."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -336,16 +337,28 @@ def _objects(volume: PlannedVolume) -> list[tuple[kube.Resource, Manifest]]:
 
 async def _create_all(tools: Session, volumes: Sequence[PlannedVolume]) -> list[str]:
     missing: list[str] = []
-    ready = []
-    for volume in volumes:
-        snapshot = volume.build_snapshot()
-        with _noted(volume, missing):
-            if snapshot is not None:
-                await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
+    ready = deque[PlannedVolume]()
+    try:
+        for volume in volumes:
+            snapshot = volume.build_snapshot()
+            # Before the request: its answer may be lost.
             ready.append(volume)
-    for volume in ready:
-        with _noted(volume, missing):
-            await _start_transfer(tools, volume)
+            with _noted(volume, missing):
+                if snapshot is not None:
+                    await _ensure(tools, volume, kube.VOLUME_SNAPSHOTS, snapshot)
+                continue
+            ready.pop()
+        while ready:
+            volume = ready.popleft()
+            with _noted(volume, missing):
+                await _start_transfer(tools, volume)
+    finally:
+        for volume in ready:
+            if volume.method is Method.CSI_SNAPSHOT:
+                place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
+                tools.on_note(
+                    f"{place} may be left without a transfer: repeat the command, or delete it ({_deletion(volume)})"
+                )
     return missing
 
 

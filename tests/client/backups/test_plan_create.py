@@ -9,6 +9,7 @@ import pytest
 from client.backups.manifests import BackupError, PlannedVolume
 from client.backups.plan import Choice, ClaimName, check_backup, plan_backup, start_backup, sum_up_missing
 from core.kube.resources import DATA_UPLOADS, VOLUME_SNAPSHOTS
+from core.kube.transport import Request, Response
 from tests.client.support.backup_scene import BackupScene
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.objects import JsonDict
@@ -80,6 +81,29 @@ async def test_an_api_server_that_does_not_respond_is_not_asked_for_each_volume(
     with pytest.raises(BackupError, match=r"^not all volumes were started, repeat the command: PVC app/data: "):
         await start_backup(scene.tools, volumes)
     assert len([one for one in scene.kube.requests if one.method == "POST"]) == 1
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("fault", ["lost", "lost-applied"])
+async def test_a_snapshot_without_a_transfer_is_named_when_the_api_server_is_lost(fault: str, number: int) -> None:
+    scene, volumes = await _planned()
+    inner = scene.kube.request
+
+    async def request(what: Request) -> Response:
+        if len([one for one in scene.kube.requests if one.method == "POST"]) == number:
+            scene.kube.fail_next("POST", "", fault)  # type: ignore[arg-type]
+        return await inner(what)
+
+    scene.kube.requests.clear()
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    named = ""
+    try:
+        await start_backup(scene.tools, volumes)
+    except BackupError as e:
+        named = f"{e}"
+    bare = scene.objects(VOLUME_SNAPSHOTS).keys() - scene.objects(DATA_UPLOADS).keys()
+    assert [name for name in bare if name not in "".join([named, *scene.notes])] == []
+    assert len(scene.notes) == len(bare) + (fault == "lost" and number < 2)
 
 
 def test_many_missing_volumes_are_counted() -> None:
