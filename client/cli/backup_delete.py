@@ -88,6 +88,7 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
         elif dry_run:
             printer.document(deletion.to_wire(), form)
         if dry_run or (deletion.empty and not form.for_programs):
+            _check_complete(plan)
             if deletion.empty and not form.for_programs:
                 printer.note("there is nothing to delete")
             return
@@ -99,12 +100,19 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
     done = build_deletion(plan, deleted, done=True)
     if form.for_programs:
         printer.document(done.to_wire(), form)
-        return
-    printer.notes(done.notes)
-    snapshots = sum(not one.kept for one in deleted)
-    shown = wish.shown if wish.name is not None else f"{len(done.backups)} expired backups"
-    verb = "was" if wish.name is not None or len(done.backups) == 1 else "were"
-    printer.line(f"{shown} {verb} deleted, with {snapshots} snapshot{'' if snapshots == 1 else 's'}")
+    else:
+        printer.notes(done.notes)
+        snapshots = sum(not one.kept for one in deleted)
+        shown = wish.shown if wish.name is not None else f"{len(done.backups)} expired backups"
+        verb = "was" if wish.name is not None or len(done.backups) == 1 else "were"
+        printer.line(f"{shown} {verb} deleted, with {snapshots} snapshot{'' if snapshots == 1 else 's'}")
+    _check_complete(plan)
+
+
+def _check_complete(plan: DeletionPlan) -> None:
+    """Check that no location was left out, as a run of a schedule does; DeletionError: one was, and why."""
+    for (where, _), why in (plan.check.refused if plan.check is not None else {}).items():
+        raise DeletionError(f"nothing can be deleted in BackupStorageLocation {where}: {why}")
 
 
 async def _execute(tools: Session, plan: DeletionPlan) -> list[DeletedSnapshot]:

@@ -94,6 +94,15 @@ def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell
     assert (code, err.splitlines()[-1]) == (0, "note: there is nothing to delete")
 
 
+@pytest.mark.parametrize("words", [("--yes",), ("--yes", "-o", "json"), ("--dry-run",)], ids=" ".join)
+def test_expired_backups_that_cannot_be_checked_are_an_error(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.scene.put_backup("n6", 6)
+    shell.scene.kube.fail_next("POST", "/jobs", 403, times=9, message="denied")
+    code, _, err = shell.run("--expired", *words)
+    assert (code, "n6-data" in shell.scene.names()) == (1, True)
+    assert re.search(r"\nerror: nothing can be deleted in BackupStorageLocation default: create Job .*denied\n$", err)
+
+
 def test_programs_get_what_was_deleted(shell: Shell) -> None:
     code, out, _ = shell.run("night", "--yes", "-o", "json")
     deletion = BackupDeletion.from_json(out)
