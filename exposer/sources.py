@@ -198,11 +198,14 @@ async def _read_source_content(client: KubeClient, source: SnapshotSource) -> Vo
 
 
 async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotContent, policy: str) -> None:
-    meta = content["metadata"]
-    if content["spec"].get("deletionPolicy") == policy or meta.get("deletionTimestamp"):
-        return
-    patch: Manifest = {"spec": {"deletionPolicy": policy}}
-    await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
+    """Set what becomes of the snapshot on the storage, also where another client has begun to delete `content`.
+
+    Its sidecar acts once the VolumeSnapshot is being deleted, not before.
+    Source: external-snapshotter v8, pkg/sidecar-controller/snapshot_controller.go (shouldDelete).
+    """
+    if content["spec"].get("deletionPolicy") != policy:
+        patch: Manifest = {"spec": {"deletionPolicy": policy}}
+        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
 
 
 async def delete_base(client: KubeClient, request: RestoreRequest) -> Pending | None:

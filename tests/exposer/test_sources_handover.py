@@ -12,7 +12,7 @@ from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.support.world import no_guard
-from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, clean_up, expose, only
+from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, assert_exposed, clean_up, expose, only
 from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
 
 SNAPSHOT = "VolumeSnapshot app/velero-data-lwkc4"
@@ -131,6 +131,19 @@ async def collect(scene: BackupScene) -> None:
             await delete_leaked_objects(scene.world.client, each)
         await scene.world.settle()
     raise AssertionError(f"never collected: {scene.world.names()}")
+
+
+@by_stage
+async def test_a_source_content_that_another_client_deletes_leaves_the_snapshot_to_the_backup(stage: str) -> None:
+    """It is terminating for as long as its VolumeSnapshot exists, which the handover deletes."""
+    scene = BackupScene()
+    await expose_until(scene, stage)
+    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
+    await scene.world.settle()
+
+    await expose(scene)
+
+    assert_exposed(scene)
 
 
 async def test_a_content_whose_snapshot_alone_was_deleted_is_kept() -> None:
