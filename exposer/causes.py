@@ -31,6 +31,9 @@ _PROGRESS: Final = frozenset(
 )
 """Reasons of completed steps of a pod's start: warnings before them no longer apply."""
 
+_VOLUME: Final = re.compile(r'for volume "([^"]+)"')
+"""Source: Kubernetes v1.34, pkg/volume/util/operationexecutor/operation_generator.go."""
+
 _PULL_STARTED: Final = "Pulling"
 _PROVISIONING: Final = "Provisioning"
 _FAILED: Final = "ProvisioningFailed"
@@ -51,10 +54,14 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 def find_pod_cause(events: Sequence[Event]) -> Pending | None:
     """Return why a scheduled pod does not start, from its Events, sorted by name; None where they have no cause."""
-    last = _latest([event for event in events if _is_warning(event) or event.get("reason") in _PROGRESS])
-    if last is None or not (_is_warning(last) or last.get("reason") == _PULL_STARTED):
-        return None
-    return _parse_cause(last)
+    left = [event for event in events if _is_warning(event) or event.get("reason") in _PROGRESS]
+    while last := _latest(left):
+        if _is_warning(last) or last.get("reason") == _PULL_STARTED:
+            return _parse_cause(last)
+        # The progress of one volume says nothing about the others; any other progress follows all of them.
+        done = _volume_of(last)
+        left = [event for event in left if done and _volume_of(event) not in {None, done}]
+    return None
 
 
 def find_pvc_cause(events: Sequence[Event]) -> Pending | None:
@@ -72,6 +79,12 @@ def _parse_cause(event: Event) -> Pending:
     """Return the cause that an Event reports, as text on one line; a Warning is blocked."""
     text = " ".join(str(event.get("message") or "").split())
     return Pending(str(event.get("reason") or "Unknown"), text, blocked=_is_warning(event))
+
+
+def _volume_of(event: Event) -> str | None:
+    """Return the volume that an Event names, as kubelet and attach-detach controller do; None: none."""
+    found = _VOLUME.search(str(event.get("message") or ""))
+    return found[1] if found else None
 
 
 def _is_warning(event: Event) -> bool:

@@ -65,6 +65,16 @@ PULLED = event("Pulled", "Successfully pulled image", 7, warning=False)
             marks=pytest.mark.cause("volume-not-attached"),
         ),
         pytest.param(
+            [SCHEDULED, MOUNT, event("SuccessfulAttachVolume", 'succeeded for volume "pvc-1"', 3, warning=False)],
+            Pending("FailedMount", NO_SECRET, blocked=True),
+            id="another volume attached since",
+        ),
+        pytest.param(
+            [SCHEDULED, MOUNT, event("SuccessfulMountVolume", 'succeeded for volume "keys"', 3, warning=False)],
+            None,
+            id="the volume mounted since",
+        ),
+        pytest.param(
             [SCHEDULED, SANDBOX, CHANGED],
             Pending("FailedCreatePodSandBox", "failed to setup network for sandbox", blocked=True),
             id="network",
