@@ -109,10 +109,11 @@ async def delete_source(client: KubeClient, request: SnapshotRequest) -> Pending
     source = recorded_source(content) if content is not None else None
     if content is None or source is None:
         return await _delete_unrecorded(client, request, handover_began=content is not None)
-    if source.deletion_policy == RETAIN and await _read_source_content(client, source) is not None:
-        await _set_deletion_policy(client, content, RETAIN)
+    if source.deletion_policy == RETAIN and (source_content := await _read_content(client, source)) is not None:
         snapshot = await _read_snapshot(client, request.source_namespace, request.volume_snapshot, source)
-        return await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
+        if not _is_handed_over(source_content, snapshot):
+            await _set_deletion_policy(client, content, RETAIN)
+            return await delete_object(client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
     if pending := await take_over_source(client, request, source):
         return pending
     left = await _read_content(client, source)
@@ -176,13 +177,15 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
     source = recorded_source(content)
     if source is None or content["metadata"].get("deletionTimestamp"):
         return
-    source_content = await _read_source_content(client, source)
+    source_content = await _read_content(client, source)
     if source_content is None:
         return
     reference = source_content["spec"].get("volumeSnapshotRef") or {}
     if not (reference.get("namespace") and reference.get("name")):
         raise ContractError(f"VolumeSnapshotContent {source.content} refers to no VolumeSnapshot")
     snapshot = await _read_snapshot(client, reference["namespace"], reference["name"], source)
+    if _is_handed_over(source_content, snapshot):
+        return
     if snapshot is None and source.deletion_policy != RETAIN:
         await delete_object(client, VOLUME_SNAPSHOT_CONTENTS, source_content)
         return
@@ -191,10 +194,9 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
     await _set_deletion_policy(client, content, RETAIN)
 
 
-async def _read_source_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
-    """Return the content that is not handed over yet; None once its deletion has begun."""
-    content = await _read_content(client, source)
-    return None if content is None or content["metadata"].get("deletionTimestamp") else content
+def _is_handed_over(content: VolumeSnapshotContent, snapshot: VolumeSnapshot | None) -> bool:
+    """Return whether the handover has begun to delete the source's content, which it does after its snapshot."""
+    return snapshot is None and bool(content["metadata"].get("deletionTimestamp"))
 
 
 async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotContent, policy: str) -> None:

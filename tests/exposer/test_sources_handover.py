@@ -146,6 +146,21 @@ async def test_a_source_content_that_another_client_deletes_leaves_the_snapshot_
     assert_exposed(scene)
 
 
+@pytest.mark.parametrize("stage", ["shared", "with a snapshot"])
+@pytest.mark.parametrize("collected", [False, True], ids=["cleanup", "garbage collection"])
+async def test_a_retained_snapshot_stays_if_another_client_deletes_its_content(stage: str, *, collected: bool) -> None:
+    """The handover has not begun to delete it: it is terminating, and its VolumeSnapshot exists."""
+    scene = BackupScene(policy="Retain")
+    await expose_until(scene, stage)
+    await scene.world.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT)
+    await scene.world.settle()
+
+    await (collect(scene) if collected else clean_up(scene))
+
+    assert scene.world.handles == {HANDLE, "other"}
+    assert "VolumeSnapshotContent /b1-q9txn" not in scene.world.names()
+
+
 async def test_a_content_whose_snapshot_alone_was_deleted_is_kept() -> None:
     """With Retain, its owner deletes the VolumeSnapshot in order to keep the content."""
     scene = BackupScene(policy="Retain")
