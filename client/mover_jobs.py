@@ -36,7 +36,7 @@ from exposer.settings import StorageAccess
 from nodeagent.config.expose_settings import build_defaults, build_expose_settings, read_template
 from nodeagent.config.parse import read_config
 from nodeagent.config.repositories import MaintenanceConfig
-from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
+from nodeagent.maintenance.jobs import DEADLINE, POD_DELETED, MaintenanceJob, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory, record_of
 
@@ -289,7 +289,7 @@ async def _wait(tools: Session, job: Job, timeout: timedelta, look: Callable[[Po
     client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
     causes, shown = CauseFinder(client, tools.clock), ""
     while True:
-        # The Job first: once it has ended, its pod has too.
+        # The Job first: once it has ended, its pod has too, or is being deleted.
         current, pod = await client.read(JOBS, namespace, name), await read_pod(client, namespace, name)
         if pod is not None and (found := look(pod)) is not None:
             return pod, found
@@ -297,7 +297,8 @@ async def _wait(tools: Session, job: Job, timeout: timedelta, look: Callable[[Po
             raise JobError(f"Job {namespace}/{name} was deleted before it ended")
         parsed = MaintenanceJob.parse(current)
         if parsed.ended:
-            raise JobError(f"Job {namespace}/{name} failed: {parsed.message or parsed.reason or 'it has no pod'}")
+            cause = parsed.message if parsed.reason == DEADLINE else POD_DELETED
+            raise JobError(f"Job {namespace}/{name} failed: {cause}")
         doing = await _describe(tools, causes, current, pod)
         if doing != shown:
             tools.on_progress(doing)

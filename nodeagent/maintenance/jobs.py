@@ -23,7 +23,7 @@ from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
 from nodeagent.maintenance.record import FailureCause, RunningJob
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
-_DEADLINE: Final = "DeadlineExceeded"
+DEADLINE: Final = "DeadlineExceeded"
 """Source: Kubernetes v1.34, pkg/kubelet/active_deadline.go; batch/v1, JobReasonDeadlineExceeded."""
 
 _CAUSES: Final[Mapping[str, FailureCause]] = {
@@ -40,7 +40,7 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 _JOB_NAME_LABEL: Final = "job-name"
 _NOT_FOUND: Final = "Repo maintenance failed but result is not retrieveable"
 """What Velero 1.18 writes, misspelled, for a Job whose pod left no result."""
-_POD_DELETED: Final = "its pod was deleted before its result was read, as a drain or an eviction does"
+POD_DELETED: Final = "its pod was deleted before its result was read, as a drain or an eviction does"
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,17 @@ class MaintenanceJob:
         """Return the Job `raw`, a batch/v1 Job as JSON dict.
 
         As in Velero, its counters tell whether it has ended. Its condition counts too: a Job that ran into its own
-        deadline before it had a pod has counted none.
+        deadline before it had a pod has counted none. Until its pods have ended, another condition has the reason.
 
         Raises:
-            ContractError: its creation time is invalid.
+            ContractError: a time is invalid.
+
+        Source: Kubernetes v1.34, pkg/controller/job/job_controller.go (delayTerminalCondition).
         """
         meta, status = raw["metadata"], raw.get("status") or {}
         labels = meta.get("labels") or {}
         conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
-        failed = conditions.get("Failed", Condition())
+        failed = conditions.get("Failed") or conditions.get("FailureTarget") or Condition()
         completed = status.get("completionTime")
         # The counter may come before the time.
         succeeded = "Complete" in conditions or bool(status.get("succeeded") and completed)
@@ -90,7 +92,7 @@ class MaintenanceJob:
             created=parse_time(meta.get("creationTimestamp", "")),
             owner_uid=labels.get(names.OWNER_UID_LABEL),
             repo_name=labels.get(names.REPO_NAME_LABEL),
-            ended=succeeded or bool(failed) or bool(status.get("failed")),
+            ended=succeeded or "Failed" in conditions or bool(status.get("failed")),
             succeeded=succeeded,
             completed=parse_time(completed) if completed else None,
             reason=failed.get("reason", ""),
@@ -200,11 +202,11 @@ def _explain_failure(job: MaintenanceJob, pod: Pod | None) -> tuple[str, Failure
     if end is not None and end.reason == _OUT_OF_MEMORY:
         text = f"{MaintenanceCause.OUT_OF_MEMORY}: the memory limit of its pod is {end.memory_limit or 'not set'}"
         return text, FailureCause.OUT_OF_MEMORY
-    if job.reason == _DEADLINE or (end is not None and end.reason == _DEADLINE):
+    if job.reason == DEADLINE or (end is not None and end.reason == DEADLINE):
         return f"it did not end before its deadline{_deadline(pod)}", FailureCause.OTHER
     if end is None:
         ours = job.ours or job.verifies is not None
-        return _POD_DELETED if ours else ": ".join(filter(None, (_NOT_FOUND, job.message))), FailureCause.OTHER
+        return POD_DELETED if ours else ": ".join(filter(None, (_NOT_FOUND, job.message))), FailureCause.OTHER
     _, found, cause = end.message.rpartition(MAINTENANCE_ERROR)
     if found:
         return cause, _CAUSES.get(cause.partition(":")[0], FailureCause.OTHER)
@@ -221,7 +223,7 @@ def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
         return JobEnd(entry)
     if end is None:
         # It may have had nothing to do.
-        return JobEnd(job.failure(_POD_DELETED))
+        return JobEnd(job.failure(POD_DELETED))
     try:
         result = parse_result(MaintenanceResult, end.message)
     except ResultError as e:

@@ -162,15 +162,28 @@ async def test_a_pod_that_is_rejected_is_explained_by_the_events_of_the_job(repo
             await task
 
 
-@pytest.mark.parametrize("status", [{"failed": 1}, None], ids=["failed", "deleted"])
-async def test_a_job_that_ends_without_a_pod_is_an_error(report: _Report, status: JsonDict | None) -> None:
+_LATE = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded", "message": "active longer than"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ({"failed": 1}, "failed: its pod was deleted before"),
+        ({"failed": 1, "conditions": [_LATE | {"reason": "BackoffLimitExceeded"}]}, "failed: its pod was deleted"),
+        ({"failed": 1, "conditions": [_LATE]}, "failed: active longer than"),
+        (None, "was deleted before it ended"),
+    ],
+    ids=["failed", "drained", "deadline", "deleted"],
+)
+async def test_a_job_that_ends_before_its_pod_is_an_error(report: _Report, status: JsonDict | None, error: str) -> None:
     async with report.running() as task:
         job = report.jobs[0]
+        report.put_pod(phase="Running")
         if status is None:
             await report.scene.client.delete(JOBS, "velero", job["metadata"]["name"])
         else:
             report.scene.kube.put(job | {"status": status})
-        with pytest.raises(JobError, match=r"failed: it has no pod|was deleted before it ended"):
+        with pytest.raises(JobError, match=error):
             await task
 
 

@@ -114,7 +114,7 @@ async def test_a_job_that_failed_has_no_backup_pass_that_it_did_not_look_at(
     assert (len(scene.stored["shares"]), scene.verified()) == (SHARES, {"two": "passed"})
 
 
-@pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod"])
+@pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod", "deadline"])
 async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationScene, kind: str) -> None:
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)
@@ -126,6 +126,14 @@ async def test_what_a_job_could_not_find_out_is_tried_again(scene: VerificationS
                 await scene.finish(job, *_shares(0), message=message)
             case "unknown":
                 await scene.finish(job, *_shares(0), verified_line("one", None, "no answer"))
+            case "deadline":
+                scene.start_pod(job)
+                scene.kube.logs["velero", f"{job['metadata']['name']}-x"] = f"{_shares(0)[0]}\n"
+                # Its pod is still being ended.
+                target = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded"}
+                scene.kube.put(job | {"status": {"failed": 1, "conditions": [target]}})
+                await asyncio.sleep(20)
+                assert scene.stored["message"] == "it did not end before its deadline of 6h0m0s"
             case _:
                 await asyncio.sleep(11 * MINUTE)
                 assert scene.jobs == []
