@@ -85,6 +85,7 @@ class MaintenanceJob:
         completed = status.get("completionTime")
         # The counter may come before the time.
         succeeded = "Complete" in conditions or bool(status.get("succeeded") and completed)
+        ended_at = completed or failed.get("lastTransitionTime")
         return cls(
             name=meta["name"],
             uid=meta["uid"],
@@ -94,7 +95,7 @@ class MaintenanceJob:
             repo_name=labels.get(names.REPO_NAME_LABEL),
             ended=succeeded or "Failed" in conditions or bool(status.get("failed")),
             succeeded=succeeded,
-            completed=parse_time(completed) if completed else None,
+            completed=parse_time(ended_at) if ended_at else None,
             reason=failed.get("reason", ""),
             message=failed.get("message", ""),
             verifies=labels.get(names.VERIFIED_REPOSITORY_LABEL),
@@ -184,9 +185,10 @@ def may_write(pod: Pod | None) -> bool:
 
 
 def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
-    """Return how the Job ended, from itself and its pod."""
-    if job.succeeded:
-        return _describe_success(job, parse_pod_end(pod) if pod is not None else None)
+    """Return how the Job ended, from itself and its pod: a result counts, whatever else ended the pod meanwhile."""
+    end = parse_pod_end(pod) if pod is not None else None
+    if job.succeeded or (job.ours and end is not None and end.exit_code == 0):
+        return _describe_success(job, end)
     return describe_failure(job, pod)
 
 

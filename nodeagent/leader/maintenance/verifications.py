@@ -249,7 +249,7 @@ class VerificationSteps:
             except NotFoundError as e:
                 _log.debug("the log of Pod %s is not there: %s", name, e)
         found = _Found(SHARE_LINE.find(log), VERIFIED_LINE.find(log))
-        if not job.succeeded or end is None:
+        if end is None or not (job.succeeded or end.exit_code == 0):
             failed = describe_failure(job, pod)
             message = (failed.entry and failed.entry.message) or ""
             out_of_memory = failed.cause is FailureCause.OUT_OF_MEMORY and failed.limit_bytes

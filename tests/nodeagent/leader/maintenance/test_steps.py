@@ -328,3 +328,19 @@ async def test_the_end_of_a_pod_by_its_node_is_named(status: JsonDict, text: str
         scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
         await asyncio.sleep(10)
         assert text in scene.history[0]["message"]
+
+
+async def test_a_result_counts_although_the_pod_was_ended_meanwhile() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.start_job()
+        pod, times = scene.kube.objects(PODS)[0], {"lastTransitionTime": "2026-11-21T12:09:00Z"}
+        terminated = {"exitCode": 0, "reason": "Completed", "message": result("full")}
+        state = [{"name": pod["spec"]["containers"][0]["name"], "state": {"terminated": terminated}}]
+        shutdown = {"phase": "Failed", "reason": "Terminated", "message": "imminent node shutdown"}
+        scene.kube.put(pod | {"status": shutdown | {"containerStatuses": state}})
+        failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"} | times
+        scene.kube.put(scene.current(job) | {"status": {"failed": 1, "conditions": [failed]}})
+        await asyncio.sleep(10)
+    (entry,) = scene.history
+    assert (entry["result"], entry["completeTimestamp"]) == ("Succeeded", times["lastTransitionTime"])
