@@ -63,8 +63,9 @@ class PodEnd:
     """How a mover pod terminated.
 
     `exit_code` is None where no container terminated; `message` is the termination message, or the
-    pod's own where there is none; `reason` is, for example, `OOMKilled` or `Evicted`. `memory_limit`
-    is the container's, a quantity; None where it has none, or the pod was being deleted.
+    pod's own where there is none, or how an init container failed; `reason` is, for example,
+    `OOMKilled` or `Evicted`. `memory_limit` is the container's, a quantity; None where it has none, or
+    the pod was being deleted.
     """
 
     exit_code: int | None
@@ -118,9 +119,20 @@ def parse_pod_end(pod: Pod) -> PodEnd | None:
         limit = None if deleting else memory_limit(pod)
         return PodEnd(exit_code, message, pod_reason or terminated.get("reason", ""), limit)
     if status.get("phase") in {"Failed", "Succeeded"}:
-        # No status of its container: rejected by the kubelet, or evicted before its container started.
-        return PodEnd(None, pod_message, pod_reason or str(status["phase"]))
+        # Its container has not run: rejected by the kubelet, evicted before, or an init container has failed.
+        return PodEnd(None, pod_message or _explain_init(status), pod_reason or str(status["phase"]))
     return None
+
+
+def _explain_init(status: PodStatus) -> str:
+    """Return how an init container, which a webhook has added, failed; empty: none did."""
+    # The last one that ran: sidecars before it were only stopped with the pod.
+    for container in reversed(status.get("initContainerStatuses") or []):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if code := ended.get("exitCode"):
+            failed = explain_exit(PodEnd(code, "", ended.get("reason", "")))
+            return join_text(f"init container {container['name']} failed: {failed}", ended.get("message", ""))
+    return ""
 
 
 def is_ready(pod: Pod) -> bool:

@@ -119,8 +119,8 @@ def explain_loss(pod: Pod) -> str | None:
     reason = status.get("reason") or disruption.get("reason") or ""
     message = status.get("message") or disruption.get("message") or ""
     end = pod_status.parse_pod_end(pod)
-    if not reason and not message and end is not None and end.exit_code is not None:
-        return pod_status.explain_exit(end)
+    if not reason and not message and end is not None:
+        return pod_status.explain_exit(end) if end.exit_code is not None else end.message or None
     return ": ".join(part for part in (reason, message) if part) or None
 
 
@@ -143,7 +143,7 @@ def was_killed(pod: Pod) -> bool:
 
 
 _IDENTITY: Final = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "resourceVersion")
-_STATE: Final = ("phase", "reason", "message", "conditions", "containerStatuses")
+_STATE: Final = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 
 
 def trim_pod(pod: Pod) -> Pod:

@@ -187,6 +187,16 @@ NO_DEVICE = "Allocate failed due to no healthy devices present; cannot allocate 
             id="finished before it was preempted",
         ),
         pytest.param(pod(phase="Failed"), PodEnd(None, "", "Failed"), id="no reason"),
+        pytest.param(
+            pod(
+                phase="Failed",
+                # The sidecar was stopped because the one after it had failed.
+                initContainerStatuses=[*terminated(143, "Error"), *terminated(126, "Error", "no CNI")],
+                containerStatuses=waiting("PodInitializing"),
+            ),
+            PodEnd(None, "init container c failed: Error (exit code 126): no CNI", "Failed"),
+            id="init container",
+        ),
     ],
 )
 def test_the_termination_of_a_pod_is_parsed(ended: JsonDict, end: PodEnd | None) -> None:

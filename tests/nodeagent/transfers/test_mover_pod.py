@@ -89,10 +89,16 @@ def test_no_pod_is_absent() -> None:
         pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, None, id="no disruption"),
         pytest.param({"phase": "Running"}, None, id="unknown"),
         pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
+        pytest.param(
+            {"phase": "Failed", "initContainerStatuses": [{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}]},
+            "init container mesh failed: Error (exit code 1)",
+            id="init container",
+        ),
     ],
 )
 def test_the_cause_of_a_loss_is_taken_from_the_status(status: JsonDict, text: str | None) -> None:
-    assert explain_loss(mover_pod(data_upload(), **status)) == text
+    pod = mover_pod(data_upload(), **status)
+    assert [explain_loss(each) for each in (pod, trim_pod(pod))] == [text, text]
 
 
 def test_a_trimmed_pod_has_the_state_of_the_whole_one() -> None:
