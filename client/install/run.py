@@ -22,7 +22,7 @@ from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from core.text import some_of
 from exposer.causes import CauseFinder
-from exposer.pod_status import is_ready
+from exposer.pod_status import is_ready, join_text
 from nodeagent.config.parse import ParsedConfig, parse_config_map
 from nodeagent.config.repositories import ParsedMaintenance, ParsedSettings, parse_maintenance, parse_settings_of
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
@@ -98,7 +98,8 @@ async def _find_cause(client: KubeClient, causes: CauseFinder, daemonset: Daemon
     pods = await client.list(
         Selection(kube.PODS, meta["namespace"], select_labels(daemonset["spec"]["selector"]["matchLabels"]))
     )
-    for pod in pods:
+    # An earlier one that is being deleted does not say what keeps the new ones.
+    for pod in sorted(pods, key=lambda one: "deletionTimestamp" in one["metadata"]):
         if cause := await _explain_pod(client, causes, pod):
             return cause
     if len(pods) < _desired(daemonset):
@@ -112,6 +113,11 @@ async def _explain_pod(client: KubeClient, causes: CauseFinder, pod: Pod) -> str
     if is_ready(pod):
         return None
     place = f"Pod {meta['namespace']}/{meta['name']}"
+    if "deletionTimestamp" in meta:
+        return f"{place} on node {pod['spec'].get('nodeName')} is being deleted"
+    if reason := status.get("reason"):
+        # Evicted, or rejected by its kubelet: how its containers ended follows from that.
+        return f"{place} failed: {join_text(reason, status.get('message', ''))}"
     for container in status.get("containerStatuses") or []:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             if ended := state.get("terminated"):

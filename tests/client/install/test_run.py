@@ -113,6 +113,31 @@ async def test_an_agent_that_is_not_ready_shows_its_cause(scene: _Scene, state: 
     assert str(raised.value).endswith(cause)
 
 
+@pytest.mark.parametrize(
+    ("meta", "status", "cause"),
+    [
+        ({}, {"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "b failed: Evicted: low on disk"),
+        ({"deletionTimestamp": "2026-11-21T12:00:00Z"}, {}, "Pod velero/node-agent-b on node a is being deleted"),
+    ],
+    ids=["evicted", "being deleted"],
+)
+async def test_an_agent_that_the_cluster_ends_shows_that(
+    scene: _Scene, meta: JsonDict, status: JsonDict, cause: str
+) -> None:
+    pod = scene.put_pod("node-agent-b", state=_KILLED)
+    # A finalizer keeps a pod that is being deleted.
+    pod["metadata"] |= meta | {"finalizers": ["example.com/kept"]}
+    scene.kube.put(pod | {"status": pod["status"] | status})
+    daemonset = scene.put_daemonset(ready=1)
+    with pytest.raises(WaitError, match="1 of 2 agents are ready: ") as raised:
+        await scene.wait(daemonset)
+    assert str(raised.value).endswith(cause)
+    if meta:
+        scene.put_pod("node-agent-c", state=_ENDED)
+        with pytest.raises(WaitError, match="node-agent-c ended with exit code 2"):
+            await scene.wait(daemonset)
+
+
 async def test_an_image_that_can_never_be_pulled_ends_the_wait(scene: _Scene) -> None:
     pod = scene.put_pod("node-agent-a", state={"waiting": {"reason": "InvalidImageName", "message": "no"}})
     pod["status"]["phase"] = "Pending"
