@@ -45,7 +45,9 @@ _IMAGE: Final = frozenset(
 _IMAGE_TIMEOUT: Final = timedelta(minutes=5)
 """A registry is often back after a minute. Velero fails a transfer at the first ImagePullBackOff."""
 
-_STARTING: Final = frozenset({"", PendingReason.CONTAINER_CREATING, "PodInitializing"})
+STARTING: Final = frozenset({"", PendingReason.CONTAINER_CREATING, "PodInitializing"})
+"""The kubelet's reasons for a container that waits for its turn: every other is of one that it cannot start."""
+
 _PLAIN: Final = frozenset({"", "Error"})
 """The kubelet's reasons for a container that failed by itself."""
 
@@ -97,7 +99,7 @@ def diagnose_pod(pod: Pod) -> Pending | None:
         operation = f"image of Pod {pod['metadata']['uid']}"
         reason = _PULLING if reason == "ErrImagePull" else reason
         return Pending(reason, text, blocked=True, operation=operation, timeout=_IMAGE_TIMEOUT)
-    if reason in _STARTING:
+    if reason in STARTING:
         return Pending(PendingReason.CONTAINER_CREATING, f"Pod {place} is starting on node {node}")
     return Pending(reason, f"Pod {place} cannot start on node {node} yet: {join_text(reason, message)}", blocked=True)
 

@@ -23,6 +23,7 @@ from core.kube.types import ContainerState, ContainerStatus, PersistentVolume, P
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
+from exposer.pod_status import STARTING
 
 _RESTORE_WAIT: Final = "restore-wait"
 """The init container that holds a restored pod until its data is restored.
@@ -35,24 +36,11 @@ ONTO_ANY_NODE: Final[PodToleration] = {"operator": "Exists", "effect": "NoSchedu
 
 _TERMINATED: Final = frozenset({"Succeeded", "Failed"})
 
-_NOT_STARTING: Final = frozenset(
-    {
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "CrashLoopBackOff",
-    }
-)
-"""The kubelet's reasons for a container that it cannot start, or that has failed several times.
+_START_TIMEOUT: Final = timedelta(minutes=2)
+"""How long the init container may not start: its image or a Secret may be there a minute later.
 
 Source: Velero main at d2241adba, pkg/controller/pod_volume_restore_controller.go, which fails at once.
 """
-
-_START_TIMEOUT: Final = timedelta(minutes=2)
-"""How long the init container may not start: its image or a Secret may be there a minute later."""
 
 
 def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
@@ -115,7 +103,7 @@ def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
             return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} has ended (exit code {code}), and starts again")
         raise ExposeError(f"{what} has terminated (exit code {code}): the pod no longer waits for its data")
     waiting = state.get("waiting") or {}
-    if (reason := waiting.get("reason", "")) in _NOT_STARTING:
+    if (reason := waiting.get("reason", "")) not in STARTING:
         text = ": ".join(part for part in (f"{what} cannot start", reason, waiting.get("message", "")) if part)
         operation = f"start of {_RESTORE_WAIT} in {pod['metadata']['uid']}"
         return Pending(
@@ -127,7 +115,7 @@ def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
 def describe_restore_wait(pod: Pod) -> str | None:
     """Return the state of the init container: running, terminated or not starting; None for any other."""
     state = _restore_wait_state(pod)
-    if (state.get("waiting") or {}).get("reason") in _NOT_STARTING:
+    if (state.get("waiting") or {}).get("reason", "") not in STARTING:
         return "not starting"
     return next((name for name in ("running", "terminated") if name in state), None)
 

@@ -19,6 +19,10 @@ from tests.exposer.test_pod_volume import DONE_STATE, WAITING_STATE, Scene, init
         "CreateContainerConfigError",
         "CreateContainerError",
         "CrashLoopBackOff",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "RunContainerError",
+        "SignatureValidationFailed",
     ],
 )
 @pytest.mark.cause("workload-not-starting")
