@@ -39,8 +39,8 @@ _OWN_FLAGS: Final = (
     "--error-notifications=never",
 )
 _KEEP_NO_PASSWORD: Final = "--no-persist-credentials"  # noqa: S105 - a flag
-_KEPT_LINES: Final = 40
-"""More than fit into a termination message."""
+_KEPT_LINES: Final = 100
+"""More than fit into a termination message, or are in the page of a proxy, of which kopia shows 1024 characters."""
 
 _SHOWN_LINES: Final = 12
 _COUNTERS: Final = "counters"

@@ -23,6 +23,7 @@ _FAULTS: dict[str, tuple[Fault | Answer, str]] = {
     "closed": (Fault.CLOSE, "the endpoint closed the connection"),
     "503": (Answer(503, _ERROR.format("ServiceUnavailable", "Please try again.")), "the storage is unavailable"),
     "503 without text": (Answer(503), "the storage is unavailable"),
+    "503 page": (Answer(503, "<html>\n" + "p { margin: 0 }\n" * 63), "the storage is unavailable"),
     "SlowDown": (Answer(503, _ERROR.format("SlowDown", "Please reduce your request rate.")), "the storage is busy"),
     "429": (Answer(429, _ERROR.format("TooManyRequests", "")), "the storage is busy"),
 }

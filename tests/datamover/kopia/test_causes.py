@@ -29,11 +29,28 @@ _GET = 'Get "https://s3.example.com/b/.storageconfig": '
         # Source: minio-go 7.2.0, api.go: of each EOF.
         (_GET + "Connection closed by foreign host https://s3.example.com/b/.storageconfig. Retry again.", _BROKEN),
         ("unexpected EOF", _BROKEN),
+        # Source: Amazon S3, error responses; Ceph names the code alone.
+        ("Your socket connection to the server was not read from or written to within the timeout period.", _BROKEN),
+        ("Error response code RequestTimeout.", _BROKEN),
+        ("408 Request Timeout", _BROKEN),
+        # Source: Go's golang.org/x/net, http2/errors.go.
+        ("stream error: stream ID 57; INTERNAL_ERROR; received from peer", _BROKEN),
         ("Please reduce your request rate.", _BUSY),
         ("Error response code TooManyRequests.", _BUSY),
         ("429 Too Many Requests", _BUSY),
         ("RESPONSE 503: 503 The server is busy.\nERROR CODE: ServerBusy", _BUSY),
+        ("local_rate_limited", _BUSY),
         ("503 Service Unavailable", _UNAVAILABLE),
+        ("Service is unable to handle request.", _UNAVAILABLE),
+        ("The request has failed due to a temporary failure of the server.", _UNAVAILABLE),
+        # What proxies answer instead of a storage: Envoy, Traefik, the router of OpenShift, Cloudflare, Google.
+        ("no healthy upstream", _UNAVAILABLE),
+        ("upstream connect error or disconnect/reset before headers. reset reason: overflow", _UNAVAILABLE),
+        ("upstream request timeout", _UNAVAILABLE),
+        ("no available server", _UNAVAILABLE),
+        ('<html>\n<head>\n<meta name="viewport" content="width=device-width">\n<style type="text/css">', _UNAVAILABLE),
+        ("error code: 522", _UNAVAILABLE),
+        ("googleapi: got HTTP response code 502 with body: ", _UNAVAILABLE),
         ("<html><h1>502 Bad Gateway</h1></html>", _UNAVAILABLE),
         ("504 Gateway Timeout", _UNAVAILABLE),
         ("Server not initialized yet, please try again.", _UNAVAILABLE),
@@ -71,12 +88,14 @@ _SKEWED = "the node's clock differs too much from the storage's"
         ("open repository: unable to open repository: invalid repository password", _WRONG_PASSWORD),
         ("open repository: invalid format blob: unexpected EOF", "the repository's format file is damaged"),
         ("error reading blob: message authentication failed", "a repository file is damaged"),
+        ("<html>\n<head><title>413 Request Entity Too Large</title></head>", None),
+        ("<!DOCTYPE html>\n<html lang=en>\n<title>Error 400 (Bad Request)!!1</title>", None),
         ("read file a: input/output error", "disk I/O error"),
         ("downloading: write /cache/kopia-cache/indexes/a: no space left on device", _FULL_CACHE),
         ("downloading: write /volume/a: no space left on device", "the disk is full"),
     ],
 )
-def test_what_does_not_pass_is_no_outage(error: str, cause: str) -> None:
+def test_what_does_not_pass_is_no_outage(error: str, cause: str | None) -> None:
     assert find_outage([error]) is None
     assert find_cause([error]) == cause
 
