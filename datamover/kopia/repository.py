@@ -18,7 +18,7 @@ from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BlockHash
 from core.models.transfer_settings import BandwidthLimits
-from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
+from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, DAMAGED, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (
     CHECKED,
@@ -301,7 +301,13 @@ class Repository:
             return False
         files = LocationFiles(self.kopia, self.work_dir, self.description)
         await files.prepare(config, read_only=False)
-        return await files.remove_if_only(STORAGE_CONFIG)
+        try:
+            return await files.remove_if_only(STORAGE_CONFIG)
+        except KopiaError as e:
+            # Those of a lost repository may be listed only with its key.
+            if find_cause(str(e).splitlines()) not in DAMAGED:
+                raise
+            return False
 
     async def _upload(self, new: NewRepository) -> None:
         try:

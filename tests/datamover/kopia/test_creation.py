@@ -59,6 +59,10 @@ async def _check_readable(storage: Storage, *, created: bool) -> None:
         assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
 
 
+_INDEX = "xn0_2ef6d6f0ce50581a97a678748daa23e9-s4ed3cdaf1bae264a147-c1"
+"""An index blob, which kopia reads before it lists any."""
+
+
 async def _wait_for(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -173,11 +177,11 @@ async def test_what_kopias_own_creation_leaves_in_a_bucket_is_replaced(proxy: S3
     assert not (proxy.server.folder / storage.bucket / "p/kopia/app/kopia.blobcfg").exists()
 
 
-@pytest.mark.parametrize("objects", [["p0123"], ["kopia.blobcfg", "p0123"]], ids=" ".join)
+@pytest.mark.parametrize("objects", [["p0123"], ["kopia.blobcfg", "p0123"], [_INDEX]], ids=" ".join)
 async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3Proxy, objects: list[str]) -> None:
     storage = _bucket(proxy, "objects")
     for name in objects:
-        proxy.server.put(storage.bucket, f"p/kopia/app/{name}", b"data")
+        proxy.server.put(storage.bucket, f"p/kopia/app/{name}", bytes(64))
     with opened(storage) as repository, pytest.raises(RepositoryError, match="the storage is not empty"):
         await repository.ensure()
     assert not any(line.startswith(("PUT ", "DELETE ", "POST ")) for line in proxy.requests)
