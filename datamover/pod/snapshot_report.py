@@ -299,7 +299,7 @@ async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Terminatio
     names = spec.volume_namespaces or await lister.find_namespaces()
     if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
-    return build_success(lister.output.seal(await lister.run(names)))
+    return build_success(lister.output.seal(await lister.run(names, named=bool(spec.volume_namespaces))))
 
 
 @dataclass(frozen=True)
@@ -320,14 +320,18 @@ class _Lister:
             )
         return [name for name in found if OBJECT_NAME.fullmatch(name)]
 
-    async def run(self, volume_namespaces: Sequence[str]) -> SnapshotListing:
+    async def run(self, volume_namespaces: Sequence[str], *, named: bool) -> SnapshotListing:
+        """List these repositories; `named`: by the user, so that some may not exist."""
         counts: list[int] = []
         unread: list[UnreadRepository] = []
         for name in volume_namespaces:
             try:
                 counts.append(await self._list(name))
-            except NotInitializedError:
+            except NotInitializedError as e:
                 _logger.info("there is no repository in the folder %s", name)
+                # The folder exists: its repository may have lost its format.
+                if not named:
+                    unread.append(build_unread(name, e, self.context.redactor))
             except StorageOutageError:
                 raise
             except AgentError as e:

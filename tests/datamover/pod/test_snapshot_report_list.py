@@ -1,6 +1,7 @@
 """The snapshots in a location, with a real kopia and no BackupRepository: what is listed, and what is not."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -131,13 +132,15 @@ async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: p
     assert not (bed.root / "kopia" / "missing").exists()
 
 
+@pytest.mark.sample("*directory*")
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"not a repository")], ids=["lost", "x"])
 async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_listed(
-    bed: Bed, capsys: pytest.CaptureFixture[str]
+    bed: Bed, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object]
 ) -> None:
     good = bed.snapshot("app", f"{_UPLOAD}/app/data")
     bed.snapshot("db", f"{_UPLOAD}/db/data")
     (damaged,) = bed.root.glob("kopia/db/kopia.repository*")
-    damaged.write_bytes(b"not a repository")
+    damage(damaged)
     listing = await bed.listing()
     assert (listing.repositories, listing.snapshots, listing.unread_count) == (1, 1, 1)
     assert listing.unread[0].volume_namespace == "db"
