@@ -277,6 +277,7 @@ def _describe(snapshot: ListedSnapshot, verdict: SnapshotVerdict, reason: str) -
 
 
 SHOWN_UNREAD: Final = 3
+_UNREAD_CHARACTERS: Final = 1000
 """So many messages and names are shorter than the limit of a termination message."""
 
 _SOURCES: Final = (
@@ -404,5 +405,5 @@ def summarize(text: str) -> str:
 
 def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:
     """Return the repository with the cause."""
-    lines = redactor.redact(str(error)).splitlines() or [""]
-    return UnreadRepository(volume_namespace=volume_namespace, message=lines[0])
+    text = summarize(redactor.redact(str(error)))
+    return UnreadRepository(volume_namespace=volume_namespace, message=text[:_UNREAD_CHARACTERS])

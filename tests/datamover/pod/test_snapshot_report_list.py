@@ -12,7 +12,10 @@ from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.backups import SavedClaim
 from core.models.job_output import read_output
 from core.mover_specs import ListSnapshots
+from core.redact import Redactor
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
+from datamover.kopia.process import KopiaAnswer
+from datamover.pod.snapshot_report import build_unread
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.checkpoints import leave_device_checkpoint
 from tests.datamover.support.location_bed import LocationBed
@@ -146,6 +149,13 @@ async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_li
     assert listing.unread[0].volume_namespace == "db"
     assert listing.unread[0].message
     assert _listed(capsys).keys() == {good}
+
+
+def test_a_cause_that_is_not_known_is_named_by_the_last_words_of_kopia() -> None:
+    words = "A conflicting conditional operation is in progress."
+    error = KopiaAnswer("list snapshots", 1, b"", ["ERROR flush", f"despite 10 retries: {words}"]).error()
+    message = build_unread("app", error, Redactor()).message
+    assert message == f"list snapshots: kopia exited with code 1: despite 10 retries: {words}"
 
 
 @pytest.mark.sample("*")
