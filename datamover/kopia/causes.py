@@ -58,6 +58,8 @@ _CAUSES: Final = (
     ("invalid format blob", _BAD_FORMAT),
     ("message authentication failed", _BAD_FILE),
     ("invalid checksum", _BAD_FILE),
+    # kopia looks for what it has written, and shows that error alone. Source: repo/blob/s3/s3_storage.go (PutBlob).
+    ("error writing index blob: statobject: blob not found", "the storage has not accepted an index blob"),
     ("blob not found", _NO_FILE),
     (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", CACHE_FULL),
     ("no space left on device", "the disk is full"),

@@ -90,6 +90,7 @@ _SKEWED = "the node's clock differs too much from the storage's"
         ("error reading blob: message authentication failed", "a repository file is damaged"),
         ("<html>\n<head><title>413 Request Entity Too Large</title></head>", None),
         ("<!DOCTYPE html>\n<html lang=en>\n<title>Error 400 (Bad Request)!!1</title>", None),
+        ("error writing index blob: StatObject: BLOB not found", "the storage has not accepted an index blob"),
         ("read file a: input/output error", "disk I/O error"),
         ("downloading: write /cache/kopia-cache/indexes/a: no space left on device", _FULL_CACHE),
         ("downloading: write /volume/a: no space left on device", "the disk is full"),
