@@ -144,11 +144,13 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
     classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
     volumes = []
-    for name, claim in claims.items():
-        if name in present:
-            continue
+    for name, claim in [(name, claim) for name, claim in claims.items() if name not in present]:
         if begun is not None and parse_time(claim["metadata"]["creationTimestamp"]) > begun:
             tools.on_note(f"PVC {name} was created after the backup: it is left out")
+            continue
+        if choice.on_left_out is not None and len(present) + len(volumes) >= number:
+            # It was given its label after the backup began.
+            choice.on_left_out(f"PVC {name} is left out: backup {request.name} has {number} volumes already")
             continue
         if needs_pods(claim, choice.required_method, classes) and name.namespace not in pods:
             pods[name.namespace] = await client.list(Selection(kube.PODS, name.namespace))

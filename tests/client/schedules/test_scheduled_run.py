@@ -210,6 +210,24 @@ async def test_the_backup_of_a_job_has_one_number_of_volumes_whatever_changes_be
     assert scene.old.notes == ["PVC app/later was created after the backup: it is left out"]
 
 
+async def test_a_backup_has_no_more_volumes_than_it_began_with(scene: ScheduleScene) -> None:
+    """As many in a bucket would be of two backups of one name; which of them it began with is not known."""
+    scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T12:00:00Z"})
+    waiting = scene.claims.put_claim("waiting", "fast", phase="Pending", labels={"tier": "web"})
+    unlabeled = scene.claims.put_claim("unlabeled", "fast")
+    request = replace(scene.request(), choice=Choice(namespace="app", selector="tier=web"))
+    scene.end_backups()
+    with pytest.raises(ScheduleError, match=r"^PVC app/waiting: it has no volume yet: it is Pending$"):
+        await run_schedule(scene.tools("night-1"), request)
+    scene.kube.put(waiting | {"status": {"phase": "Bound"}})
+    scene.kube.put(unlabeled | {"metadata": unlabeled["metadata"] | {"labels": {"tier": "web"}}})
+    scene.end_backups()
+    left_out = "PVC app/waiting is left out: backup night-20261121120000 has 2 volumes already"
+    with pytest.raises(ScheduleError, match=f"^{left_out}$"):
+        await run_schedule(scene.tools("night-1"), request)
+    assert scene.lines[-1] == "backup night-20261121120000 is Completed: 2/2 volumes"
+
+
 async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene: ScheduleScene) -> None:
     scene.end_backups()
     scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
