@@ -371,8 +371,10 @@ def match_texts(errors: Iterable[int]) -> str:
 
 _WHOLE: Final = re.compile(f": ({match_texts(TARGET_FAILURES)})( on |$)")
 
-_ATTRIBUTES: Final = "error setting attributes"
-"""The entry itself is restored."""
+_RESTORED: Final = re.compile(r"error setting attributes|(copy file|finish directory): unlinkat ")
+"""The entry itself is restored. Then kopia removes its placeholder, whose name a target may take for too long.
+
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, FinishDirectory)."""
 
 
 def is_refusal(answer: KopiaAnswer) -> bool:
@@ -388,7 +390,7 @@ def _is_fatal(error: str) -> bool:
 
 
 class IgnoredErrors:
-    """Counts the errors that kopia ignores, as it writes them; `first` is the first one about no attribute, or None."""
+    """Counts the errors that kopia ignores, as it writes them; `first` is the first one about what is not restored."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -400,7 +402,7 @@ class IgnoredErrors:
         if not (found := _IGNORED.search(line)):
             return
         self.count += 1
-        if _ATTRIBUTES not in found[1]:
+        if not _RESTORED.search(found[1]):
             self.first = self.first or found[1]
         if _is_fatal(found[1]):
             self._fatal = self._fatal or found[1]
