@@ -143,7 +143,7 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
         number, begun = existing.groups[0].expected or number, existing.groups[0].created
     classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
-    volumes = []
+    volumes: list[PlannedVolume] = []
     for name, claim in [(name, claim) for name, claim in claims.items() if name not in present]:
         if begun is not None and parse_time(claim["metadata"]["creationTimestamp"]) > begun:
             tools.on_note(f"PVC {name} was created after the backup: it is left out")
