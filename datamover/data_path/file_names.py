@@ -313,7 +313,7 @@ class _Suspects:
             self._names.append(name)
 
     def add_unfound(self, entry: "os.DirEntry[str]") -> None:
-        if _is_unfound(entry):
+        if len(self._unfound) < _COMPARED_NAMES and _is_unfound(entry):
             self._unfound.add(entry.name)
 
     def report_unfound(self, root: Path, directory: bytes, report: NameReport) -> None:
