@@ -304,7 +304,7 @@ class Repository:
         try:
             return await files.remove_if_only(STORAGE_CONFIG)
         except KopiaError as e:
-            # Those of a lost repository may be listed only with its key.
+            # The index of a lost repository is read only with its key.
             if find_cause(str(e).splitlines()) not in DAMAGED:
                 raise
             return False
