@@ -206,9 +206,11 @@ async def test_a_dry_run_reads_the_root_directories_of_copies(bed: Bed, capsys: 
     assert (done.deleted, done.checked) == (1, 5)
     assert done.now is not None
     assert done.now - datetime.now(UTC) > timedelta(days=30)
-    assert _faults(capsys) == {
+    faults = _faults(capsys)
+    cause = f"root directory of snapshot {lost}: a repository file is missing: error opening object "
+    assert (faults.pop(("app", lost)) or "").startswith(cause)
+    assert faults == {
         ("app", stays): None,
-        ("app", lost): f"root directory of snapshot {lost}: a repository file is missing",
         ("app", "gone"): "snapshot gone is not in the repository",
         ("app", unfinished): f"snapshot {unfinished} is incomplete",
         ("app", single): f"the root of snapshot {single} is not a directory",
