@@ -72,6 +72,7 @@ class _Ours(Peer):
         return await self.bed.mover.restore(self.newest, target, mode=self.mode)
 
 
+@dataclass
 class _Velero(Peer):
     """The data mover of Velero's release, on a real API server."""
 
