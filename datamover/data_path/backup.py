@@ -220,8 +220,7 @@ class _Backup:
                 await self.data_path.warn(warning)
         own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else None
         shrunk_note = shrunk.text if shrunk else None
-        changed = (names.times_note, names.kinds_note, names.unfound_note)
-        notes = (shrunk_note, self.parent_fault, run.note, own, left_out, *changed)
+        notes = (shrunk_note, self.parent_fault, run.note, own, left_out, *names.notes)
         return BackupResult(
             snapshot_id=snapshot.snapshot_id,
             empty_snapshot=snapshot.entries == 0,
@@ -274,7 +273,7 @@ class _Backup:
     async def _check_names(self) -> None:
         """Warn about names and times that kopia changed, and what it left out; lost names are an error."""
         names = self.names
-        for warning in filter(None, (names.warning, names.times_note, names.kinds_note, names.unfound_note)):
+        for warning in filter(None, (names.warning, *names.notes)):
             await self.data_path.warn(warning)
         names.check()
 

@@ -136,6 +136,11 @@ class NameReport:
         )
 
     @property
+    def notes(self) -> tuple[str | None, ...]:
+        """What the user should know beside `warning`; None where there is nothing to say."""
+        return self.times_note, self.kinds_note, self.unfound_note
+
+    @property
     def unfound_note(self) -> str | None:
         """What the user should know about entries that the volume lists without having them, or None."""
         if not self.unfound.count:

@@ -40,7 +40,7 @@ _OWN_FLAGS: Final = (
 )
 _KEEP_NO_PASSWORD: Final = "--no-persist-credentials"  # noqa: S105 - a flag
 _KEPT_LINES: Final = 100
-"""More than fit into a termination message, or are in the page of a proxy, of which kopia shows 1024 characters."""
+"""More than fit into a termination message, or are in 1024 characters of a proxy's page, which kopia shows."""
 
 _SHOWN_LINES: Final = 12
 _COUNTERS: Final = "counters"
