@@ -34,7 +34,7 @@ The number of series is bounded:
 - The others have labels of few values, or the names of nodes, backup repositories, locations or schedules.
 
 What became of the bytes of backups: of `nodeagent_moved_bytes_total`, unchanged files are not read; the others
-are `nodeagent_hashed_bytes_total`. Of these `nodeagent_deduplicated_bytes_total` were in the repository already. The
+are `nodeagent_hashed_bytes_total`; `nodeagent_deduplicated_bytes_total` were in the repository already. The
 rest is `nodeagent_stored_bytes_total` after compression, and sent with kopia's indexes: `nodeagent_sent_bytes_total`.
 An agent that restarts in the middle of a transfer misses some of the bytes.
 """
