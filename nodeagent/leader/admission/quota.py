@@ -84,8 +84,8 @@ class AdmissionLedger:
 
     async def load(self) -> None:
         """Read the ledger by a quorum read."""
-        self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
-        self.found |= self.reservations.uids
+        await self._read()
+        self.found = self.reservations.uids
 
     async def write(self, reservations: Reservations) -> None:
         """Write `reservations`, provided that the ledger was not written by another agent since.
@@ -104,7 +104,7 @@ class AdmissionLedger:
         except (ConflictError, NotFoundError, ServerError) as e:
             # A write whose answer was lost conflicts with itself when it is sent again.
             try:
-                await self.load()
+                await self._read()
             except ServerError as unread:
                 raise LedgerLostError(f"{e}; {unread}") from e
             if _data(self._stored).get(_WRITE) == mark:
@@ -114,6 +114,9 @@ class AdmissionLedger:
                 # Should an attempt without an answer still be stored, then the next write conflicts.
                 raise
             raise LedgerLostError(str(e)) from e
+
+    async def _read(self) -> None:
+        self._keep(await self._client.read(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP))
 
     async def _send(self, data: dict[str, str]) -> ConfigObject:
         if self._stored is None:

@@ -75,13 +75,17 @@ async def test_a_fence_that_cannot_be_written_keeps_the_reservation() -> None:
 
 @pytest.mark.cause("accept-rejected")
 @pytest.mark.parametrize("status", [403, 422])
-async def test_a_transfer_whose_accept_is_rejected_holds_no_reservation(status: int) -> None:
+@pytest.mark.parametrize("ledger", [[], ["lost-applied"], [500] * 5])
+async def test_a_transfer_whose_accept_is_rejected_holds_no_reservation(status: int, ledger: list[Fault]) -> None:
     """As by an admission policy; others go on, and it is accepted once that is changed."""
     scene = open_scene(limit=1)
-    scene.add("du-1")
-    scene.add("du-2")
-    scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
     async with scene.dispatching():
+        await asyncio.sleep(1)
+        for fault in ledger:
+            scene.kube.fail_next("PATCH", "configmaps", fault)
+        scene.add("du-1")
+        scene.add("du-2")
+        scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
         await scene.until(lambda: scene.phase("du-2") == "Accepted", seconds=20)
         assert scene.reasons("du-1") == ["Rejected"]
         scene.set_status("du-2", phase="InProgress")
