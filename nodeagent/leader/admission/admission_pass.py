@@ -57,6 +57,7 @@ def plan_resumptions(
     agents: Mapping[str, str],
     answering: AbstractSet[str],
     passed_over: AbstractSet[str] = frozenset(),
+    rejected: AbstractSet[str] = frozenset(),
 ) -> Resumptions:
     """Return what is done about interrupted transfers.
 
@@ -67,6 +68,7 @@ def plan_resumptions(
         agents: the live agents' nodes by node label: a transfer of any other is left to recovery.
         answering: the backup storage locations of `awaited_locations` that answer.
         passed_over: the node labels that no transfer is moved to.
+        rejected: the uids of transfers whose resumption the API server has just rejected, which is reported.
     """
     known = [entry for entry in entries if entry.managed]
     free = free_quota(reserved, limit)
@@ -78,7 +80,7 @@ def plan_resumptions(
         held = entry.uid in reserved
         node = agents.get(entry.node_label, "")
         # A canceled transfer is ended by its agent.
-        usable = bool(node) and not entry.stop
+        usable = bool(node) and not entry.stop and entry.uid not in rejected
         label = nodes.place(entry) if usable else None
         if not usable:
             message = None
@@ -264,6 +266,7 @@ class AdmissionPass:
             agents=self.agents.nodes(),
             answering=set(filter(self.rules.location_answers, awaited_locations(current.entries))),
             passed_over=self.agents.backoff.labels(),
+            rejected={uid for uid in self.pending.rejected() if not self.pending.is_due(uid)},
         )
         released = await self._release(await self._check_resumable(plan.release))
         resuming = [checked for checked in await self._check_resumable(plan.start) if checked.ready]

@@ -160,15 +160,7 @@ class AdmissionWriter:
             finalizers=_finalizers(kind, cr),
             spec={"datamover": checked.admission.datamover} if checked.admission.datamover else {},
         )
-        move = self.cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
-        try:
-            stored = await self._answered(checked, move)
-        except (ForbiddenError, InvalidError) as e:
-            # That is an answer too.
-            self.pending.end_accept(cr.uid)
-            self.pending.postpone_rejected(cr.uid)
-            await self._report_rejected(checked, str(e))
-            raise
+        stored = await self._answered(checked, self.cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False))
         self.cluster.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self.cluster.now()), kind.spec.name)
         return stored
 
@@ -176,7 +168,7 @@ class AdmissionWriter:
         try:
             await self.report(checked, Pending(PendingReason.REJECTED, message, blocked=True))
         except AgentError:
-            # What rejects the accept mostly rejects this write too.
+            # What rejects the other write mostly rejects this one too.
             if self.pending.get(checked.cr.uid).rejections == 1:
                 await self.cluster.events.record(checked.cr, PendingReason.REJECTED, message, warning=True)
 
@@ -199,6 +191,12 @@ class AdmissionWriter:
             if not e.may_be_own:
                 # That is an answer: nothing was written.
                 self.pending.end_accept(uid)
+            raise
+        except (ForbiddenError, InvalidError) as e:
+            # That is an answer too.
+            self.pending.end_accept(uid)
+            self.pending.postpone_rejected(uid)
+            await self._report_rejected(checked, str(e))
             raise
         self.pending.end_accept(uid)
         return stored

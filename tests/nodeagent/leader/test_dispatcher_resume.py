@@ -146,6 +146,21 @@ async def test_a_resumption_without_an_answer_is_resolved(what: Fault) -> None:
     assert most_held(scene.kube) == 1
 
 
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_transfer_whose_resumption_is_rejected_holds_no_reservation(status: int) -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add_interrupted("du-1")
+    scene.add("du-2")
+    scene.kube.fail_next("PATCH", "datauploads/du-1", status, times=12)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.accepted == ["du-2"], seconds=20)
+        assert scene.reasons("du-1") == ["Rejected"]
+        scene.set_status("du-2", phase="InProgress")
+        await scene.until(lambda: resumed(scene) == ["du-1"], seconds=500)
+    assert len(scene.kube.requests) < 100
+    assert (scene.message("du-1"), most_held(scene.kube)) == ("", 1)
+
+
 async def test_a_resumption_of_a_paused_leader_comes_too_late() -> None:
     scene = open_scene(limit=1)
     scene.add_interrupted("du-1")
