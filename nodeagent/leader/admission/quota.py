@@ -224,8 +224,8 @@ class NodeSlots:
 
     async def _read_labels(self, node: str) -> Mapping[str, str]:
         now = self._clock.monotonic()
-        read_at, labels = self._labels.get(node, (-_FRESH_SECONDS, {}))
-        if now - read_at >= _FRESH_SECONDS:
-            labels = labels_of(await self._client.read(NODES, "", node))
-            self._labels[node] = (now, labels)
-        return labels
+        # Nodes come and go.
+        self._labels = {name: kept for name, kept in self._labels.items() if now - kept[0] < _FRESH_SECONDS}
+        if node not in self._labels:
+            self._labels[node] = (now, labels_of(await self._client.read(NODES, "", node)))
+        return self._labels[node][1]

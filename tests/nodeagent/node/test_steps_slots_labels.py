@@ -129,3 +129,5 @@ async def test_the_labels_of_other_nodes_are_read_once_a_minute_at_most() -> Non
     kube.put(node("node-a", zone="a"))
     await asyncio.sleep(61)
     assert await slots.of("node-a") == 3
+    # What is kept of a node that is gone would stay as long as this leader.
+    assert list(slots._labels) == ["node-a"]
