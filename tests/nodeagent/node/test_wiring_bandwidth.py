@@ -137,16 +137,17 @@ async def test_those_that_run_get_what_has_changed_and_those_without_limits_noth
         assert [node.limits(name) for name in ("a", "b", "without")] == [BandwidthLimits()] * 2 + [None]
 
 
-@pytest.mark.parametrize("status", [409, 404, 500])
-async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int) -> None:
+@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (500, 0)])
+async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int, others: int) -> None:
     node = _Node()
-    node.put("a", limits=_up(1))
+    for name in ("a", "b"):
+        node.put(name, limits=_up(1))
     async with node.watching():
-        node.kube.fail_next("PATCH", "/datauploads/", status)
+        node.kube.fail_next("PATCH", "/datauploads/a", status)
         await node.bandwidth.refresh()
-        assert node.limits("a") == _up(1)
+        assert [node.limits(name) for name in ("a", "b")] == [_up(1), _up((1, 450_000)[others])]
         await node.bandwidth.refresh()
-        assert node.limits("a") == _up(900_000)
+        assert node.limits("a") == _up(450_000)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
