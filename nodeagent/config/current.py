@@ -32,6 +32,7 @@ from nodeagent.config.parse import FLAG, ParsedConfig, absent, parse_config_map
 from nodeagent.config.repositories import RepositoryConfig
 from nodeagent.metrics import CONFIG_INFO, CONFIG_VALID, PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
+from nodeagent.runtime.workqueue import Faults
 
 
 class CurrentConfig:
@@ -199,6 +200,7 @@ class PriorityClass:
     _followed: str | None = field(default=None, init=False)
     _found: bool | None = field(default=None, init=False)
     _renamed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _faults: Faults = field(default_factory=lambda: Faults(_log), init=False)
 
     def __post_init__(self) -> None:
         """Follow the active configuration."""
@@ -281,7 +283,8 @@ class PriorityClass:
 
     def _warn_unchecked(self, error: KubeError) -> None:
         used = "it, since it existed when last read" if self._found else "the default priority"
-        _log.warning("cannot check PriorityClass %s, will retry; data movers get %s: %s", self._followed, used, error)
+        message = f"cannot check PriorityClass {self._followed}, will retry; data movers get {used}"
+        self._faults.report(message, message, error, level=logging.WARNING)
 
 
 _FEATURES: Final = f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"
@@ -296,6 +299,7 @@ class ConfigAnnouncer:
     def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
         self._pod = pod
         self._current = current
+        self._faults = Faults(_log)
         self._changed = asyncio.Event()
         current.subscribe(self._changed.set)
 
@@ -308,9 +312,11 @@ class ConfigAnnouncer:
                 await self._pod.annotate(config | {FEATURES_ANNOTATION: _FEATURES})
             except KubeError as e:
                 # The leader takes it for an agent of Velero until then.
-                _log.warning("could not annotate the agent's pod, so that it gets no transfers, will retry: %s", e)
+                message = "could not annotate the agent's pod, so that it gets no transfers, will retry"
+                self._faults.report("", message, e, level=logging.WARNING)
                 await wait_for_event(self._changed, _LIVE_RETRY_SECONDS)
             else:
+                self._faults.forget("")
                 await self._changed.wait()
 
 

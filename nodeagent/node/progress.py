@@ -28,7 +28,7 @@ from nodeagent import metrics as metric
 from nodeagent.metrics import Metrics
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, Reported, read_progress
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Faults, Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.mover_pod import is_own
 from nodeagent.transfers.status import Change, StatusWriter
@@ -157,6 +157,7 @@ class ProgressFollower:
         self._readings: dict[str, _Reading] = {}
         self._labeled = Selection(EVENTS, site.namespace, label_selector=select_labels({NODE_LABEL: site.label}))
         self._changed = asyncio.Event()
+        self._faults = Faults(_log)
 
     async def run(self) -> None:
         """Read and watch the Events and write what changes, until canceled."""
@@ -304,7 +305,7 @@ class ProgressFollower:
                             if self._take_change(uid, change, listing=listed is not None):
                                 self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
-                _log.warning("cannot watch progress, will retry: %s", e)
+                self._faults.report(selection, "cannot watch progress, will retry", e, level=logging.WARNING)
             await self._clock.sleep(_RETRY_PAUSE_SECONDS)
 
     def _enqueue(self, uids: Iterable[str]) -> None:

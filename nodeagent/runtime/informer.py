@@ -86,13 +86,17 @@ class Informer(Generic[_T]):
     async def run_despite_rejections(self, on_rejected: Callable[[KubeError], None]) -> None:
         """List and watch until canceled, and start over a minute after each rejected list.
 
-        `on_rejected` is called with each rejection; the cache keeps its content.
+        `on_rejected` is called with each rejection that differs from the last one; the cache keeps its content.
         """
+        last = ""
         while True:
             try:
                 await self.run()
             except KubeError as e:
-                on_rejected(e)
+                if str(e) != last:
+                    # A permission that is missing for good would fill the log.
+                    last = str(e)
+                    on_rejected(e)
             await self._clock.sleep(_REJECTED_PAUSE_SECONDS)
 
     def explain_outage(self) -> str | None:

@@ -60,14 +60,26 @@ class Faults:
         self._log = log
         self._reported: dict[Hashable, str] = {}
 
-    def report(self, key: Hashable, message: str, error: BaseException, *, extra: dict[str, Any] | None = None) -> bool:
-        """Log `error`, and return whether it differs from the last one of `key`; a repeated one is logged at DEBUG."""
+    def report(
+        self,
+        key: Hashable,
+        message: str,
+        error: BaseException,
+        *,
+        extra: dict[str, Any] | None = None,
+        level: int = logging.ERROR,
+    ) -> bool:
+        """Log `error`, and return whether it differs from the last one of `key`; a repeated one is logged at DEBUG.
+
+        The traceback is logged at the level ERROR only.
+        """
         cause = f"{type(error).__name__}: {error}"
         if self._reported.get(key) == cause:
             self._log.debug("%s, same error as before: %s", message, error, extra=extra)
             return False
         self._reported[key] = cause
-        self._log.error("%s: %s", message, error, exc_info=error, extra=extra)
+        exc_info = error if level >= logging.ERROR else None
+        self._log.log(level, "%s: %s", message, error, exc_info=exc_info, extra=extra)
         return True
 
     def forget(self, key: Hashable) -> None:

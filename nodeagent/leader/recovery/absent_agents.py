@@ -72,7 +72,6 @@ class NodeHealth:
         self._gone_after = gone_after
         self._not_ready = Timers(clock)
         self._by_label: Mapping[str, Condition] | None = None
-        self._warned = False
         self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
 
     async def run(self) -> None:
@@ -106,9 +105,7 @@ class NodeHealth:
         return self._not_ready.seconds(label, condition["lastTransitionTime"])
 
     def _warn(self, error: KubeError) -> None:
-        # Logged once; a permission that is missing for good would fill the log.
-        _log.log(logging.DEBUG if self._warned else logging.WARNING, "cannot detect lost nodes, will retry: %s", error)
-        self._warned = True
+        _log.warning("cannot detect lost nodes, will retry: %s", error)
 
     def _conditions(self) -> Mapping[str, Condition]:
         if self._by_label is None:

@@ -65,7 +65,9 @@ class GarbageCollector:
                     pause_seconds = _AGAIN_SECONDS if await self._collect() else _COLLECT_SECONDS
                 except AgentError as e:
                     self._last_error = str(e)
-                    _log.warning("garbage collection failed, will retry: %s", e)
+                    self._faults.report("", "garbage collection failed, will retry", e, level=logging.WARNING)
+                    # A missing permission is not granted within seconds, and each attempt lists all objects again.
+                    pause_seconds = _AGAIN_SECONDS if e.retry else _COLLECT_SECONDS
                 except Exception as e:  # noqa: BLE001 - logged with its traceback; the collection is repeated
                     # A bug that one object triggers must not stop every leader in turn.
                     self._last_error = repr(e)

@@ -133,6 +133,7 @@ async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
         await asyncio.sleep(600)
         assert scene.priority.name == "low"
     assert "PriorityClassMissing" not in scene.board.reasons
+    assert caplog.text.count("cannot check PriorityClass") == 1
 
 
 @pytest.mark.looptime

@@ -87,6 +87,14 @@ async def test_twenty_running_transfers_need_one_watch() -> None:
     assert watches_of_events(kube) == [f"{NODE_LABEL}={NODE}"]
 
 
+async def test_a_watch_that_is_rejected_for_good_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    kube = FakeKube()
+    kube.fail_next("GET", "/events", 403, times=1000)
+    async with _following(kube, _running("du-1")):
+        await asyncio.sleep(100)
+    assert caplog.text.count("cannot watch progress, will retry") == 1
+
+
 async def test_what_an_earlier_process_counted_is_not_counted_again_by_a_list_of_events() -> None:
     kube, metrics = FakeKube(), Metrics(NODE)
     transfer = data_upload("du-1", node=NODE, status={"phase": "InProgress", "progress": {"bytesDone": 30}})

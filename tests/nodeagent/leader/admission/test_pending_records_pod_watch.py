@@ -87,13 +87,14 @@ async def test_a_pod_that_is_deleted_ends_or_no_longer_waits_wakes_its_restore()
             await scene.until(lambda name=name: scene.phase(name) == "Failed", seconds=1)  # type: ignore[misc] # as above
 
 
-async def test_pods_of_a_namespace_that_cannot_be_watched_are_polled() -> None:
+async def test_pods_of_a_namespace_that_cannot_be_watched_are_polled(caplog: pytest.LogCaptureFixture) -> None:
     scene = restores()
     cr = restore(scene, "pvr", "shop")
     scene.kube.fail_next("GET", "namespaces/shop/pods", 403, times=1000)
     async with scene.dispatching():
         await scene.until(lambda: scene.message("pvr") != "")
-        await asyncio.sleep(30)
+        await asyncio.sleep(330)
+        assert caplog.text.count("the pods of namespace shop cannot be watched") == 1
         del scene.kind.answers["pvr"]
         scene.kube.put(workload_pod(cr))
         await scene.until(lambda: scene.phase("pvr") == "Accepted", seconds=7)

@@ -211,6 +211,16 @@ async def test_without_permission_to_list_volumes_everything_else_is_collected()
 
 
 @pytest.mark.looptime
+async def test_without_permission_for_a_list_little_is_logged_and_requested(caplog: pytest.LogCaptureFixture) -> None:
+    scene = open_scene("node-a")
+    scene.kube.fail_next("GET", "/volumesnapshotcontents", 403, times=1000)
+    async with scene.dispatching():
+        await asyncio.sleep(3700)
+    assert sum("/volumesnapshotcontents" in one.path for one in scene.kube.requests) == 7
+    assert caplog.text.count("garbage collection failed") == 1
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize("configured", [True, False])
 async def test_leaked_copies_are_collected_where_copies_are_configured_and_never_listed_elsewhere(
     configured: bool,
