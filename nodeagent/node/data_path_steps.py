@@ -56,7 +56,7 @@ class DataPathSteps(StepBase):
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
         change = Change(annotations=tools.starting(cr))
-        stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change)
+        stored = await self._started(case, tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change))
         created = cr.metadata.creation_timestamp
         if created is not None:
             seconds = (tools.clock.now() - created).total_seconds()
@@ -247,7 +247,8 @@ class AttemptSteps(StepBase):
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
         status = {"node": self._site.node, "nodeOS": LINUX, "message": None}
-        stored = await tools.status.annotate(kind, cr, _change(cr.attempts.move(AttemptStage.RUNNING), status))
+        running = _change(cr.attempts.move(AttemptStage.RUNNING), status)
+        stored = await self._started(case, tools.status.annotate(kind, cr, running))
         self._pending.forget(cr.uid)
         number, last = cr.attempts.number, cr.attempts.last
         if last is not None:

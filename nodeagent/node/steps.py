@@ -318,6 +318,10 @@ class StepBase:
             await case.kind.confirm_volume(case.cr, moved=moved)
         except ExposeError as e:
             return str(e)
+        except (errors.ForbiddenError, errors.MalformedObjectError):
+            # It is observed again before it is tried again, and another one may start until then.
+            self._tools.slots.withdraw(case.cr.uid)
+            raise
         return None
 
     def _operation_timeout(self, case: Case) -> timedelta:
@@ -378,6 +382,15 @@ class StepBase:
         else:
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
         return self._next_slot_check(case)
+
+    async def _started(self, case: Case, write: Awaitable[Transfer]) -> Transfer:
+        """Return what `write`, which lets a data path start, stored; one that is rejected must not keep the slot."""
+        try:
+            return await write
+        except (errors.ForbiddenError, errors.InvalidError):
+            # As above.
+            self._tools.slots.release(case.cr.uid)
+            raise
 
     def _next_slot_check(self, case: Case) -> Requeue | None:
         """Return when to check a transfer that is pending for a slot; None for not before it gets one."""

@@ -8,7 +8,7 @@ from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTE
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
-from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 
 pytestmark = pytest.mark.looptime
 
@@ -72,6 +72,34 @@ async def test_a_missing_permission_for_cleanup_is_reported_once_and_retried(
         assert world.reasons().count("StepFailed") == 1
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert ["delete Pod velero/du-1: 403" in record.getMessage() for record in errors] == [True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verb", "path", "status"),
+    [
+        ("DataUpload", "PATCH", "/datauploads/first", 403),
+        ("DataUpload", "PATCH", "/datauploads/first", 422),
+        ("PodVolumeBackup", "GET", "/app/pods/", 403),
+    ],
+    ids=["write forbidden", "write invalid", "its volume cannot be confirmed"],
+)
+async def test_a_transfer_whose_start_is_rejected_keeps_no_slot_from_others(
+    kind: str, verb: str, path: str, status: int
+) -> None:
+    first = accepted(data_upload("first") if kind == "DataUpload" else pod_volume_backup("first"))
+    first["status"]["acceptedTimestamp"] = "2026-11-21T11:00:00Z"
+    async with open_world(first, accepted(data_upload("second"))) as world, world.agent(slots=0) as agent:
+        await world.until(lambda: (world.phase(kind, "first"), world.phase(name="second")) == ("Prepared",) * 2)
+        world.kube.fail_next(verb, path, status, times=1000)
+        agent.set_slots(1)
+        await world.until(lambda: world.done(name="second"), seconds=60)
+        assert (world.phase(kind, "first"), world.phase(name="second")) == ("Prepared", "Completed")
+        sent = len(world.kube.requests)
+        await asyncio.sleep(300)
+        assert len(world.kube.requests) - sent < 100
+        world.kube.fulfill()
+        await world.until(lambda: world.done(kind, "first"), seconds=60)
+        assert world.phase(kind, "first") == "Completed"
 
 
 @pytest.mark.parametrize(
