@@ -147,6 +147,8 @@ class KubeContract:
         assert await bench.client.delete(DATA_UPLOADS, bench.namespace, "a") is Deletion.STARTED
         held = await bench.client.get(DATA_UPLOADS, bench.namespace, "a")
         assert "deletionTimestamp" in _meta(held)
+        changed = await bench.patch(DATA_UPLOADS, "a", {"status": {"message": "held"}})
+        assert _meta(changed)["deletionTimestamp"] == _meta(held)["deletionTimestamp"]
         await bench.patch(DATA_UPLOADS, "a", {"metadata": {"finalizers": None}})
         assert await bench.client.read(DATA_UPLOADS, bench.namespace, "a") is None
 

@@ -316,7 +316,8 @@ class FakeKube:
         if expected.get("uid", was["uid"]) != was["uid"]:
             raise Rejection(422, "Invalid", f"{shown} is invalid: field is immutable", field="metadata.uid")
         after = merge_patch(before, patch)
-        meta = after["metadata"]
+        # Where the patch has no metadata, they are still those of `before`.
+        meta = after["metadata"] = dict(after["metadata"])
         for key in ("name", "namespace"):
             if meta.get(key) != was.get(key):
                 raise Rejection(400, "BadRequest", f"the {key} of the object does not match the request")

@@ -41,8 +41,11 @@ def test_a_rejection_that_may_end_is_pending(error: ForbiddenError | ServerError
         ForbiddenError('admission webhook "policy.example.com" denied the request: no hostPath'),
         ForbiddenError("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
         ForbiddenError('pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi'),
+        ForbiddenError(
+            'pods "x" is forbidden: cpu max limit to request ratio per Container is 4, but provided ratio is 40.000000'
+        ),
     ],
-    ids=["validation", "pod security", "webhook", "policy", "limit range"],
+    ids=["validation", "pod security", "webhook", "policy", "limit range", "ratio of a limit range"],
 )
 def test_a_rejection_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
     with pytest.raises(ExposeError, match=r"."):
