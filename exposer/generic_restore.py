@@ -35,6 +35,7 @@ from exposer.in_place import (
     ensure_shown,
     ensure_taken,
     give_back,
+    is_given_away,
     is_released,
     is_taken_by,
     record_claim,
@@ -135,7 +136,8 @@ class GenericRestoreExposer:
             name = request.volume
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
-            raise ExposeError(f"PersistentVolume of {place} no longer exists")
+            stays = await self._explain_device(request)
+            raise ExposeError(f"PersistentVolume of {place} no longer exists{stays}")
         return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
 
     async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
@@ -300,8 +302,14 @@ class GenericRestoreExposer:
         if request.volume is None:
             return None
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
+        own = {
+            "agents": request.owner.namespace,
+            "namespace": request.target_namespace,
+            "name": request.target_claim,
+        }
         if volume is not None and is_taken_by(volume, request.owner):
-            pending = await self._delete_pod_and_claim(request.owner, attached=shown_name(request, volume))
+            attached = None if is_given_away(volume, **own) else shown_name(request, volume)
+            pending = await self._delete_pod_and_claim(request.owner, attached=attached)
             pending = pending or await delete_shown(self._client, request.owner.uid, request.volume)
             if pending:
                 return pending
@@ -310,7 +318,7 @@ class GenericRestoreExposer:
             return None
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
         if is_taken_by(volume, request.owner) or is_released(volume, request, target):
-            await give_back(self._client, volume, namespace=request.target_namespace, name=request.target_claim)
+            await give_back(self._client, volume, **own)
         return None
 
     async def _rebind(

@@ -317,11 +317,26 @@ def is_released(volume: PersistentVolume, request: RestoreRequest, target: Persi
     return not request.restore or labels.get(VELERO_RESTORE_LABEL, request.restore) == request.restore
 
 
-async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: str, name: str) -> None:
+def is_given_away(volume: PersistentVolume, *, agents: str, namespace: str, name: str) -> bool:
+    """Return whether `volume` refers to a PVC that is neither its own nor in the agents' namespace.
+
+    An administrator has given it to that one, whose pods may use it by now.
+    """
+    reference = volume["spec"].get("claimRef") or {}
+    return bool(reference) and reference.get("namespace") != agents and not _refers_to(reference, namespace, name)
+
+
+async def give_back(client: KubeClient, volume: PersistentVolume, *, agents: str, namespace: str, name: str) -> None:
     """Reserve `volume` for its own PVC again, which need not exist, with its reclaim policy.
 
-    A PVC of that name that has no other volume is bound to it within seconds.
+    A PVC of that name that has no other volume is bound to it within seconds. One that was given to another PVC stays
+    there, and retained. `agents` is the namespace of the PVC that it was lent to.
     """
+    if is_given_away(volume, agents=agents, namespace=namespace, name=name):
+        kept = without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy"))
+        if kept["metadata"]:
+            await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, kept)
+        return
     reference = volume["spec"].get("claimRef") or {}
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
     here = _refers_to(reference, namespace, name)

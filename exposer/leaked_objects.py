@@ -42,7 +42,7 @@ from core.models.names import (
     label_value,
 )
 from core.models.reasons import PendingReason
-from exposer.in_place import delete_shown, existing_name, give_back, read_claim_of
+from exposer.in_place import delete_shown, existing_name, give_back, is_given_away, read_claim_of
 from exposer.manifests import GROUP_ANNOTATION, SnapshotSource, recorded_volumes
 from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
@@ -273,11 +273,13 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[
     for volume in leaked.taken:
         if (claim := read_claim_of(volume)) is None:
             continue
-        if _is_lent(volume) and (detaching := await find_detaching(client, volume["metadata"]["name"])):
+        agents, namespace, name = claim
+        lent = _is_lent(volume) and not is_given_away(volume, agents=agents, namespace=namespace, name=name)
+        if lent and (detaching := await find_detaching(client, volume["metadata"]["name"])):
             pending.append(detaching)
             continue
         with suppress(NotFoundError):
-            await give_back(client, volume, namespace=claim[1], name=claim[2])
+            await give_back(client, volume, agents=agents, namespace=namespace, name=name)
     return _messages(pending)
 
 

@@ -421,7 +421,8 @@ async def _return(tools: Session, one: PlannedRestore) -> str:
         claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if claim is None:
             return f"{place}, and is retained for PVC {one.target}, which is missing: repeat the command"
-        await give_back(tools.client, volume, namespace=one.target.namespace, name=one.target.name)
+        own = {"agents": one.request.namespace, "namespace": one.target.namespace, "name": one.target.name}
+        await give_back(tools.client, volume, **own)
     except KubeError as e:
         return f"{place}, and is retained, but not bound: {e}"
     return f"{place}, and is reserved for PVC {one.target}"

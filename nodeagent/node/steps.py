@@ -189,7 +189,7 @@ class OwnSlots:
 
 
 _ADMISSION: Final = re.compile(
-    r"admission webhook|denied (?:the )?request|violates PodSecurity|(?:maximum|minimum) \S+ usage|limit to request ratio"
+    r"admission webhook|denied (?:the )?request|violates PodSecurity|(?:maximum|minimum) \S+ usage|to request ratio"
 )
 """Texts of admission checks that rejected the object itself.
 

@@ -157,6 +157,31 @@ async def test_a_volume_without_its_pvc_is_reserved_for_it() -> None:
     assert_returned(scene, policy="Delete")
 
 
+@pytest.mark.parametrize("leaked", [False, True], ids=["cleanup", "garbage collection"])
+async def test_a_volume_that_was_given_to_another_pvc_stays_there(leaked: bool) -> None:
+    scene = in_place(policy="Delete")
+    await expose(scene)
+    reference = {"namespace": "app3", "name": "bystander", "uid": "uid-bystander"}
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", OLD, {"spec": {"claimRef": reference}})
+    await scene.world.settle()
+    attach(scene, OLD, "node-a")
+
+    if leaked:
+        for _ in range(5):
+            for one in (await list_leaked_objects(scene.world.client, "velero")).values():
+                await delete_leaked_objects(scene.world.client, one)
+            await scene.world.settle()
+    else:
+        await give_back(scene)
+        await clean_up(scene)
+
+    assert scene.world.names() == LEFT
+    given = volume(scene, OLD)
+    assert given["spec"]["claimRef"].items() >= reference.items()
+    assert claim(scene, "app3", "bystander")["status"]["phase"] == given["status"]["phase"] == "Bound"
+    assert_unmarked(given, policy="Retain")
+
+
 async def test_a_pvc_that_was_made_meanwhile_keeps_its_own_volume() -> None:
     scene = in_place()
     await expose(scene)

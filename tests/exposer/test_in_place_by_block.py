@@ -202,9 +202,10 @@ async def test_the_only_volume_that_is_left_of_a_storage_stays() -> None:
     await scene.world.client.delete(PERSISTENT_VOLUMES, "", OLD)
     await scene.world.settle()
 
-    with pytest.raises(
-        ExposeError, match=f"{OLD} with .* was deleted: PersistentVolume {SHOWN}, which stays, names its"
-    ):
+    stays = f"PersistentVolume {SHOWN}, which stays, names its storage$"
+    with pytest.raises(ExposeError, match=f"with the restored data no longer exists: {stays}"):
+        await scene.exposer().read_volume(scene.request)
+    with pytest.raises(ExposeError, match=f"{OLD} with the restored data was deleted: {stays}"):
         await scene.exposer().rebind(scene.request, kept)
     await give_back(scene)
     await clean_up(scene)
