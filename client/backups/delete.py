@@ -4,7 +4,7 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `client.backups.retention`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -41,6 +41,7 @@ from core.kube.transport import Deletion
 from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.models.base import parse_time
+from core.models.storage import BackupStorageLocationSpec
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.config.expose_settings import read_cluster
 
@@ -59,7 +60,7 @@ _JOB_POD: Final = "the clock of the check Job's pod"
 _REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, RetentionRule.RESTORING})
 """What holds also a backup that a person names."""
 
-_CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK}
+_CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK, RetentionRule.LOCATION}
 """What speaks against the deletion of a named backup if it came up after the question."""
 
 
@@ -174,7 +175,7 @@ async def _judge(
     begun = {one.uid for _, one in recorded}
     copies = [replace(copy, recorded=copy.uid in begun) async for copy in read_copies(client, namespace)]
     restoring = {snapshot: restore async for snapshot, restore in read_restoring(client, namespace)}
-    closed = await read_locations(client, namespace)
+    closed = await read_locations(client, namespace, check.locations if check is not None else {})
     absent = {copy.location for copy in copies} | {location for location, _ in recorded}
     absent -= closed.keys()
     closed |= {name: f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist" for name in absent}
@@ -243,14 +244,19 @@ async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, 
         await run.look(plan, location)
     check = Check(
         wanted=frozenset(one.uid for _, one in plan.transfers),
-        found=frozenset(one.transfer_uid for one in run.found),
+        found=_uids(run.found),
         faults=run.faults,
         refused=run.refused,
+        locations=run.locations,
     )
     time = run.decide_time(plan.wish.begun) if plan.wish.name is None else None
     settled = await _judge(tools, plan.wish, check, time)
     left = {one.uid for _, one in settled.transfers}
     return settled, [one for one in run.found if one.transfer_uid in left]
+
+
+def _uids(found: Iterable[DeletedSnapshot]) -> frozenset[str]:
+    return frozenset(one.transfer_uid for one in found)
 
 
 def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
@@ -269,6 +275,7 @@ class _CheckRun:
     found: list[DeletedSnapshot] = field(default_factory=list)
     faults: dict[str, str | None] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
+    locations: dict[str, BackupStorageLocationSpec] = field(default_factory=dict)
     said: dict[str, datetime | None] = field(default_factory=dict)
     at_seconds: float = 0.0
 
@@ -288,6 +295,7 @@ class _CheckRun:
             taken = timedelta(seconds=self.tools.clock.monotonic() - self.at_seconds)
             self.said[_JOB_POD] = run.ended - taken
         self.found += run.found
+        self.locations |= {location: run.spec} if run.spec is not None else {}
         self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
         for uid, one in checks.items():
             if one in run.faults:
@@ -394,11 +402,14 @@ async def _execute(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> 
         failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
         dropped = {one for one in done if not {None, one.volume_namespace} & run.unread.keys()}
+        # What was there shortly before is not gone, but out of sight: the location may name another place now.
+        if missed := {one for one in dropped if plan.check and one.uid in plan.check.found - _uids(run.found)}:
+            failed.append(f"{_NOT_DELETED}: {len(missed)} of them are not in {location}, where a check has found them")
         if plan.time is not None:
-            await record.drop(dropped, plan.time.now(tools.clock), proved=True)
+            await record.drop(dropped - missed, plan.time.now(tools.clock), proved=True)
         else:
             # One of these may be wrong: the later one counts for longer.
-            await record.drop(dropped, max(filter(None, (tools.date(), tools.clock.now()))), proved=False)
+            await record.drop(dropped - missed, max(filter(None, (tools.date(), tools.clock.now()))), proved=False)
     return found, failed
 
 

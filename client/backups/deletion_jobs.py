@@ -35,7 +35,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, CONFIG_MAPS, JOBS, LEA
 from core.kube.types import Job, LeaseSpec, Manifest, Object
 from core.models.backups import REPORT_KEY, RetentionReport, read_report
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE, SNAPSHOT_DELETION_LABEL
-from core.models.storage import BackupStorageLocation
+from core.models.storage import BackupStorageLocation, BackupStorageLocationSpec
 from core.models.units import format_duration
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
@@ -262,7 +262,8 @@ class LocationJobs:
     """The Jobs of one location, and what they found. `cluster` is the cluster in the tags of its snapshots.
 
     `unread` has why some snapshots were not looked for, by the namespace of their repository; None: of any. `faults`
-    are of the copies that were checked, `ended` is the time by the clock of the last pod.
+    are of the copies that were checked, `ended` is the time by the clock of the last pod. `spec` is the location's,
+    before the first Job.
     """
 
     tools: Session
@@ -272,6 +273,7 @@ class LocationJobs:
     unread: dict[str | None, str] = field(default_factory=dict)
     faults: dict[CopyToCheck, str | None] = field(default_factory=dict)
     ended: datetime | None = None
+    spec: BackupStorageLocationSpec | None = None
 
     async def run(self, transfers: Iterable[Located], checks: Mapping[str, CopyToCheck] | None) -> None:
         """Run them for the transfers that are in the location.
@@ -285,6 +287,7 @@ class LocationJobs:
         """
         tools = self.tools
         subject = await find_subject(tools, "delete", self.location)
+        self.spec = subject.location.spec
         here = sorted(one for where, one in transfers if where == self.location)
         for first in range(0, len(here), _AT_ONCE):
             some = here[first : first + _AT_ONCE]
@@ -339,8 +342,13 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
                 yield restore.spec.snapshot_id, f"{restore.kind_name} {restore.name}"
 
 
-async def read_locations(client: KubeClient, namespace: str) -> dict[str, str | None]:
-    """Return why nothing may be deleted in each location that exists, by its name; None: something may."""
+async def read_locations(
+    client: KubeClient, namespace: str, checked: Mapping[str, BackupStorageLocationSpec]
+) -> dict[str, str | None]:
+    """Return why nothing may be deleted in each location that exists, by its name; None: something may.
+
+    `checked` has the locations as they were when their snapshots were looked for.
+    """
     found: dict[str, str | None] = {}
     for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
         name = raw["metadata"]["name"]
@@ -349,7 +357,9 @@ async def read_locations(client: KubeClient, namespace: str) -> dict[str, str | 
         except ContractError as e:
             why: str | None = f"cannot be read: {e}"
         else:
-            closed = "is read-only" if location.read_only else None
+            changed = checked.get(name, location.spec) != location.spec
+            closed = "has changed since its snapshots were checked" if changed else None
+            closed = "is read-only" if location.read_only else closed
             why = closed if location.available else f"is {location.status.phase}"
         found[name] = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} {why}" if why else None
     return found

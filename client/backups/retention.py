@@ -18,6 +18,7 @@ from client.backups.copies import CLOCK_TOLERANCE, Copy, KeepPolicy, Series, exp
 from core.errors import AgentError
 from core.models.base import format_time
 from core.models.phases import Phase
+from core.models.storage import BackupStorageLocationSpec
 from core.models.units import format_duration
 
 _KEPT_OF_FAILING: Final = 3
@@ -104,13 +105,15 @@ class Check:
 
     `wanted` are the UIDs of the transfers whose snapshots were looked for, `found` of those that have one. `faults`
     has, by the UIDs of copies that justify deletions, why they are not known to be restorable; None: their snapshot is
-    listed, and its root directory was read. `refused` has why nothing can be deleted in some places.
+    listed, and its root directory was read. `refused` has why nothing can be deleted in some places. `locations` are
+    the locations as they were then, by name.
     """
 
     wanted: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
     faults: Mapping[str, str | None] = field(default_factory=dict)
     refused: Mapping[Place, str] = field(default_factory=dict)
+    locations: Mapping[str, BackupStorageLocationSpec] = field(default_factory=dict)
 
     def refusal(self, location: str, volume_namespace: str) -> str | None:
         """Return why nothing can be deleted in the repository; None: it can."""

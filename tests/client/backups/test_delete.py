@@ -1,8 +1,10 @@
 """The deletion of backups: its order, what an interruption leaves, and what is refused."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -261,6 +263,40 @@ async def test_a_person_lets_go_of_what_is_in_a_location_that_is_gone_for_good(s
     scene.kube.places["s-second-data"] = "gone"
     await scene.run()
     assert "s-second-data" not in scene.kube.bucket
+
+
+@pytest.mark.parametrize("named", [None, "second"], ids=["expired", "named"])
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"objectStorage": {"bucket": "replica"}}, "has changed since its snapshots were checked"),
+        ({"accessMode": "ReadOnly"}, "is read-only"),
+    ],
+    ids=["another bucket", "read-only"],
+)
+async def test_a_location_that_has_changed_since_the_check_keeps_what_it_has(
+    scene: DeletionScene, named: str | None, spec: dict[str, Any], why: str
+) -> None:
+    plan = await scene.check(named)
+    scene.put_location("default", **spec)
+    with pytest.raises(DeletionError) if named else nullcontext():
+        await scene.execute(plan)
+    assert ("second-data" in scene.names(), len(scene.kube.bucket)) == (True, 4)
+    if not named:
+        assert f"BackupStorageLocation velero/default {why}: nothing in it is deleted" in scene.notes[-1]
+
+
+async def test_snapshots_that_the_check_has_found_are_not_called_deleted_where_they_are_not_found(
+    scene: DeletionScene,
+) -> None:
+    plan = await scene.check()
+    scene.kube.places["s-second-data"] = "elsewhere"
+    with pytest.raises(DeletionError, match="1 of them are not in default, where a check has found them"):
+        await scene.execute(plan)
+    assert _recorded(scene).keys() == {"second"}
+    scene.kube.places["s-second-data"] = "default"
+    await scene.run()
+    assert ("s-second-data" in scene.kube.bucket, _recorded(scene)) == (False, {})
 
 
 async def test_what_is_unfinished_in_a_location_that_is_closed_waits_for_it(scene: DeletionScene) -> None:
