@@ -29,7 +29,8 @@ _BLOB: Final = ".f"
 """The suffix of each blob in a directory. Source: kopia 0.23.1, repo/blob/sharded/sharded.go."""
 
 _SHARDS: Final = ".shards"
-_FORMAT: Final = f"kopia.repository{_BLOB}"
+FORMAT: Final = "kopia.repository"
+_FORMAT: Final = f"{FORMAT}{_BLOB}"
 STORAGE_CONFIG: Final = "kopia.blobcfg"
 _STORAGE_CONFIG: Final = f"{STORAGE_CONFIG}{_BLOB}"
 
@@ -73,14 +74,8 @@ class NewRepository:
             ConfigError: the directory cannot be written to.
         """
         with attempting(f"create a repository in {directory}", ConfigError):
-            walk = os.walk(directory, onerror=_fail)
-            found = {name for _, _, names in walk for name in names if name.endswith(_BLOB)}
-            if _FORMAT in found or (directory / _FORMAT).exists():
+            if find_repository(directory):
                 return True
-            if found - {_STORAGE_CONFIG}:
-                raise RepositoryError(
-                    f"{directory}: there is no repository, and the storage is not empty: no {_FORMAT}"
-                )
             # A creation of kopia's own was interrupted: the key of what it left is lost.
             (directory / _STORAGE_CONFIG).unlink(missing_ok=True)
             # First, since kopia writes its own where it finds none, for another arrangement of the folders.
@@ -120,7 +115,7 @@ def read_cached_id(cache: Path) -> str | None:
     """
     # kopia keeps a damaged one, too, and says itself what is wrong with it.
     with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
-        return _read_id(cache / "kopia.repository")
+        return _read_id(cache / FORMAT)
     return None
 
 
@@ -139,8 +134,25 @@ def has_repository(directory: Path) -> bool:
     return True
 
 
+def find_repository(directory: Path) -> bool:
+    """Return whether a directory has a repository; False: it has nothing of one.
+
+    Raises:
+        RepositoryError: there is none, but its files.
+        OSError: the directory cannot be read.
+    """
+    walk = os.walk(directory, onerror=_fail)
+    found = {name for _, _, names in walk for name in names if name.endswith(_BLOB)}
+    if _FORMAT in found or (directory / _FORMAT).exists():
+        return True
+    if found - {_STORAGE_CONFIG}:
+        raise RepositoryError(f"{directory}: there is no repository, and the storage is not empty: no {_FORMAT}")
+    return False
+
+
 def _fail(error: OSError) -> None:
-    raise error
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _publish(source: Path, directory: Path) -> bool:

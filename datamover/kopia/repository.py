@@ -22,6 +22,7 @@ from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, DAMAGED, NO_BUCKET
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (
     CHECKED,
+    FORMAT,
     NOT_EMPTY,
     ONLY_CHECK,
     OTHER_REPOSITORY,
@@ -30,6 +31,7 @@ from datamover.kopia.creation import (
     STORAGE_CONFIG,
     NewRepository,
     create_apart,
+    find_repository,
     has_repository,
     read_cached_id,
 )
@@ -293,6 +295,36 @@ class Repository:
             self._check(answer)
             raise
         return False
+
+    async def check_empty(self) -> None:
+        """Check that the storage, which has no repository, has nothing of one: it may have lost `kopia.repository`.
+
+        Raises:
+            RepositoryError: it has objects, or that cannot be found out.
+        """
+        storage = self._address.storage
+        if isinstance(storage, FileStorage):
+            async with run_in_background(lambda _: find_repository(storage.path), name="directory") as found:
+                if await found:
+                    raise RepositoryError(f"{self.description}: another process has just created it")
+            return
+        answer = await self._calls.call(self.description, *self._arguments("create"), *ONLY_CHECK)
+        if not answer.mentions(CHECKED):
+            self._check(answer)
+
+    async def check_listing(self) -> None:
+        """Check that the storage, which has the repository, also lists it.
+
+        kopia takes any page that answers a request in its place, and is XML, for an empty list.
+        Source: minio-go 7.2.0, listObjectsV2Query in api-list.go.
+
+        Raises:
+            RepositoryError: it does not.
+        """
+        arguments = ("blob", "list", f"--prefix={FORMAT}", "--json")
+        answer = (await self.call(f"{self.description}: list the storage", *arguments)).check()
+        if not answer.json():
+            raise RepositoryError(f"{self.description}: the storage does not list {FORMAT}, which it has")
 
     async def _remove_remains(self) -> bool:
         """Remove what kopia's own creation leaves if it is interrupted; return whether that was all."""

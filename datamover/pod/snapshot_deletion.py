@@ -56,13 +56,19 @@ async def delete_transfers(spec: DeleteSnapshots, context: PodContext) -> Termin
         RepositoryError: the location is read-only, or holds Velero's backups, or no repository could be read.
         StorageOutageError: the storage does not answer.
     """
-    location = await context.reader.location(spec.name)
-    if location.read_only:
-        raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
+    location = await _read_writable(spec, context)
     if strange := [one for one in spec.volume_namespaces if not OBJECT_NAME.fullmatch(one)]:
         raise ConfigError(f'not the name of a namespace: "{strange[0]}"')
     deleter = _Deleter(spec, context, location)
     return build_success(deleter.output.seal(await deleter.run()))
+
+
+async def _read_writable(spec: DeleteSnapshots, context: PodContext) -> BackupStorageLocation:
+    """Return the location. Raises RepositoryError if it is read-only."""
+    location = await context.reader.location(spec.name)
+    if location.read_only:
+        raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
+    return location
 
 
 @dataclass
@@ -109,7 +115,13 @@ class _Deleter:
         with open_access(self.context) as access:
             repository = await access.resolve_namespace(self.location, namespace)
             wanted = {(one.backup, one.uid) for one in self.spec.transfers if one.volume_namespace == namespace}
-            listed = await self._find(repository, wanted)
+            try:
+                listed = await self._find(repository, wanted)
+            except NotInitializedError:
+                await repository.check_empty()
+                raise
+            if not (listed and self.usable):
+                await repository.check_listing()
             found = [one for one in listed if self._is_of(one, wanted)]
             if not self.usable:
                 # The first repository in a bucket that can be opened shows what else is in it.
@@ -119,12 +131,18 @@ class _Deleter:
             named = await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
             deletable = [one for one in found if one.id not in named]
             if not self.spec.dry_run:
+                await self._check_unchanged()
                 await self._delete(repository, deletable, wanted)
             for one in found:
                 self._write(one, namespace, named.get(one.id))
             by_id = {one.id: one for one in listed}
             for copy in self._checks_in(namespace):
                 self._write_check(copy, await self._find_fault(repository, copy, by_id.get(copy.snapshot_id)))
+
+    async def _check_unchanged(self) -> None:
+        """Check that the location is as it was when this began. Raises RepositoryError."""
+        if (await _read_writable(self.spec, self.context)).spec != self.location.spec:
+            raise RepositoryError(f"BackupStorageLocation {self.location.name} was changed meanwhile")
 
     async def _find(self, repository: Repository, wanted: set[tuple[str, str]]) -> list[ListedSnapshot]:
         """Return the snapshots of the transfers, and the copies to check."""

@@ -4,7 +4,7 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -20,9 +20,11 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     TransferToDelete,
 )
+from datamover.pod import snapshot_deletion
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
+from tests.datamover.support.s3proxy import Answer, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.objects import JsonDict
 
@@ -168,6 +170,52 @@ async def test_a_read_only_location_is_refused(bed: Bed) -> None:
     bed.pod.kube.put(location | {"spec": location["spec"] | {"accessMode": "ReadOnly"}})
     assert await bed.delete() == 12
     assert bed.pod.message.endswith("BackupStorageLocation default is read-only")
+    assert bed.left() == {own}
+
+
+async def test_a_location_that_changes_during_the_deletion_keeps_what_it_has(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, read = bed.snapshot(), snapshot_deletion.read_named_snapshots
+    changes = iter(({"validationFrequency": "1m"}, {"accessMode": "ReadOnly"}))
+
+    async def read_late(*arguments: Any) -> dict[str, str]:
+        (location,) = [
+            one for one in bed.pod.kube.objects(BACKUP_STORAGE_LOCATIONS) if one["metadata"]["name"] == "default"
+        ]
+        bed.pod.kube.put(location | {"spec": location["spec"] | next(changes)})
+        return await read(*arguments)
+
+    monkeypatch.setattr(snapshot_deletion, "read_named_snapshots", read_late)
+    for why in ("was changed meanwhile", "is read-only"):
+        assert await bed.delete() == 12
+        assert bed.pod.message.endswith(f"BackupStorageLocation default {why}")
+    assert bed.left() == {own}
+
+
+@pytest.mark.sample("*")
+async def test_a_folder_that_has_lost_its_format_is_not_empty(bed: Bed) -> None:
+    bed.snapshot("db")
+    own = bed.snapshot()
+    (lost,) = bed.root.glob("kopia/db/kopia.repository*")
+    lost.unlink()
+    for dry_run in (True, False):
+        done = await bed.deletion(_TRANSFER, TransferToDelete("db", "night", "uid-of-night"), dry_run=dry_run)
+        assert (done.deleted, [one.volume_namespace for one in done.unread]) == (1, ["db"])
+        assert "there is no repository, and the storage is not empty" in done.unread[0].message
+    assert own not in bed.left()
+
+
+async def test_a_page_in_place_of_a_list_does_not_say_that_there_is_nothing(
+    kopia_program: Path, s3: S3Server, tmp_path: Path
+) -> None:
+    bed = Bed.make("listless", s3, kopia_program, tmp_path)
+    own = bed.snapshot()
+    with run_s3_proxy(s3) as proxy:
+        bed.pod.put_bucket(s3, "listless", url=proxy.url, objectStorage={"bucket": "listless", "prefix": "p"})
+        proxy.denied, proxy.denial = "list-type=2", Answer(200, "<html><body>Please log in</body></html>")
+        assert await bed.delete() == 12
+    assert "the storage does not list kopia.repository, which it has" in bed.pod.message
     assert bed.left() == {own}
 
 

@@ -50,9 +50,10 @@ class S3Proxy:
 
     `latency_seconds` delays each request, and `seconds_per_request` all requests together, for objects
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
-    text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `stored_bytes` is
-    the size of all objects that were written. At `hold_bytes` writes begin to wait (`holding`) until that is 0 again.
-    `skew` is how far the storage's clock is ahead. `check` returns what refuses a request with such headers.
+    text. `requests` are the lines of all requests; those that contain `denied` are answered with `denial`.
+    `stored_bytes` is the size of all objects that were written. At `hold_bytes` writes begin to wait (`holding`) until
+    that is 0 again. `skew` is how far the storage's clock is ahead. `check` returns what refuses a request with such
+    headers.
     """
 
     server: S3Server
@@ -61,6 +62,7 @@ class S3Proxy:
     armed: tuple[str, Fault | Answer] | None = None
     slow: str = ""
     denied: str = ""
+    denial: Answer = _DENIAL
     latency_seconds: float = 0.0
     seconds_per_request: float = 0.0
     skew: timedelta = timedelta()
@@ -184,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.delay(self.path)
         if self.command == "PUT":
             proxy.hold()
-        fault = refusal or (_DENIAL if proxy.denied and proxy.denied in self.requestline else proxy.fault)
+        fault = refusal or (proxy.denial if proxy.denied and proxy.denied in self.requestline else proxy.fault)
         if isinstance(fault, Answer):
             self._answer(fault.status, [], fault.body.encode())
             return
