@@ -21,6 +21,7 @@ from core.snapshot_contract import (
     TransferToDelete,
 )
 from datamover.pod import snapshot_deletion
+from datamover.pod.snapshot_report import read_named_snapshots
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
@@ -176,7 +177,7 @@ async def test_a_read_only_location_is_refused(bed: Bed) -> None:
 async def test_a_location_that_changes_during_the_deletion_keeps_what_it_has(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, read = bed.snapshot(), snapshot_deletion.read_named_snapshots
+    own = bed.snapshot()
     changes = iter(({"validationFrequency": "1m"}, {"accessMode": "ReadOnly"}))
 
     async def read_late(*arguments: Any) -> dict[str, str]:
@@ -184,7 +185,7 @@ async def test_a_location_that_changes_during_the_deletion_keeps_what_it_has(
             one for one in bed.pod.kube.objects(BACKUP_STORAGE_LOCATIONS) if one["metadata"]["name"] == "default"
         ]
         bed.pod.kube.put(location | {"spec": location["spec"] | next(changes)})
-        return await read(*arguments)
+        return await read_named_snapshots(*arguments)
 
     monkeypatch.setattr(snapshot_deletion, "read_named_snapshots", read_late)
     for why in ("was changed meanwhile", "is read-only"):
