@@ -108,6 +108,7 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
         ("Phase", Styled(str(one.phase), _PHASE_STYLES.get(one.phase, ""))),
         ("Volumes", f"{one.counted} {'completed' if isinstance(one, Backup) else 'restored'}"),
         ("Missing", Styled(f"{one.missing} volumes have no transfer", BAD) if one.missing else ""),
+        ("Unreadable", Styled(f"{one.unreadable} transfers cannot be read", BAD) if one.unreadable else ""),
         ("Size", format_bytes(one.total_bytes)),
         ("Location", location),
         ("Created", format_moment(one.created, now)),
@@ -220,7 +221,8 @@ async def show_group(
     printer = Printer()
     async with connect(access) as cluster:
         one, notes = await kind(cluster.client, cluster.namespace).find_one(name)
-    printer.answer(one, form, lambda: print_group(printer, one, SystemClock().now()), notes)
+    printer.answer(one, form, lambda: print_group(printer, one, SystemClock().now()))
+    printer.notes(notes)
 
 
 def print_canceled(

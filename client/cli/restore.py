@@ -262,7 +262,7 @@ async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> S
         found = await backups.list_named(source.backup) if source.backup else None
         if found is None or not found.groups:
             found = await backups.list_all()
-        # Of Velero's backup, nothing else says that a volume is missing.
+        # They name the transfers that cannot be read.
         printer.notes(found.notes)
         return choose_from_backups(found.groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}

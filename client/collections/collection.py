@@ -5,8 +5,9 @@ restore-wait`, once their data has arrived or will not.
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -37,7 +38,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import InvalidError, KubeError, NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.types import Pod, UncheckedObject
 from core.models import names as wire
-from core.models.base import WireModel
+from core.models.base import ObjectMeta, WireModel
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 
@@ -119,12 +120,12 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         self._namespace = namespace
 
     @abstractmethod
-    def identify(self, transfer: _Transfer) -> tuple[BackupOrigin, str] | None:
-        """Return who made the group of the transfer, and its name; None: it is of no group."""
+    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
+        """Return who made the group of the transfer with this metadata, and its name; None: it is of no group."""
 
     @abstractmethod
-    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[_Transfer]) -> _Group:
-        """Return the group that has these transfers."""
+    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[_Transfer], unreadable: int) -> _Group:
+        """Return the group that has these transfers, and others that cannot be read."""
 
     @abstractmethod
     def document(self, found: Found[_Group]) -> WireModel:
@@ -133,15 +134,19 @@ class Collection(ABC, Generic[_Transfer, _Group]):
     def gather(self, listed: Iterable[_Listed]) -> Found[_Group]:
         """Return the groups that have these transfers, and a note for each transfer that is invalid."""
         transfers, notes = dict[tuple[BackupOrigin, str], list[_Transfer]](), list[str]()
+        unreadable = Counter[tuple[BackupOrigin, str]]()
         for resource, raw in listed:
             try:
                 transfer = self.models[resource].parse(raw)
             except ContractError as e:
                 notes.append(str(e))
+                with suppress(ContractError):
+                    if key := self.identify(ObjectMeta.from_wire(raw["metadata"])):
+                        unreadable[key] += 1
                 continue
-            if key := self.identify(transfer):
+            if key := self.identify(transfer.metadata):
                 transfers.setdefault(key, []).append(transfer)
-        return Found(_sort(self.build(*key, some) for key, some in transfers.items()), notes)
+        return Found(_sort(self.build(*key, some, unreadable[key]) for key, some in transfers.items()), notes)
 
     async def list_all(self) -> Found[_Group]:
         """Return all groups."""
@@ -206,11 +211,13 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         Raises:
             NotFoundError: it has no transfer any more.
         """
-        found = (await self.list_named(name, only_own=True)).groups
-        if not found:
-            text = f"{self.word} {name} has no transfer in namespace {self._namespace} any more: they were deleted"
+        found: Found[_Group] = await self.list_named(name, only_own=True)
+        if not found.groups:
+            faults = "; ".join(found.notes)
+            why = f"that can be read: {faults}" if faults else "any more: they were deleted"
+            text = f"{self.word} {name} has no transfer in namespace {self._namespace} {why}"
             raise missing(text, name, ())
-        return found[0]
+        return found.groups[0]
 
     async def wait(self, name: str, clock: Clock, show: Callable[[list[VolumeProgress]], None]) -> _Group:
         """Return our group once all its transfers are final; `show` gets the progress every few seconds.
@@ -315,18 +322,17 @@ class Backups(Collection[BackupTransfer, Backup]):
     }
     labels = (wire.BACKUP_LABEL, wire.VELERO_BACKUP_LABEL)
 
-    def identify(self, transfer: BackupTransfer) -> tuple[BackupOrigin, str] | None:
+    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
         """Return who made the backup of the transfer, and its name."""
-        meta = transfer.metadata
         if wire.BACKUP_LABEL in meta.labels and (name := meta.annotations.get(wire.BACKUP_ANNOTATION)):
             return BackupOrigin.NODEAGENT, name
         if name := meta.labels.get(wire.VELERO_BACKUP_LABEL):
             return BackupOrigin.VELERO, name
         return None
 
-    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
+    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer], unreadable: int) -> Backup:
         """Return the backup that has these transfers."""
-        return build_backup(origin, name, transfers)
+        return build_backup(origin, name, transfers, unreadable)
 
     def document(self, found: Found[Backup]) -> BackupList:
         """Return the backups as programs see them."""
@@ -362,14 +368,20 @@ class Restores(Collection[RestoreTransfer, Restore]):
     }
     labels = (wire.RESTORE_LABEL,)
 
-    def identify(self, transfer: RestoreTransfer) -> tuple[BackupOrigin, str] | None:
+    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
         """Return the name of the restore of the transfer."""
-        name = transfer.metadata.annotations.get(wire.RESTORE_ANNOTATION)
+        name = meta.annotations.get(wire.RESTORE_ANNOTATION)
         return (BackupOrigin.NODEAGENT, name) if name else None
 
-    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[RestoreTransfer]) -> Restore:  # noqa: ARG002
+    def build(
+        self,
+        origin: BackupOrigin,  # noqa: ARG002
+        name: str,
+        transfers: Sequence[RestoreTransfer],
+        unreadable: int,
+    ) -> Restore:
         """Return the restore that has these transfers."""
-        return build_restore(name, transfers)
+        return build_restore(name, transfers, unreadable)
 
     def document(self, found: Found[Restore]) -> RestoreList:
         """Return the restores as programs see them."""

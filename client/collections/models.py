@@ -37,7 +37,7 @@ class BackupPhase(StrEnum):
     FAILED = "Failed"
     CANCELED = "Canceled"
     INCOMPLETE = "Incomplete"
-    """All transfers have ended, and there are fewer of them than the backup has volumes."""
+    """All transfers that can be read have ended, and there are fewer of them than the backup has volumes."""
 
 
 class BackupVolume(WireModel):
@@ -77,8 +77,9 @@ class Backup(WireModel):
     """One backup.
 
     `expected` is how many volumes it has, `missing` how many of them have no transfer; None and 0 for one of Velero,
-    whose transfers do not say. `expires` is None for a backup that is kept until it is deleted, or unknown. `keep` is
-    what its schedule kept by count and calendar when it was made; empty: nothing.
+    whose transfers do not say. `unreadable` is how many transfers cannot be read, which are in no other number.
+    `expires` is None for a backup that is kept until it is deleted, or unknown. `keep` is what its schedule kept by
+    count and calendar when it was made; empty: nothing.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Backup(WireModel):
     bytes_done: int
     total_bytes: int
     volumes: list[BackupVolume]
+    unreadable: int = 0
 
     @property
     def counted(self) -> str:
@@ -133,7 +135,10 @@ class RestoreVolume(WireModel):
 
 
 class Restore(WireModel):
-    """One restore; `expected` is how many volumes it has, `missing` how many of them have no transfer."""
+    """One restore; `expected` is how many volumes it has, `missing` how many of them have no transfer.
+
+    `unreadable` is how many transfers cannot be read, which are in no other number.
+    """
 
     name: str
     phase: BackupPhase
@@ -144,6 +149,7 @@ class Restore(WireModel):
     bytes_done: int
     total_bytes: int
     volumes: list[RestoreVolume]
+    unreadable: int = 0
 
     @property
     def counted(self) -> str:
@@ -161,10 +167,11 @@ class RestoreList(WireModel):
 Volume = BackupVolume | RestoreVolume
 
 
-def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
-    """Return the backup that has these transfers."""
+def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer], unreadable: int = 0) -> Backup:
+    """Return the backup that has these transfers, and others that cannot be read."""
     volumes = sorted(map(_build_backup_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    state = _sum_up(volumes, transfers, wire.BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None)
+    annotation = wire.BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None
+    state = _sum_up(volumes, transfers, annotation, unreadable)
     ttl = transfers[0].metadata.annotations.get(wire.BACKUP_TTL_ANNOTATION, "")
     return Backup(
         name=name,
@@ -227,10 +234,11 @@ def _facts_of(transfer: Transfer) -> dict[str, Any]:
     }
 
 
-def build_restore(name: str, transfers: Sequence[RestoreTransfer]) -> Restore:
-    """Return the restore that has these transfers."""
+def build_restore(name: str, transfers: Sequence[RestoreTransfer], unreadable: int = 0) -> Restore:
+    """Return the restore that has these transfers, and others that cannot be read."""
     volumes = sorted(map(_build_restore_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    return Restore(name=name, volumes=volumes, **_sum_up(volumes, transfers, wire.RESTORE_VOLUMES_ANNOTATION))
+    state = _sum_up(volumes, transfers, wire.RESTORE_VOLUMES_ANNOTATION, unreadable)
+    return Restore(name=name, volumes=volumes, **state)
 
 
 def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
@@ -243,19 +251,22 @@ def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
     return RestoreVolume(namespace=namespace, claim=claim, snapshot_id=transfer.spec.snapshot_id, **known)
 
 
-def _sum_up(volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None) -> dict[str, Any]:
+def _sum_up(
+    volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None, unreadable: int
+) -> dict[str, Any]:
     """Return the state; `annotation` of the transfers says how many volumes there should be."""
     counts = [parse_count(one.metadata.annotations.get(annotation, "")) for one in transfers] if annotation else []
     expected = max((count for count in counts if count is not None), default=None)
-    missing = max(0, (expected or 0) - len(volumes))
+    missing = max(0, (expected or 0) - len(volumes) - unreadable)
     ended = all(one.phase.final for one in volumes)
     canceling = any(one.cancel_requested and not one.phase.final for one in transfers)
     return {
-        "phase": _decide_phase([one.phase for one in volumes], missing=missing, canceling=canceling),
+        "phase": _decide_phase([one.phase for one in volumes], missing=missing + unreadable, canceling=canceling),
         "created": min((one.created for one in volumes if one.created), default=None),
         "completed": max((one.completed for one in volumes if one.completed), default=None) if ended else None,
         "expected": expected,
         "missing": missing,
+        "unreadable": unreadable,
         "bytes_done": sum(one.bytes_done for one in volumes),
         "total_bytes": sum(one.total_bytes for one in volumes),
     }
@@ -277,7 +288,7 @@ def _decide_phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> 
 
 def _count_completed(group: Backup | Restore) -> str:
     completed = sum(one.phase is Phase.COMPLETED for one in group.volumes)
-    return f"{completed}/{len(group.volumes) + group.missing}"
+    return f"{completed}/{len(group.volumes) + group.missing + group.unreadable}"
 
 
 def explain_end(group: Backup | Restore) -> str | None:
@@ -287,4 +298,6 @@ def explain_end(group: Backup | Restore) -> str | None:
     if lost:
         first = lost[0]
         return f"PVC {first.namespace}/{first.claim} is {first.phase}: {first.message or 'no message'}{more}"
+    if group.unreadable:
+        return f"{group.unreadable} transfers cannot be read"
     return f"{group.missing} of {group.expected} volumes have no transfer: it was deleted" if group.missing else None

@@ -150,6 +150,8 @@ def _find_backup(backups: Sequence[Backup], source: Source) -> Backup:
     (backup,) = named
     if backup.missing and not source.claims:
         raise RestoreError(f"{source}: {backup.missing} of its volumes have no transfer: name the others by --pvc")
+    if backup.unreadable and not source.claims:
+        raise RestoreError(f"{source}: {backup.unreadable} of its transfers cannot be read: name the others by --pvc")
     return backup
 
 

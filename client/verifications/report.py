@@ -80,6 +80,8 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
     notes = [f"not verified: {_describe_phase(one)}" for one in wanted if not _is_complete(one)]
     if backup.missing and not claims:
         notes.append(f"not verified: {backup.missing} volumes that have no transfer")
+    if backup.unreadable and not claims:
+        notes.append(f"not verified: {backup.unreadable} transfers that cannot be read")
     if not chosen:
         raise VerificationError(f"backup {backup.name} has no completed volume: {'; '.join(notes) or 'it has none'}")
     return chosen, notes

@@ -146,6 +146,15 @@ def test_an_unreadable_transfer_is_a_note(shell: BackupShell) -> None:
     assert re.match(r"note: .*invalid DataUpload velero/", done.err)
 
 
+def test_a_document_of_one_backup_comes_with_notes_about_what_cannot_be_read(shell: BackupShell) -> None:
+    (raw,) = [one for one in shell.scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "weekly-x"]
+    shell.scene.kube.put(raw | {"metadata": raw["metadata"] | {"name": "odd", "uid": "9"}, "status": {"phase": "Odd"}})
+    done = shell.run("describe", "weekly", "-o", "json")
+    assert (json.loads(done.out)["phase"], json.loads(done.out)["unreadable"]) == ("Incomplete", 1)
+    assert done.err.startswith("note: invalid DataUpload velero/odd: ")
+    assert "1 transfers cannot be read" in shell.run("describe", "weekly").out
+
+
 def test_a_command_of_the_group_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backup"]) == 2
     assert "missing command (see nodeagent backup --help)" in capsys.readouterr().err

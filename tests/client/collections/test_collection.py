@@ -153,6 +153,13 @@ async def test_a_backup_whose_transfers_vanish_while_waiting_is_an_error(monkeyp
         await _backups(scene).wait("night", scene.clock, lambda _: None)
 
 
+async def test_a_backup_that_becomes_unreadable_while_waiting_was_not_deleted() -> None:
+    scene = await _started("night")
+    scene.clock.steps = [partial(scene.move, "data", "Odd")]
+    with pytest.raises(NotFoundError, match=r"no transfer in namespace velero that can be read: invalid DataUpload"):
+        await _backups(scene).wait("night", scene.clock, lambda _: None)
+
+
 async def test_a_failure_counts_the_other_volumes_and_names_what_is_missing() -> None:
     scene = await _started_both()
     scene.move("data", "Failed")

@@ -7,6 +7,7 @@ import pytest
 
 from client.collections.collection import Backups, Found
 from client.collections.models import Backup, BackupOrigin, BackupPhase, build_restore, explain_end
+from client.restores.sources import RestoreError, Source, choose_from_backups
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
 from core.kube.types import UncheckedObject
 from core.models.backups import SavedClaim
@@ -51,6 +52,11 @@ def _of_velero(volume: str, **annotations: str) -> tuple[Resource[UncheckedObjec
         "status": {"phase": "Completed"},
     }
     return POD_VOLUME_BACKUPS, raw
+
+
+def _unreadable(listed: tuple[Resource[UncheckedObject], JsonDict], name: str) -> tuple[Any, JsonDict]:
+    resource, raw = listed
+    return resource, raw | {"metadata": raw["metadata"] | {"name": name}, "status": {"startTimestamp": "yesterday"}}
 
 
 def _gather(*listed: tuple[Resource[UncheckedObject], JsonDict]) -> Found[Backup]:
@@ -146,6 +152,17 @@ def test_a_transfer_of_no_backup_is_left_out_and_an_unreadable_one_is_noted() ->
     found = _gather((resource, stray), (resource, broken))
     assert found.groups == []
     assert [note.partition(":")[0] for note in found.notes] == ["invalid DataUpload velero/night-b"]
+
+
+@pytest.mark.parametrize("listed", [_upload("a", "Completed"), _of_velero("vol")], ids=["of nodeagent", "of Velero"])
+def test_a_backup_with_an_unreadable_transfer_is_incomplete(listed: tuple[Any, JsonDict]) -> None:
+    found = _gather(listed, _unreadable(listed, "odd"))
+    (backup,) = found.groups
+    assert (backup.phase, backup.counted, backup.missing) == (BackupPhase.INCOMPLETE, "1/2", 0)
+    assert explain_end(backup) == "1 transfers cannot be read"
+    assert len(found.notes) == 1
+    with pytest.raises(RestoreError, match="night: 1 of its transfers cannot be read: name the others by --pvc"):
+        choose_from_backups(found.groups, Source("night"))
 
 
 def test_a_restore_is_the_sum_of_its_transfers() -> None:

@@ -22,6 +22,7 @@ def build_backup(
     phase: BackupPhase = BackupPhase.COMPLETED,
     expected: int | None = None,
     missing: int = 0,
+    unreadable: int = 0,
 ) -> Backup:
     """Return the backup `night` of these volumes."""
     return Backup(
@@ -36,6 +37,7 @@ def build_backup(
         keep="",
         expected=expected,
         missing=missing,
+        unreadable=unreadable,
         bytes_done=sum(one.bytes_done for one in volumes),
         total_bytes=sum(one.total_bytes for one in volumes),
         volumes=list(volumes),
