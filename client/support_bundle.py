@@ -100,6 +100,8 @@ class BundleReader:
         # Whole objects of one page at a time are in memory.
         async for page in self._client.pages(Selection(one.resource, namespace, one.selector)):
             objects += [select_fields(raw, one.fields) for raw in page.items if one.keeps(raw)]
+            names = [str((raw.get("metadata") or {}).get("name", "?")) for raw in page.malformed]
+            self._bundle.missing += [redact(f"{one.file}: {name} does not have the form of its kind") for name in names]
         self._add_json(one.file, f"{len(objects)} {one.resource.plural}", objects)
 
     async def _add_named(self, settings: Settings | None) -> None:

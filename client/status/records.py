@@ -297,6 +297,7 @@ class ClusterSnapshot:
             return None
         copies = [copy for one in self.transfers if (copy := copy_of(one)) is not None]
         notes = [f"{one.part} cannot be read: {one.why}" for one in self.unread if one.part in _OF_COVERAGE]
+        notes += [one.fault for one in self.transfers if one.fault and one.is_backup]
         if self.is_unread(UnreadPart.TRANSFERS) and not copies:
             # Without any, each volume would look as if it was never backed up.
             return Coverage(complete=False, notes=(*notes, *self.volumes.notes))

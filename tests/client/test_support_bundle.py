@@ -107,6 +107,12 @@ async def test_what_may_not_be_read_is_named_and_the_rest_is_collected(
     assert len(whole - {one.name for one in bundle.files}) <= 4
 
 
+async def test_an_object_without_the_form_of_its_kind_is_named(scene: StatusScene) -> None:
+    scene.put("BackupRepository", "odd", spec={"volumeNamespace": 5})
+    missing = (await _read(scene)).missing
+    assert missing[0] == "objects/backuprepositories.json: odd does not have the form of its kind"
+
+
 async def test_a_cluster_that_does_not_answer_is_an_error(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/", "lost", times=999)
     with pytest.raises(UnreachableError):

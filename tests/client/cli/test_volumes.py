@@ -77,6 +77,12 @@ def test_without_the_permission_to_list_backups_no_volume_looks_unprotected(scen
     assert done.err.startswith("note: transfers cannot be read: list DataUpload velero: 403 ")
 
 
+def test_a_backup_that_cannot_be_read_is_named(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.put(a_backup("app", "data-03", NOON, "Odd"))
+    assert shell.run("volumes").err.startswith("note: invalid DataUpload velero/app-data-03-2112: status.phase: ")
+    assert json.loads(shell.run("volumes", "-o", "json").out)["notes"][0].startswith("invalid DataUpload velero/app-")
+
+
 def test_without_the_configuration_it_says_that_annotations_may_count(scene: StatusScene, shell: Shell) -> None:
     annotated = {"nodeagent.io/exclude-from-backup": "cache"}
     scene.kube.put(a_claim("data-03", annotations=annotated))
