@@ -123,7 +123,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         queue=queue,
         volume=volume,
         location=spec.backup_storage_location,
-        claim=meta.annotations.claim or spec.source_pvc,
+        claim=spec.source_pvc or meta.annotations.claim,
         claim_uid=meta.labels.claim_uid,
         created=meta.creation_timestamp,
         began=status.start_timestamp,

@@ -47,12 +47,16 @@ def test_json_and_a_dict_give_the_same_record(kind: TransferKind) -> None:
 @pytest.mark.parametrize("phase", ["Completed", "Failed", "Canceled"])
 def test_one_that_has_ended_has_what_is_shown_of_it(kind: TransferKind, phase: str) -> None:
     raw = transfer(kind.name, "t", phase, node="a", message="m", completionTimestamp="2026-11-21T11:00:00Z")
-    marks = {"nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}', "nodeagent.io/backup": "night"}
+    marks = {
+        "nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}',
+        "nodeagent.io/backup": "night",
+        "velero.io/pvc-name": "p",
+    }
     raw["metadata"] |= {"annotations": marks, "creationTimestamp": "2026-11-21T10:00:00Z"}
     short, whole = decode_transfer(kind, _text(raw)), transfer_record(kind, raw)
     for name in ("kind", "namespace", "name", "phase", "node", "message", "completed", "datamover", "active"):
         assert getattr(short, name) == getattr(whole, name)
-    for name in () if kind.restores else ("queue", "volume", "location", "created", "backup", "shrunk"):
+    for name in () if kind.restores else ("queue", "volume", "location", "created", "backup", "shrunk", "claim"):
         assert getattr(short, name) == getattr(whole, name)
     raw["status"]["message"] = None
     assert decode_transfer(kind, _text(raw)).phase == phase
