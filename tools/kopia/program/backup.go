@@ -287,7 +287,7 @@ func uploadVolume(
 	}
 
 	uploader := upload.NewUploader(w)
-	uploader.FailFast = true
+	report.cancel = uploader.Cancel
 	uploader.ParallelUploads = decided.Parallel
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
@@ -315,6 +315,8 @@ func uploadVolume(
 	if err != nil {
 		return nil, false, err
 	}
+
+	report.leaveOut(made)
 
 	made.Tags = map[string]string{tagPrefix + decided.ChangesTag: formatTime(watched.changes.until(made.StartTime.ToTime()))}
 	for key, value := range decided.Tags {

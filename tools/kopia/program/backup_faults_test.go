@@ -15,6 +15,7 @@ import (
 	"github.com/kopia/kopia/fs/localfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot/upload"
 )
 
 // faulty is a repository whose first session, or last flush, seems to fail.
@@ -131,5 +132,56 @@ func TestFileWithoutATimeOfChangeIsAnErrorUnlessItIsGone(t *testing.T) {
 		if _, err := w.watch(ctx, file); !errors.Is(err, wanted) {
 			t.Errorf("%v: %v", path, err)
 		}
+	}
+}
+
+// deleting deletes entries of a volume once kopia has listed them and before it opens them.
+type deleting struct {
+	upload.NullUploadProgress
+
+	remove func(path string)
+}
+
+func (d *deleting) StartedDirectory(path string) { d.remove(path) }
+
+func (d *deleting) HashingFile(path string) { d.remove(path) }
+
+func TestWhatIsDeletedBeforeItIsReadIsLeftOutAndWhatCannotBeReadIsAnError(t *testing.T) {
+	b := newBench(t)
+	b.write("gone", "third")
+	b.write("below/gone", "fourth")
+	must(t, os.MkdirAll(filepath.Join(b.volume, "gone directory", "inner"), 0o700))
+
+	for _, broken := range []bool{false, true} {
+		report := newReport(&bytes.Buffer{}, &bytes.Buffer{})
+		report.Progress = &deleting{remove: func(path string) {
+			if strings.Contains(path, "gone") {
+				must(t, os.RemoveAll(filepath.Join(b.volume, path)))
+			} else if broken && path == "one" {
+				must(t, os.Remove(filepath.Join(b.volume, path)))
+				must(t, os.Symlink("nowhere", filepath.Join(b.volume, path)))
+			}
+		}}
+
+		ctx, w, err := b.rep.NewWriter(context.Background(), repo.WriteSessionOptions{})
+		must(t, err)
+
+		decided := &decision{Path: b.volume, Parallel: 1, CheckpointSeconds: 600}
+		tree, err := buildTree(ctx, w, testSource, &exclusions{})
+		must(t, err)
+
+		made, _, err := uploadVolume(ctx, w, testSource, nil, decided, tree, report)
+		must(t, err)
+
+		summary := made.RootEntry.DirSummary
+		if failed := summary.FatalErrorCount != 0 && len(summary.FailedEntries) != 0; failed != broken {
+			t.Errorf("broken %v: %+v", broken, summary)
+		}
+
+		if !broken && (summary.TotalFileCount != 2 || summary.TotalDirCount != 2 || made.IncompleteReason != "") {
+			t.Errorf("%+v, %v", summary, made.IncompleteReason)
+		}
+
+		b.write("gone", "third")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pkg/errors"
 	"golang.org/x/sys/unix"
 
 	"github.com/kopia/kopia/fs"
@@ -114,7 +115,7 @@ func (c *changes) observe(changed time.Time) {
 func (w *watched) Iterate(ctx context.Context) (fs.DirectoryIterator, error) {
 	inner, err := w.Directory.Iterate(ctx)
 	if err != nil {
-		return nil, err
+		return nil, orGone(err, w.Directory)
 	}
 
 	return &watchedIterator{inner, w}, nil
@@ -130,7 +131,7 @@ type watchedIterator struct {
 func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
 	entry, err := i.DirectoryIterator.Next(ctx)
 	if err != nil || entry == nil {
-		return entry, err
+		return entry, orGone(err, i.directory.Directory)
 	}
 
 	return i.directory.watch(ctx, entry)
@@ -142,6 +143,8 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	if _, placeholder := entry.(snapshot.HasDirEntryOrNil); placeholder {
 		return entry, nil
 	}
+
+	entry = w.wrap(entry)
 
 	changed, err := changeTime(entry.LocalFilesystemPath())
 	if _, failed := entry.(fs.ErrorEntry); err != nil && (failed || os.IsNotExist(err)) {
@@ -155,8 +158,6 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	w.changes.observe(changed)
 
 	switch entry := entry.(type) {
-	case fs.Directory:
-		return &watched{Directory: entry, changes: w.changes, up: w}, nil
 	case fs.File:
 		return w.watchFile(ctx, entry, changed), nil
 	case fs.Symlink:
@@ -166,6 +167,54 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	}
 
 	return entry, nil
+}
+
+// wrap returns an entry whose error says whether it was deleted since it was listed.
+func (w *watched) wrap(entry fs.Entry) fs.Entry {
+	switch entry := entry.(type) {
+	case fs.Directory:
+		return &watched{Directory: entry, changes: w.changes, up: w}
+	case fs.File:
+		return &listedFile{entry}
+	case fs.Symlink:
+		return &listedLink{entry}
+	}
+
+	return entry
+}
+
+// goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted before.
+type goneError struct{ error }
+
+// orGone returns the error as a goneError if the entry is gone; one that is still there cannot be read.
+func orGone(err error, entry fs.Entry) error {
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+
+	if _, left := os.Lstat(entry.LocalFilesystemPath()); !os.IsNotExist(left) {
+		return err
+	}
+
+	return goneError{err}
+}
+
+type listedFile struct{ fs.File }
+
+// Open implements fs.File.
+func (f listedFile) Open(ctx context.Context) (fs.Reader, error) {
+	reader, err := f.File.Open(ctx)
+
+	return reader, orGone(err, f.File)
+}
+
+type listedLink struct{ fs.Symlink }
+
+// Readlink implements fs.Symlink.
+func (l listedLink) Readlink(ctx context.Context) (string, error) {
+	target, err := l.Symlink.Readlink(ctx)
+
+	return target, orGone(err, l.Symlink)
 }
 
 // compare returns whether a parent is older than the change, and the parents that are not.

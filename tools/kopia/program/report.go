@@ -4,10 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/pkg/errors"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/upload"
 )
 
@@ -25,7 +30,7 @@ type progress struct {
 
 // report writes what happens as JSON lines, and errors of single files as kopia's command line does.
 type report struct {
-	upload.NullUploadProgress
+	upload.Progress
 
 	mu       sync.Mutex
 	out      *json.Encoder
@@ -36,6 +41,11 @@ type report struct {
 
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
 
+	// cancel ends the upload at the first error; failed: there was one. Entries that are gone are none.
+	cancel func()
+	failed bool
+	gone   map[string]bool
+
 	once  sync.Once
 	ended chan struct{}
 	done  chan struct{}
@@ -43,7 +53,10 @@ type report struct {
 
 // newReport reports progress from now on, until it is stopped: also while the repository is opened.
 func newReport(out, messages io.Writer) *report {
-	r := &report{out: json.NewEncoder(out), messages: messages, ended: make(chan struct{}), done: make(chan struct{})}
+	r := &report{
+		Progress: &upload.NullUploadProgress{}, out: json.NewEncoder(out), messages: messages,
+		cancel: func() {}, gone: map[string]bool{}, ended: make(chan struct{}), done: make(chan struct{}),
+	}
 	go r.repeat()
 
 	return r
@@ -123,10 +136,38 @@ func (r *report) EstimationParameters() upload.EstimationParameters {
 
 // Error implements upload.Progress.
 func (r *report) Error(path string, err error, ignored bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	if errors.As(err, &goneError{}) {
+		r.gone[path] = true
+
+		return
+	}
+
 	kind := "Error"
 	if ignored {
 		kind = "Ignored error"
+	} else {
+		r.failed = true
+		r.cancel()
 	}
 
 	fmt.Fprintf(r.messages, "%s when processing \"%v\": %v\n", kind, path, err) //nolint:errcheck
+}
+
+// leaveOut takes entries that were deleted meanwhile out of the errors of a snapshot, unless it has others.
+func (r *report) leaveOut(made *snapshot.Manifest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	summary := made.RootEntry.DirSummary
+	if summary == nil || len(r.gone) == 0 || r.failed {
+		return
+	}
+
+	summary.FatalErrorCount, made.Stats.ErrorCount = 0, 0
+	summary.FailedEntries = slices.DeleteFunc(summary.FailedEntries, func(one *fs.EntryWithError) bool {
+		return r.gone[one.EntryPath]
+	})
 }
