@@ -1,7 +1,8 @@
 """The causes behind kopia's errors, for the first line of a message, and which of them may pass.
 
-Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; minio-go 7.2.0, retry.go and s3-error.go; Go 1.26, net and
-net/http; Azure Storage and Google Cloud Storage, error codes; errno(3).
+Source: kopia 0.23.1, repo/open.go, repo/content, repo/blob; minio-go 7.2.0, retry.go, s3-error.go and utils.go
+(ToObjectInfo); MinIO, cmd/api-errors.go; Ceph, rgw_common.cc; Go 1.26, net and net/http; Azure Storage and Google Cloud
+Storage, error codes; errno(3).
 """
 
 import re
@@ -51,6 +52,9 @@ _CAUSES: Final = (
     ("nosuchbucket", NO_BUCKET),
     ("bucket doesn't exist", NO_BUCKET),
     ("containernotfound", "the container does not exist"),
+    (r"the region .* is wrong|addressed using the specified endpoint", "the bucket is in another region"),
+    ("last-modified time format is invalid", "the endpoint does not speak S3"),
+    ("minimum free (drive|disk) threshold", "the storage is full"),
     ("x509:", NOT_TRUSTED),
     ("gave http response to https client", "the endpoint does not speak TLS"),
     ("cannot access storage path", "the directory does not exist or cannot be read"),
@@ -86,6 +90,8 @@ _CAUSES: Final = (
     ("provided token has expired|expiredtoken|request has expired", "the session token or the request has expired"),
     ("authenticationfailed|server failed to authenticate|cannot fetch token|403 forbidden", _REFUSED),
     ("invalidobjectstate|not valid for the object's storage class", "the storage has archived the object"),
+    # Google's say "rate limit" beside it, if that passes.
+    ("quota ?exceeded", "the storage's quota is exceeded"),
     ("too many open files", "too many files are open"),
     ("cannot allocate memory", "there is no memory left"),
 )

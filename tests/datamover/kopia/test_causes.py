@@ -38,6 +38,7 @@ _GET = 'Get "https://s3.example.com/b/.storageconfig": '
         ("Please reduce your request rate.", _BUSY),
         ("Error response code TooManyRequests.", _BUSY),
         ("429 Too Many Requests", _BUSY),
+        ("googleapi: Error 429: Quota exceeded for egress bandwidth., rateLimitExceeded", _BUSY),
         ("RESPONSE 503: 503 The server is busy.\nERROR CODE: ServerBusy", _BUSY),
         ("local_rate_limited", _BUSY),
         ("503 Service Unavailable", _UNAVAILABLE),
@@ -62,6 +63,10 @@ def test_what_may_pass_is_an_outage(error: str, cause: str) -> None:
     assert find_outage([_OPEN + error]) == find_cause([_OPEN + error]) == cause
 
 
+_REGION = "the bucket is in another region"
+_PAGE = "the endpoint does not speak S3"
+_FULL = "the storage is full"
+_QUOTA = "the storage's quota is exceeded"
 _FULL_CACHE = "the volume of kopia's cache is full"
 _REFUSED_KEY = "the access key or its session token is not accepted"
 _UNTRUSTED = "the endpoint's certificate is not trusted"
@@ -79,6 +84,23 @@ _SKEWED = "the node's clock differs too much from the storage's"
         (_OPEN + "The request signature we calculated does not match the signature you provided.", _WRONG_KEY),
         (_OPEN + "The Access Key Id you provided does not exist in our records.", "the access key does not exist"),
         (_OPEN + "The specified bucket does not exist", "the bucket does not exist"),
+        (
+            _OPEN + "The authorization header is malformed; the region 'us-east-1' is wrong; expecting 'eu-west-1'",
+            _REGION,
+        ),
+        (_OPEN + "The bucket you are attempting to access must be addressed using the specified endpoint.", _REGION),
+        # A page, such as of MinIO's console.
+        (
+            _OPEN + "Last-Modified time format is invalid, failed with unable to parse  in any of the input formats",
+            _PAGE,
+        ),
+        (
+            "Storage backend has reached its minimum free drive threshold. Please delete a few objects to proceed.",
+            _FULL,
+        ),
+        ("Storage backend has reached its minimum free disk threshold.", _FULL),
+        ("Error response code QuotaExceeded.", _QUOTA),
+        ("Bucket quota exceeded", _QUOTA),
         (_OPEN + _GET + "tls: failed to verify certificate: x509: certificate signed by unknown authority", _UNTRUSTED),
         (_OPEN + _GET + "http: server gave HTTP response to HTTPS client", "the endpoint does not speak TLS"),
         # S3, MinIO and Azure.
