@@ -188,6 +188,15 @@ class Repository:
         call = partial(self.kopia.call, attempted, *flagged, seconds=None, more=more)
         return await watchdog.guard(attempted, meter, call)
 
+    async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `work` returns, one step of a kopia that runs on, unless that takes as long as a stall may.
+
+        Raises:
+            StorageOutageError: the storage does not answer.
+            DataPathError: kopia stalled, although the storage answers.
+        """
+        return await self._calls.watchdog.guard(attempted, Meter(self._clock, Direction.RESTORE), work)
+
     async def connect(self, *, read_only: bool = False) -> None:
         """Connect to the repository; `read_only`: nothing will be written.
 

@@ -164,8 +164,7 @@ class Silence:
 async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFile) -> AsyncIterator[None]:
     """Have kopia, which opens the repository once, fetch what is read from the image of a stored file.
 
-    Raises:
-        KopiaError: the repository cannot be opened, or the file is damaged.
+    A read raises KopiaError if the repository cannot be opened, or the file is damaged, and as `Repository.guard`.
     """
     reading, requests_fd = os.pipe()
     fetched, attempted = asyncio.Event(), f"read blocks of {escape_controls(file.name)}"
@@ -184,7 +183,8 @@ async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFil
     async def fetch(first: int, count: int) -> None:
         fetched.clear()
         write_all(requests_fd, f"{first} {count}\n".encode())
-        if not await wait_for_answer(fetched, child):
+        # What is fetched at once is little: kopia need not say how far it is.
+        if not await repository.guard(attempted, partial(wait_for_answer, fetched, child)):
             raise (await child).check().error("it ended early")
 
     image.fetch = fetch

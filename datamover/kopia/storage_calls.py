@@ -153,7 +153,7 @@ class StorageCalls:
         self._cache = cache
         self._waits = waits
         limits = replace(waits.limits, first_warning_seconds=2 * _LONG_SECONDS)
-        self._watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
+        self.watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
         self._reported = ""
         self._warned = False
 
@@ -177,7 +177,7 @@ class StorageCalls:
         """Return the answer of `work`, which opens the repository with `meter`; raises as `check_outage`."""
         answer = await run_beside(
             lambda: self._report_duration(meter),
-            self._watchdog.guard(f"open {self._description}", meter, work),
+            self.watchdog.guard(f"open {self._description}", meter, work),
             name="open-reports",
         )
         self.check_outage(answer)

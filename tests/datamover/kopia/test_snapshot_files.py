@@ -1,9 +1,25 @@
 """What kopia keeps of an entry of a directory, as a command gets it."""
 
+import asyncio
+import random
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from datamover.kopia.snapshot_files import StoredEntry
+from core.contract import VolumeMode
+from core.errors import StorageOutageError
+from datamover.kopia.snapshot_files import StoredEntry, fetch_blocks, find_only_file
+from datamover.kopia.snapshots import read_snapshot
+from datamover.kopia.stalls import StallLimits
+from datamover.kopia.storage_calls import Waits
+from datamover.runtime.lazy_file import LazyFile
+from tests.datamover.support.data_paths import back_up_volume
+from tests.datamover.support.repositories import opened, s3_storage
+from tests.datamover.support.s3proxy import Fault, S3Proxy
+from tests.datamover.support.s3server import S3Server
 
 
 @pytest.mark.parametrize(
@@ -22,3 +38,30 @@ from datamover.kopia.snapshot_files import StoredEntry
 def test_the_mode_is_that_of_a_file_and_none_if_it_is_no_octal_number(kept: str, described: str) -> None:
     entry = msgspec.json.decode(f'{{"name":"a","type":"f","mode":"{kept}"}}', type=StoredEntry)
     assert (entry.mode, entry.describe().mode) == (described, described or None)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("when", ["opening", "reading"])
+async def test_blocks_that_do_not_arrive_are_not_waited_for_without_end(
+    when: str, s3: S3Server, proxy: S3Proxy, tmp_path: Path
+) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(random.Random(1).randbytes(40 << 20))
+    storage = s3_storage(s3, s3.make_bucket("blocks"), url=proxy.url)
+    waits = Waits(limits=StallLimits(timedelta(seconds=1)))
+    with opened(storage) as repository:
+        await repository.ensure()
+        backup = await back_up_volume(repository, device, mode=VolumeMode.BLOCK, by_block=True)
+    with (
+        opened(storage, waits=waits) as repository,
+        LazyFile.create(tmp_path / "image", device.stat().st_size) as image,
+    ):
+        snapshot = await repository.open(partial(read_snapshot, repository, backup.snapshot_id))
+        file = await find_only_file(repository, snapshot)
+        async with fetch_blocks(repository, file, image):
+            if when == "reading":
+                assert await image.read(0, 100) == device.read_bytes()[:100]
+            proxy.fail(Fault.SILENCE)
+            async with asyncio.timeout(60):
+                with pytest.raises(StorageOutageError, match=r"read blocks of .*: no progress for \d+s: .* not "):
+                    await image.read(30 << 20, 100)
