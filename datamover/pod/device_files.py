@@ -313,11 +313,14 @@ class _Debugfs:
         self._lines = []
         self._ended.clear()
         write_all(self._commands_fd, f"{command}\n{self._mark}\n".encode())
-        try:
-            async with asyncio.timeout(seconds):
-                answered = await wait_for_answer(self._ended, self._child)
-        except TimeoutError as e:
-            raise DataPathError(f"cannot read {what}: debugfs did not answer within {seconds:.0f} s") from e
+        answered: bool | None = None
+        while answered is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    answered = await wait_for_answer(self._ended, self._child)
+            except TimeoutError as e:
+                if not self._image.fetching:
+                    raise DataPathError(f"cannot read {what}: debugfs did not answer within {seconds:.0f} s") from e
         if not answered:
             code = (await self._child).exit_code
             raise self.error(what, f"it ended ({code}) {' '.join(self._lines[-1:])}")

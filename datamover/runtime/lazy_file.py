@@ -56,7 +56,7 @@ Fetch = Callable[[int, int], Awaitable[None]]
 class LazyFile:
     """The file `path`, which has `size_bytes`; `fetch` must be set before a read.
 
-    The child gets `error` as an I/O error.
+    The child gets `error` as an I/O error. `fetching`: a read waits for `fetch`, which says itself what takes too long.
     """
 
     def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
@@ -65,6 +65,7 @@ class LazyFile:
         self.size_bytes = size_bytes
         self.fetch: Fetch | None = None
         self.error: AgentError | None = None
+        self.fetching = False
         self._fetched: set[int] = set()
         self._next = 0
         self._ahead = 1
@@ -157,7 +158,11 @@ class LazyFile:
             self._fetched.clear()
             start = first
             self._next = max(end, min(self._next, first + _KEPT_BLOCKS))
-        await self.fetch(start, self._next - start)
+        self.fetching = True
+        try:
+            await self.fetch(start, self._next - start)
+        finally:
+            self.fetching = False
         self._fetched.update(range(start, self._next))
 
 

@@ -161,6 +161,24 @@ async def test_what_takes_too_long_is_an_error(disk: Path, tmp_path: Path, monke
             await files.debugfs.run("ls -l <2>", "it", seconds=0.1)
 
 
+async def test_what_waits_for_a_block_is_not_held_against_debugfs(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fetching:
+        error = None
+
+        @property
+        def fetching(self) -> bool:
+            os.kill(child.pid, signal.SIGCONT)
+            return True
+
+    async with opened_disk(disk, tmp_path / "look") as (files, _):
+        (child,) = (one for one in children_of(os.getpid()) if "debugfs" in one.arguments)
+        monkeypatch.setattr(files.debugfs, "_image", Fetching())
+        os.kill(child.pid, signal.SIGSTOP)
+        assert await files.debugfs.run("ls -l <2>", "it", seconds=0.1)
+
+
 async def _read_all(files: DeviceFiles) -> dict[str, tuple[str, str]]:
     found = {}
     async for one in files.walk(await files.find("")):

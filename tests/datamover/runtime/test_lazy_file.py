@@ -108,11 +108,13 @@ async def test_a_read_that_makes_room_for_itself_gets_all_of_its_blocks(
     with LazyFile.create(tmp_path / "file", 8 << 20) as file:
 
         async def fetch(first: int, count: int) -> None:
+            assert file.fetching
             os.pwrite(file.fd, b"x" * (count << 20), first << 20)
 
         file.fetch = fetch
         for offset in (5 << 20, 4 << 20):
             await file.read(offset, 1)
+            assert not file.fetching
         # The first of its two blocks is missing, the second one is there.
         assert await file.read((4 << 20) - 1, 2) == b"xx"
 
