@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 from core.errors import ContractError, ResultError
 from core.models.backups import Shrinkage
 from core.models.base import Int64, SparseModel, Time, WireModel, cut_texts
-from core.models.transfer_settings import InPlace, LeftOut
+from core.models.transfer_settings import LeftOut
 from core.models.units import format_duration
 from core.snapshot_contract import SnapshotReport
 
@@ -177,8 +177,8 @@ class MoverArgs:
     custom resource names none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `exclude`
     are its exclusions as JSON. `read_all_files`: it also reads files whose size and time are unchanged since the last
     one. `mover` is how kopia is run; None: plain. With `require_attributes`, a restore fails if the target does
-    not take owners, modes and times. `in_place` is how a restore goes into a volume that may have data; None: as into a
-    new one. `tracked` is the snapshot of a backup by block; None: the storage has no handles of it and its volume.
+    not take owners, modes and times. `tracked` is the snapshot of a backup by block; None: the storage has no handles
+    of it and its volume.
     """
 
     verb: MoverVerb
@@ -196,7 +196,6 @@ class MoverArgs:
     exclude: str | None = None
     read_all_files: bool = False
     require_attributes: bool = False
-    in_place: InPlace | None = None
     tracked: TrackedSnapshot | None = None
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
@@ -219,15 +218,12 @@ class MoverArgs:
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
-            "restore-type": self.in_place and self.in_place.restore_type,
             **(self.tracked.flags if self.tracked else {}),
         }
         switches = {
             "ignore-files": self.ignore_files,
             "read-all-files": self.read_all_files,
             "require-attributes": self.require_attributes,
-            "delete-extra-files": self.in_place is not None and self.in_place.delete_extra_files,
-            "compare-content": self.in_place is not None and self.in_place.compare_content,
         }
         return [
             str(self.verb),

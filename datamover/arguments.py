@@ -12,7 +12,7 @@ from pathlib import Path
 
 from core.contract import MoverMethod, MoverVerb, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
-from core.models.transfer_settings import INCREMENTAL, Compression, Exclusions, InPlace
+from core.models.transfer_settings import Compression, Exclusions
 from core.mover_specs import MoverSpec, parse_spec
 from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
 from datamover.kinds import TRANSFER_KINDS
@@ -31,9 +31,8 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster. `compression` is for one that names none itself. `require_attributes`:
-    owners, modes and times that the target does not take fail a restore. `in_place`: how it goes into a volume that may
-    have data; None: as into a new one. `tracked` is the snapshot that a backup reads; None: the storage has no handles
-    of it.
+    owners, modes and times that the target does not take fail a restore. `tracked` is the snapshot that a backup reads;
+    None: the storage has no handles of it.
     """
 
     kind_flag: str
@@ -49,7 +48,6 @@ class PodOptions:
     read_all_files: bool = False
     mover: MoverMethod = MoverMethod.PLAIN
     require_attributes: bool = False
-    in_place: InPlace | None = None
     tracked: TrackedSnapshot | None = None
     cache_volume: str | None = None
     cache_limit_mib: int | None = None
@@ -151,21 +149,9 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         read_all_files=getattr(parsed, "read_all_files", False),
         mover=getattr(parsed, "mover", MoverMethod.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
-        in_place=_parse_in_place(parsed),
         tracked=_parse_tracked(parsed),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
-    )
-
-
-def _parse_in_place(parsed: argparse.Namespace) -> InPlace | None:
-    wanted = getattr(parsed, "restore_type", "")
-    if not wanted:
-        return None
-    return InPlace(
-        incremental=wanted == INCREMENTAL,
-        delete_extra_files=parsed.delete_extra_files,
-        compare_content=parsed.compare_content,
     )
 
 

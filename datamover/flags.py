@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from core.contract import MoverMethod, MoverVerb, SnapshotMetadata, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
-from core.models.transfer_settings import FULL, INCREMENTAL, Compression, Exclusions, parse_compression
+from core.models.transfer_settings import Compression, Exclusions, parse_compression
 from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
@@ -30,10 +30,15 @@ Backs up the data of one volume to a backup repository and restores it, through 
 In local mode (--repository) it needs a directory, a repository and a password, but no cluster.
 In a pod, the node agent starts it with the name of a custom resource."""
 
-_BLOCK_FLAGS: Final = ("change-id", "volume-id", "snapshot-id", "cbt-sa-name", "csi-snapshot-metadata-service-sa")
+_ACCOUNT_FLAGS: Final = ("cbt-sa-name", "csi-snapshot-metadata-service-sa")
+_BLOCK_FLAGS: Final = {
+    MoverVerb.BACKUP: ("change-id", "volume-id", "snapshot-id", *_ACCOUNT_FLAGS),
+    MoverVerb.RESTORE: ("vs-namespace", *_ACCOUNT_FLAGS),
+}
 """Flags of Velero 1.19 for its block data mover: the first three are set for every backup, empty for a file system; the
-others are ignored. Its exposer and its command spell the last one differently. Source: Velero main at d2241adba,
-pkg/exposer/csi_snapshot.go, pkg/cmd/cli/datamover/backup.go."""
+others are ignored. Its exposer and its command spell the account's differently. Source: Velero main at d2241adba and
+093b61dc6 (restores into existing volumes), pkg/exposer/csi_snapshot.go and generic_restore.go, pkg/cmd/cli/datamover.
+"""
 
 _EXAMPLES: Final = """\
 examples:
@@ -89,8 +94,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add(backup, "--exclude", "JSON", about, type=_explained(Exclusions.parse), default=Exclusions())
     _add_switch(backup, "--read-all-files", "also read files whose size and time are unchanged since the last backup")
     _add_method(backup)
-    for flag in _BLOCK_FLAGS:
-        backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
     backup.add_argument("--snapshot-metadata", type=SnapshotMetadata.from_json, help=argparse.SUPPRESS)
 
     restore = _add_command(commands, MoverVerb.RESTORE, "restore a snapshot to a directory or device")
@@ -159,6 +162,8 @@ def _add_method(parser: argparse.ArgumentParser) -> None:
 
 def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group = parser.add_argument_group(_POD_MODE)
+    for flag in _BLOCK_FLAGS[verb]:
+        group.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
     for flag, kind in TRANSFER_KINDS.items():
         if kind.verb is verb:
             _add(group, f"--{flag}", "NAME", f"name of the {kind.resource.kind}")
@@ -168,14 +173,6 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     if verb is MoverVerb.RESTORE:
         about = "fail if the target does not take the owner, mode or time of a file (default: report it)"
         _add_switch(group, "--require-attributes", about)
-        about = (
-            "restore into a volume with data: full, or incremental, which does not write what is equal "
-            "(default: as into a new volume)"
-        )
-        _add(group, "--restore-type", "NAME", about, choices=(FULL, INCREMENTAL))
-        _add_switch(group, "--delete-extra-files", "with --restore-type, delete what the snapshot does not have")
-        about = "with --restore-type, compare the content of files, whatever size and time say"
-        _add_switch(group, "--compare-content", about)
     about = "mount path of a volume for kopia's cache (default: the work directory)"
     _add(group, "--cache-volume-path", "PATH", about)
     about = "limit of kopia's cache in MiB, where the repository's is larger (default: none)"

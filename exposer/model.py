@@ -206,7 +206,7 @@ class SnapshotRequest:
 class RestoreRequest:
     """Expose a volume in a mover pod, to be bound to the target PVC later.
 
-    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; None: a new one.
+    `volume` names the existing PersistentVolume that the data goes into; None: a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
     taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
     `by_block`: a device is written, also for a target with a file system, which `fs_type` names, if it is known.
@@ -220,7 +220,6 @@ class RestoreRequest:
     operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
     for_windows: bool = False
-    in_place: InPlace | None = None
     copied: tuple[str, ...] = ()
     volume: str | None = None
     base_snapshot: tuple[str, str] | None = None

@@ -116,15 +116,12 @@ def build_restore_pod(
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
-            _build_args(
-                owner,
-                MoverVerb.RESTORE,
-                "data-download",
-                request.settings.mover_options(request.operation_timeout),
-                cache,
-            ),
-            in_place=request.in_place,
+        args=_build_args(
+            owner,
+            MoverVerb.RESTORE,
+            "data-download",
+            request.settings.mover_options(request.operation_timeout),
+            cache,
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
@@ -147,9 +144,7 @@ def build_pod_volume_pod(
     """
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     kind_flag = "pod-volume-backup" if backup else "pod-volume-restore"
-    args = replace(
-        _build_args(owner, request.verb, kind_flag, request.settings.mover, cache), in_place=request.in_place
-    )
+    args = _build_args(owner, request.verb, kind_flag, request.settings.mover, cache)
     if backup:
         args = _choose_for_backup(
             args,

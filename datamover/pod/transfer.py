@@ -308,7 +308,8 @@ class PodTransfer:
     def _restore_parameters(
         self, cr: Transfer, plan: RestorePlan, settings: UploaderSettings, workers: int
     ) -> RestoreParameters:
-        in_use = self._kind.in_use
+        # Also a mover of an agent of Velero has it from there alone.
+        in_use, in_place = self._kind.in_use, cr.in_place
         interval = read_list_interval(self._context.environment)
         return RestoreParameters(
             snapshot_id=plan.snapshot_id,
@@ -319,11 +320,11 @@ class PodTransfer:
             sparse=settings.write_sparse_files,
             in_use=in_use,
             # A tenant could write to a list in a volume that a pod uses.
-            resume=None if in_use or self._options.in_place else ResumeSettings(cr.uid, interval),
+            resume=None if in_use or in_place else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
             fitting_entries=self._context.limits.fitting_entries,
             require_attributes=self._options.require_attributes,
-            in_place=self._options.in_place,
+            in_place=in_place,
             by_block=cr.by_block,
             mover=self._options.mover,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from core.contract import MoverArgs, MoverVerb, TrackedSnapshot, VolumeMode
 from core.errors import ConfigError
-from core.models.transfer_settings import Compression, InPlace
+from core.models.transfer_settings import Compression
 from core.mover_specs import ListSnapshots
 from datamover.arguments import (
     LocalBackup,
@@ -91,23 +91,6 @@ def test_a_mover_of_velero_without_a_timeout_waits_for_the_default() -> None:
     assert found.resource_timeout == timedelta(minutes=10)
 
 
-@pytest.mark.parametrize(
-    ("in_place", "flags"),
-    [
-        (None, set()),
-        (InPlace(), {"--restore-type=full"}),
-        (InPlace(incremental=True, delete_extra_files=True), {"--restore-type=incremental", "--delete-extra-files"}),
-        (InPlace(incremental=True, compare_content=True), {"--restore-type=incremental", "--compare-content"}),
-    ],
-    ids=["plain", "full", "incremental", "content"],
-)
-def test_how_a_restore_goes_into_an_existing_volume_is_in_flags(in_place: InPlace | None, flags: set[str]) -> None:
-    usual = MoverArgs(MoverVerb.RESTORE, "data-download", "r1", volume_path="/volume")
-    argv = replace(usual, in_place=in_place).argv
-    assert set(argv) - set(usual.argv) == flags
-    assert _pod(argv).in_place == in_place
-
-
 def test_a_backups_command_line_has_its_algorithm() -> None:
     argv = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", compression="zstd").argv
     assert _pod(argv).compression is Compression.ZSTD
@@ -128,6 +111,8 @@ def test_what_velero_adds_for_its_block_data_mover_is_known(account: list[str], 
     added = [f"--{name}-id={text}" for name, text in zip(("change", "volume", "snapshot"), ids, strict=True)]
     found, without = _pod(["backup", *args, *added, *account]), _pod(["backup", *args])
     assert found == replace(without, tracked=TrackedSnapshot(*ids) if all(ids) else None)
+    usual = ["restore", "--data-download=r1", "--volume-path=/v"]
+    assert _pod([*usual, "--vs-namespace=", *account]) == _pod(usual)
 
 
 def test_a_command_about_a_location_has_its_own_log_and_termination_message() -> None:

@@ -213,7 +213,6 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
             for_windows=spec.node_os == WINDOWS,
             copied=cr.copies,
             volume=target.pv,
-            in_place=cr.valid_in_place,
             base_snapshot=_base_snapshot(cr),
             requested_at=meta.creation_timestamp,
             restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,

@@ -1,4 +1,4 @@
-"""Restores in pod mode: each type, volume mode and DeleteExtraFiles, from flags and custom resource to the result."""
+"""Restores in pod mode: each type, volume mode and DeleteExtraFiles, from the custom resource to the result."""
 
 import itertools
 import shutil
@@ -32,14 +32,14 @@ class _Row:
 
     @property
     def rule(self) -> InPlace | None:
-        """What the agent gives the data mover; None: a plain restore."""
+        """What the data mover makes of it; None: a plain restore."""
         return InPlace.of(self.restore_type, self.settings)
 
     def put(self, pod: MoverPod) -> None:
-        settings = {_SETTINGS[self.kind]: self.settings}
-        pod.put_transfer(
-            self.kind, **{"snapshotID": pod.result["snapshotID"], "restoreType": self.restore_type, **settings}
-        )
+        spec: dict[str, Any] = {_SETTINGS[self.kind]: self.settings, "restoreType": self.restore_type}
+        if self.kind == "DataDownload" and self.rule:
+            spec["targetVolume"] = {"namespace": "app", "pvc": "data", "pv": "pv-7"}
+        pod.put_transfer(self.kind, **{"snapshotID": pod.result["snapshotID"], **spec})
 
 
 def _rows(*kinds: str) -> list[Any]:
@@ -66,7 +66,7 @@ async def test_a_file_system_becomes_the_snapshot(pod: MoverPod, tree: Path, row
     (tree / ".velero").mkdir()
     (tree / ".velero" / "uid-of-an-earlier-restore").touch()
     row.put(pod)
-    assert await pod.run(FLAGS[row.kind], tree, in_place=rule) == 0
+    assert await pod.run(FLAGS[row.kind], tree) == 0
     expected: dict[str, Any] = {
         "target": {"byPath": str(tree), "volumeMode": "Filesystem"},
         "totalBytes": total_bytes,
@@ -92,7 +92,7 @@ async def test_a_device_is_written_as_a_whole(pod: MoverPod, tmp_path: Path, row
     await pod.transfer("DataUpload", device, VolumeMode.BLOCK)
     device.write_bytes(b"x" * len(content))
     row.put(pod)
-    assert await pod.run("data-download", device, VolumeMode.BLOCK, in_place=rule) == 0
+    assert await pod.run("data-download", device, VolumeMode.BLOCK) == 0
     expected: dict[str, Any] = {
         "target": {"byPath": str(device), "volumeMode": "Block"},
         "totalBytes": len(content),

@@ -57,7 +57,7 @@ async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: st
     assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
 
     assert exposer.checked[-1].volume == VOLUME
-    assert exposer.checked[-1].in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
+    assert cr.in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
 
 
 @pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
