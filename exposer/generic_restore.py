@@ -40,6 +40,7 @@ from exposer.in_place import (
     is_taken_by,
     record_claim,
     shown_name,
+    take_over_lent,
 )
 from exposer.manifests import (
     build_changed_volume,
@@ -127,6 +128,7 @@ class GenericRestoreExposer:
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts; raise ExposeError if PVC or volume no longer exist."""
         owner = request.owner
+        await take_over_lent(self._client, request)
         place = f"PersistentVolumeClaim {owner.namespace}/{owner.name} with the restored data"
         claim = await read_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
         if claim is None:
@@ -187,6 +189,7 @@ class GenericRestoreExposer:
         self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str | None
     ) -> PersistentVolumeClaim | Pending:
         """Return the restore PVC; an existing volume is taken for it first."""
+        await take_over_lent(self._client, request)
         existing = await check_existing(request, target=target, reader=self._client)
         if isinstance(existing, Pending):
             return existing
@@ -301,6 +304,7 @@ class GenericRestoreExposer:
         """Give the existing volume of an unfinished restore, taken or only released, back to its PVC; None: done."""
         if request.volume is None:
             return None
+        await take_over_lent(self._client, request)
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         own = {
             "agents": request.owner.namespace,

@@ -43,6 +43,7 @@ from exposer.ownership import (
     find_detaching,
     original_policy,
     patch_if_there,
+    read_owned,
     set_reclaim_policy,
     without_marks,
 )
@@ -209,6 +210,33 @@ def record_claim(request: RestoreRequest, policy: str) -> dict[str, str]:
     }
 
 
+async def take_over_lent(client: KubeClient, request: RestoreRequest) -> None:
+    """Mark the existing volume as taken if an agent of Velero has lent it to the restore PVC.
+
+    Without a mark, it looks like one that was provisioned for that PVC, which is deleted with it.
+    Source: Velero at 093b61dc6, createRestorePVC in pkg/exposer/generic_restore.go.
+    """
+    claim = await read_owned(client, request.owner, PERSISTENT_VOLUME_CLAIMS) if request.volume else None
+    volume = await client.read(PERSISTENT_VOLUMES, "", request.volume or "") if claim is not None else None
+    if claim is None or volume is None or _taker(volume):
+        return
+    reference = volume["spec"].get("claimRef") or {}
+    here = _refers_to(reference, request.owner.namespace, request.owner.name)
+    if here and reference.get("uid", claim["metadata"]["uid"]) == claim["metadata"]["uid"]:
+        await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, {"metadata": _taken_marks(request, volume)})
+
+
+def _taken_marks(request: RestoreRequest, volume: PersistentVolume) -> Manifest:
+    return {
+        "labels": {IN_PLACE_LABEL: request.owner.uid},
+        "annotations": {
+            **record_claim(request, original_policy(volume)),
+            # By that, agents of earlier versions do not take it for provisioned, which they would delete.
+            BOUND_BY_CONTROLLER: "yes",
+        },
+    }
+
+
 async def ensure_taken(
     client: KubeClient, run: ExposeRun, *, request: RestoreRequest, volume: PersistentVolume
 ) -> PersistentVolume:
@@ -219,14 +247,7 @@ async def ensure_taken(
     await run.confirm()
     owner = request.owner
     patch: Manifest = {
-        "metadata": {
-            "labels": {IN_PLACE_LABEL: owner.uid},
-            "annotations": {
-                **record_claim(request, original_policy(volume)),
-                # By that, agents of earlier versions do not take it for provisioned, which they would delete.
-                BOUND_BY_CONTROLLER: "yes",
-            },
-        },
+        "metadata": _taken_marks(request, volume),
         "spec": {"persistentVolumeReclaimPolicy": RETAIN, "claimRef": point_at_claim(owner.namespace, owner.name)},
     }
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)

@@ -15,8 +15,10 @@ from core.kube.resources import (
 )
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, Owner
-from exposer.ownership import belongs, created_by_velero
-from tests.exposer.support.scenes import HANDLE, BackupScene
+from exposer.ownership import BOUND_BY_CONTROLLER, belongs, created_by_velero
+from tests.exposer.support.in_place import OLD, assert_returned, give_back, in_place, restore
+from tests.exposer.support.restore_steps import claim, clean_up, expose, volume
+from tests.exposer.support.scenes import HANDLE, BackupScene, RestoreScene
 from tests.exposer.support.world import no_guard
 from tests.support.objects import JsonDict
 
@@ -106,3 +108,43 @@ async def test_an_incomplete_expose_of_velero_fails() -> None:
     scene = await scene_of_velero(pod=False)
     with pytest.raises(ExposeError, match="was created by Velero's node-agent for an expose that it did not complete"):
         await scene.exposer().ensure(scene.request, no_guard)
+
+
+async def lend_as_velero(scene: RestoreScene) -> None:
+    """Expose the existing volume, and leave PVC and volume as an agent of Velero 1.19 does.
+
+    Source: Velero at 093b61dc6, createRestorePVC in pkg/exposer/generic_restore.go.
+    """
+    await expose(scene)
+    owner = scene.request.owner
+    for found in (claim(scene, owner.namespace, owner.name), volume(scene, OLD)):
+        meta = found["metadata"]
+        for field in ("labels", "annotations"):
+            kept = meta.get(field, {}).items()
+            dropped = ("nodeagent.io/", BOUND_BY_CONTROLLER)
+            meta[field] = {key: text for key, text in kept if not key.startswith(dropped)}
+        if found["kind"] == "PersistentVolumeClaim":
+            meta["ownerReferences"] = [owner.reference]
+        scene.world.kube.put(found)
+
+
+@pytest.mark.looptime
+async def test_an_existing_volume_that_velero_has_lent_is_given_back() -> None:
+    scene = in_place()
+    await lend_as_velero(scene)
+    await give_back(scene)
+    await clean_up(scene)
+    assert_returned(scene)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("pod", [True, False], ids=["exposed", "half exposed"])
+async def test_a_restore_into_a_volume_that_velero_has_lent_is_continued_with(pod: bool) -> None:
+    scene = in_place()
+    await lend_as_velero(scene)
+    if not pod:
+        await scene.world.client.delete(PODS, "velero", scene.request.owner.name)
+        await scene.world.settle()
+    kept = await restore(scene)
+    assert (kept.pv_name, kept.provisioned) == (OLD, False)
+    assert_returned(scene)
