@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from core.clock import Clock
 from core.kube import resources
+from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError, build_error
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
@@ -26,7 +27,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.transport import MERGE_PATCH, Request, Response
+from core.kube.transport import MERGE_PATCH, Request, Response, Retry
 from tests.support.clock import LoopClock
 from tests.support.fakeobjects import Filter, Rejection, build_filter, merge_patch, prune
 from tests.support.fakestore import Store
@@ -93,6 +94,11 @@ class FakeKube:
         self._names = count(1)
 
     # -- what tests do -------------------------------------------------------------------------
+
+    @property
+    def client(self) -> KubeClient:
+        """A client that waits between its tries by the running loop's time."""
+        return KubeClient(self, Retry(LoopClock()))
 
     def put(self, obj: JsonDict) -> JsonDict:
         """Store `obj` unchanged, replacing an object of its name; return it as stored."""
@@ -381,14 +387,8 @@ def _reject(rejection: Rejection) -> Response:
     if not rejection.reason:
         return Response(rejection.status, str(rejection).encode())
     causes = [{"field": rejection.field}] if rejection.field else []
-    status = {
-        "kind": "Status",
-        "message": str(rejection),
-        "reason": rejection.reason,
-        "code": rejection.status,
-        "details": {"causes": causes},
-    }
-    return _respond(status, rejection.status)
+    status = {"kind": "Status", "message": str(rejection), "reason": rejection.reason, "code": rejection.status}
+    return _respond(status | {"details": {"causes": causes}}, rejection.status)
 
 
 def _copy(obj: JsonDict) -> JsonDict:

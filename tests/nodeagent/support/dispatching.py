@@ -33,7 +33,7 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
     RESTORE_IN_PLACE,
 )
-from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
+from core.models.phases import Attempts, AttemptStage, Interruption, InterruptionCause, Phase, RetryRules
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Pending, Reader
 from exposer.settings import ExposeSettings
@@ -41,32 +41,22 @@ from exposer.template import AgentTemplate
 from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
+from nodeagent.leader.index import Entry
 from nodeagent.metrics import Metrics
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, Kind, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
 from tests.nodeagent.support.clusters import build_cluster
-from tests.nodeagent.support.transfers import (
-    NAMESPACE,
-    data_download,
-    data_upload,
-    pod_volume_backup,
-    pod_volume_restore,
-)
+from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running, until
 
 RESOURCES: Mapping[type[Transfer], Resource[UncheckedObject]] = {
     DataUpload: DATA_UPLOADS,
     DataDownload: DATA_DOWNLOADS,
     PodVolumeBackup: POD_VOLUME_BACKUPS,
     PodVolumeRestore: POD_VOLUME_RESTORES,
-}
-_BUILDERS = {
-    DataUpload: data_upload,
-    DataDownload: data_download,
-    PodVolumeBackup: pod_volume_backup,
-    PodVolumeRestore: pod_volume_restore,
 }
 
 
@@ -180,7 +170,7 @@ class Scene:
     @property
     def client(self) -> KubeClient:
         """A client of users, and of what else changes objects."""
-        return KubeClient(self.kube, Retry(LoopClock()))
+        return self.kube.client
 
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
         """Store a DataUpload; `queue` is the namespace of its volume."""
@@ -190,7 +180,7 @@ class Scene:
         self, model: type[Transfer], name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object
     ) -> JsonDict:
         """Store a transfer; `queue` is the namespace of its volume."""
-        cr = _BUILDERS[model](name, status=status)
+        cr = TRANSFERS[model.__name__](name, status=status)
         cr["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z"} | meta
         spec = cr["spec"]
         spec["sourceNamespace"] = queue
@@ -200,7 +190,6 @@ class Scene:
         return self.kube.put(cr)
 
     def transfers(self) -> list[JsonDict]:
-        """Return the transfers of all kinds."""
         return [cr for resource in RESOURCES.values() for cr in self.kube.objects(resource)]
 
     def transfer(self, name: str) -> JsonDict:
@@ -236,7 +225,6 @@ class Scene:
         self.kube.put(cr | {"status": cr.get("status", {}) | status})
 
     def attempts(self, name: str) -> Attempts:
-        """Return the attempts of a transfer."""
         annotations = self.transfer(name)["metadata"].get("annotations") or {}
         return Attempts.from_json(annotations.get(ATTEMPTS_ANNOTATION, "{}"))
 
@@ -247,7 +235,6 @@ class Scene:
         self.kube.put(cr | {"metadata": cr["metadata"] | {"annotations": annotations}})
 
     def set_stage(self, name: str, stage: AttemptStage) -> None:
-        """Write the stage of a transfer's attempt."""
         self.set_attempts(name, self.attempts(name).move(stage))
 
     def add_interrupted(
@@ -258,7 +245,6 @@ class Scene:
         self.set_attempts(name, interrupted(stage=stage))
 
     def ledger(self) -> set[str]:
-        """Return the UIDs in the admission ledger."""
         maps = self.kube.objects(CONFIG_MAPS)
         return set(maps[0]["data"]["uids"].split()) if maps else set()
 
@@ -291,21 +277,27 @@ class Scene:
 
     @asynccontextmanager
     async def dispatching(self, dispatcher: Dispatcher | None = None) -> AsyncIterator[Dispatcher]:
-        """Run a dispatcher for the time of the context."""
         dispatcher = dispatcher or self.dispatcher()
-        task = asyncio.create_task(dispatcher.run(), name="dispatcher")
-        try:
+        async with running(dispatcher.run()):
             yield dispatcher
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def paused(self, holds: Callable[[Request], bool]) -> AsyncIterator[Gate]:
+        """Run a dispatcher that is paused at its first request that `holds` chooses."""
+        gate = Gate(self.kube, holds)
+        async with self.dispatching(self.dispatcher(gate)):
+            await self.until(lambda: gate.waiting == 1)
+            yield gate
 
     async def until(self, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
-        """Wait in virtual time until `condition` holds."""
-        pause_seconds = 0.05 if seconds < 200 else 1.0
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(pause_seconds)
+        await until(condition, seconds=seconds, every=0.05 if seconds < 200 else 1.0)
+
+
+def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:
+    """Return what the index knows of a transfer, a New DataUpload where `others` do not say otherwise."""
+    fields: dict[str, object] = {"kind": "DataUpload", "namespace": "velero", "name": name, "uid": name}
+    fields |= {"phase": Phase.NEW, "queue": queue, "created": created, "stop": False, "managed": True}
+    return Entry(**(fields | {"node_label": "", "finalizer": False, "reason": ""} | others))  # type: ignore[arg-type] # a table
 
 
 def interrupted(
@@ -336,12 +328,7 @@ def cluster_node(name: str, *, ready: bool = True, since: str = "2026-11-21T11:0
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
     if not ready:
         condition |= {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name},
-        "status": {"conditions": [condition]},
-    }
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [condition]}}
 
 
 def open_scene(*nodes: str, limit: int | None = 2, bound: bool = False) -> Scene:
@@ -354,7 +341,6 @@ def open_scene(*nodes: str, limit: int | None = 2, bound: bool = False) -> Scene
 
 
 def is_accept(request: Request) -> bool:
-    """Return whether a request accepts a transfer."""
     return request.method == "PATCH" and b'"phase": "Accepted"' in (request.body or b"")
 
 

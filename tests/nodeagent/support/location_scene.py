@@ -64,7 +64,6 @@ class LocationScene(PodScene):
         return found
 
     async def delete_location(self) -> None:
-        """Delete the location, as a user does."""
         await self.client.delete(BACKUP_STORAGE_LOCATIONS, "velero", NAME)
 
     @property

@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from core.kube.client import KubeClient
-from core.kube.transport import Retry
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from tests.nodeagent.support.board import FakeBoard
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 
@@ -27,7 +25,7 @@ class OwnScene:
     @classmethod
     def build(cls, parsed: ParsedConfig) -> Self:
         kube = FakeKube()
-        return cls(kube, KubeClient(kube, Retry(LoopClock())), CurrentConfig(parsed))
+        return cls(kube, kube.client, CurrentConfig(parsed))
 
     @property
     def report(self) -> AgentReport:

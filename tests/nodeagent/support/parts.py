@@ -2,9 +2,7 @@
 
 import socket
 
-from core.kube.client import KubeClient
 from core.kube.resources import NODES, PODS
-from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.app import build_parts
 from nodeagent.config.parse import parse_config
@@ -26,4 +24,4 @@ def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
     settings = Settings(NODE, namespace=NAMESPACE)
     spec = AgentSpec(settings, NAMESPACE, parse_config(text), AgentTemplate("mover:1", host_pods="/host_pods"))
     metrics = Metrics(NODE)
-    return build_parts(KubeClient(kube, Retry(clock)), clock, spec, metrics, ClockSkew(clock, metrics))
+    return build_parts(kube.client, clock, spec, metrics, ClockSkew(clock, metrics))

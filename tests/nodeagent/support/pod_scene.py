@@ -1,14 +1,12 @@
 """A fake API server in which a controller of the leader runs one pod."""
 
-import asyncio
 from typing import ClassVar
 
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.transport import Retry
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import until
 
 
 class PodScene:
@@ -19,7 +17,7 @@ class PodScene:
 
     @property
     def client(self) -> KubeClient:
-        return KubeClient(self.kube, Retry(LoopClock()))
+        return self.kube.client
 
     @property
     def pod(self) -> JsonDict | None:
@@ -40,7 +38,5 @@ class PodScene:
         self.set_pod(phase=phase, containerStatuses=[{"name": self.container, "state": state}])
 
     async def until_pod(self, *, seconds: float = 30.0) -> JsonDict:
-        async with asyncio.timeout(seconds):
-            while self.pod is None:
-                await asyncio.sleep(0.05)
+        await until(lambda: self.pod is not None, seconds=seconds)
         return self.pod

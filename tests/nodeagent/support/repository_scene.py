@@ -1,6 +1,5 @@
 """A fake API server with one location, and a repository controller that works on it."""
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -10,9 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
-from core.kube.transport import Retry
 from core.kube.velero_server import VeleroServerCheck
 from core.models.storage import BlockHash
 from exposer.causes import CauseFinder
@@ -27,7 +24,7 @@ from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
-from tests.support.tasks import running
+from tests.support.tasks import running, until
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "backuprepository.json"
 SERVER = {
@@ -63,14 +60,17 @@ class Scene(PodScene):
         return [event["reason"] for event in self.kube.objects(EVENTS)]
 
     async def until_phase(self, phase: str, *, seconds: float = 30.0) -> None:
-        async with asyncio.timeout(seconds):
-            while self.phase != phase:
-                await asyncio.sleep(0.05)
+        await until(lambda: self.phase == phase, seconds=seconds)
 
     async def fail_once(self, message: str = "the bucket does not exist") -> None:
         await self.until_pod()
         self.end_pod(12, message)
         await self.until_phase("NotReady")
+
+    async def succeed(self, message: str = GOOD) -> None:
+        await self.until_pod()
+        self.end_pod(0, message)
+        await self.until_phase("Ready", seconds=2)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Scene"]:
@@ -85,7 +85,7 @@ def build_controller(
         return BlockHash.HMAC_SHA256_128
 
     clock = LoopClock(skew)
-    client = KubeClient(kube, Retry(clock))
+    client = kube.client
     cluster = build_cluster(client, clock)
     settings = ExposeSettings(AgentTemplate(image="mover:1"))
     return RepositoryController(

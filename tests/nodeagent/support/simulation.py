@@ -81,7 +81,6 @@ class Mover:
             _events_directory(self.host_pods, pod).mkdir(parents=True, exist_ok=True)
 
     def write(self, pod: JsonDict, event: JsonDict) -> None:
-        """Write an Event to its file."""
         if self.host_pods is not None and (directory := _events_directory(self.host_pods, pod)).is_dir():
             write_event(directory, event)
 
@@ -123,7 +122,6 @@ class Controllers(ABC):
             await asyncio.sleep(self.tick_seconds)
 
     def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Yield the rules in order."""
         yield from (self._snapshots, self._claims, self._volumes, self._pods)
         if self.grants:
             yield self._let_begin

@@ -1,6 +1,7 @@
 """Transfers and mover pods as JSON dicts, for the tests of the life cycle."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 from core.models.names import (
@@ -30,38 +31,23 @@ def _first_recorded(kind: str) -> JsonDict:
     return transfer
 
 
-def _build(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
-    transfer = _first_recorded(kind)
+def _build(
+    recording: str, default: str, name: str = "", /, *, node: str = "", status: JsonDict | None = None, **meta: object
+) -> JsonDict:
+    """Return a transfer, New and unowned unless `node` and `status` differ; a PodVolumeBackup's pod is on `NODE`."""
+    transfer, name = _first_recorded(recording), name or default
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
     metadata["creationTimestamp"] = "2026-11-21T11:58:00Z"
     labels = transfer["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
     transfer["metadata"] = metadata | {"labels": labels} | meta
-    transfer["status"] = status
+    transfer["status"] = status or {}
     return transfer
 
 
-def data_upload(name: str = "du-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
-    """Return a DataUpload, New and unowned unless `node` and `status` differ."""
-    return _build("dataupload", name, node=node, meta=dict(meta), status=status or {})
-
-
-def data_download(name: str = "dd-1", *, node: str = "", status: JsonDict | None = None, **meta: object) -> JsonDict:
-    """Return a DataDownload, New and unowned unless `node` and `status` differ."""
-    return _build("datadownload", name, node=node, meta=dict(meta), status=status or {})
-
-
-def pod_volume_backup(
-    name: str = "pvb-1", *, node: str = "", status: JsonDict | None = None, **meta: object
-) -> JsonDict:
-    """Return a PodVolumeBackup whose pod is on `NODE`, New and unowned unless `node` and `status` differ."""
-    return _build("podvolumebackup", name, node=node, meta=dict(meta), status=status or {})
-
-
-def pod_volume_restore(
-    name: str = "pvr-1", *, node: str = "", status: JsonDict | None = None, **meta: object
-) -> JsonDict:
-    """Return a PodVolumeRestore, New and unowned unless `node` and `status` differ."""
-    return _build("podvolumerestore", name, node=node, meta=dict(meta), status=status or {})
+data_upload = partial(_build, "dataupload", "du-1")
+data_download = partial(_build, "datadownload", "dd-1")
+pod_volume_backup = partial(_build, "podvolumebackup", "pvb-1")
+pod_volume_restore = partial(_build, "podvolumerestore", "pvr-1")
 
 
 def workload_pod(transfer: JsonDict, *, node: str = NODE, status: JsonDict | None = None, **meta: object) -> JsonDict:

@@ -58,7 +58,6 @@ def a_pod(
 
 
 def a_schedule(name: str, schedule: str = "@daily", *, paused: bool = False, **template: Any) -> JsonDict:
-    """Return a Schedule of Velero."""
     spec = {"schedule": schedule, "paused": paused, "template": template}
     return an_object("Schedule", name, "velero", "velero.io/v1", spec=spec)
 
