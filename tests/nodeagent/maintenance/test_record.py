@@ -7,13 +7,7 @@ from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.models.storage import BackupRepository
-from nodeagent.maintenance.record import (
-    FailureCause,
-    MaintenanceRecord,
-    RunningJob,
-    after_failure,
-    after_success,
-)
+from nodeagent.maintenance.record import FailureCause, MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.rules import record_of
 from tests.nodeagent.support.maintenance_scene import repository_object
 
@@ -151,8 +145,6 @@ def test_a_success_ends_what_a_failure_has_caused(result: MaintenanceResult) -> 
 
 
 @pytest.mark.parametrize(("cause", "limit_bytes"), [(FailureCause.OTHER, 1024), (FailureCause.OUT_OF_MEMORY, None)])
-def test_another_failure_after_one_without_memory_keeps_the_memory(
-    cause: FailureCause, limit_bytes: int | None
-) -> None:
+def test_another_failure_after_one_of_memory_keeps_the_memory(cause: FailureCause, limit_bytes: int | None) -> None:
     record = fail(fail(MaintenanceRecord(), FailureCause.OUT_OF_MEMORY, 512), cause, limit_bytes)
     assert record.memory_bytes == 1024

@@ -9,20 +9,10 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from core.contract import MaintenanceMode
-from core.models.storage import (
-    BackupStorageLocation,
-    MaintenanceEntry,
-    MaintenanceOutcome,
-)
+from core.models.storage import BackupStorageLocation, MaintenanceEntry, MaintenanceOutcome
 from nodeagent.config.windows import Window, parse_time_zone
 from nodeagent.maintenance.record import MaintenanceRecord
-from nodeagent.maintenance.rules import (
-    Decision,
-    Hold,
-    MaintenanceView,
-    decide_maintenance,
-    find_location_hold,
-)
+from nodeagent.maintenance.rules import Decision, Hold, MaintenanceView, decide_maintenance, find_location_hold
 from nodeagent.runtime.settings import MaintenanceSwitch
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)

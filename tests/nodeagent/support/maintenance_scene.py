@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Self
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -27,7 +28,7 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
 from tests.support.objects import JsonDict
-from tests.support.tasks import running
+from tests.support.tasks import running, until
 
 MINUTE = 60.0
 _NAME = "app-default-kopia"
@@ -59,7 +60,6 @@ def velero_job(**status: object) -> JsonDict:
 
 
 def words_of(job: JsonDict) -> list[str]:
-    """Return the words of the command line of a Job."""
     words: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
     return words
 
@@ -113,6 +113,7 @@ class MaintenanceScene(MaintenanceSetting):
 
     kube: FakeKube = field(default_factory=FakeKube)
     clock: Clock = field(default_factory=LoopClock)
+    controller: MaintenanceController = field(init=False)
 
     def __post_init__(self) -> None:
         self.kube.put(repository_object())
@@ -142,14 +143,17 @@ class MaintenanceScene(MaintenanceSetting):
         return build_controller(self, KubeClient(transport or self.kube, Retry(self.clock)), self.clock)
 
     @asynccontextmanager
-    async def running(self, transport: Transport | None = None) -> AsyncIterator[MaintenanceController]:
-        controller = self.build(transport)
-        async with running(controller.run()):
-            yield controller
+    async def running(self, transport: Transport | None = None) -> AsyncIterator[Self]:
+        self.controller = self.build(transport)
+        async with running(self.controller.run()):
+            yield self
+
+    def report(self) -> JsonDict:
+        return self.controller.report()
 
     @property
     def client(self) -> KubeClient:
-        return KubeClient(self.kube, Retry(self.clock))
+        return self.kube.client
 
     async def remove_server(self) -> None:
         await self.client.delete(DEPLOYMENTS, "velero", "velero")
@@ -171,7 +175,6 @@ class MaintenanceScene(MaintenanceSetting):
         return dict(json.loads(annotations.get("nodeagent.io/maintenance", "{}")))
 
     def events(self) -> list[tuple[str, str]]:
-        """Return reason and message of each Event."""
         return [(event["reason"], event["message"]) for event in self.kube.objects(EVENTS)]
 
     def reasons(self) -> list[str]:
@@ -180,10 +183,7 @@ class MaintenanceScene(MaintenanceSetting):
     async def until_job(self, *, seconds: float, but: int = 0) -> JsonDict:
         """Return the newest Job once there are more than `but`."""
         # Each look costs as much as the agent's own work of an hour.
-        pause = max(1.0, seconds / 720)
-        async with asyncio.timeout(seconds):
-            while len(self.kube.stored(JOBS)) <= but:
-                await asyncio.sleep(pause)
+        await until(lambda: len(self.kube.stored(JOBS)) > but, seconds=seconds, every=max(1.0, seconds / 720))
         return self.jobs[-1]
 
     def start_pod(self, job: JsonDict, phase: str = "Running") -> None:
@@ -203,9 +203,7 @@ class MaintenanceScene(MaintenanceSetting):
         return "velero.io/repo-name" in self.current(job)["metadata"]["labels"]
 
     async def until_labeled(self, job: JsonDict) -> None:
-        async with asyncio.timeout(10):
-            while not self.labeled(job):
-                await asyncio.sleep(0.05)
+        await until(lambda: self.labeled(job))
 
     async def start_job(self, *, seconds: float = 2 * 3600, but: int = 0) -> JsonDict:
         """Let the next Job start until it is labeled; return it."""
@@ -225,7 +223,6 @@ class MaintenanceScene(MaintenanceSetting):
         self.end_pod(job, pod, exit_code, message, reason=reason)
 
     def end_pod(self, job: JsonDict, pod: JsonDict, exit_code: int, message: str, *, reason: str = "") -> None:
-        """End the container of this pod, and the Job."""
         terminated: JsonDict = {"exitCode": exit_code, "message": message} | ({"reason": reason} if reason else {})
         name = pod["spec"]["containers"][0]["name"]
         state = [{"name": name, "state": {"terminated": terminated}}]

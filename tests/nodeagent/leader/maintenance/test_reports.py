@@ -56,7 +56,7 @@ async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(job
     stored = repository_object(lastMaintenanceTime="2026-11-17T10:00:00Z")
     stored["metadata"]["annotations"] = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 600})}
     scene.kube.put(stored)
-    async with scene.running() as controller:
+    async with scene.running():
         job = await scene.start_job(seconds=MINUTE)
         if job_is == "deleted":
             await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
@@ -64,13 +64,13 @@ async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(job
             scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
         due = scene.clock.now() + timedelta(hours=1)
         await asyncio.sleep(85 * MINUTE)
-        decision = controller.report()["app-default-kopia"]
+        decision = scene.report()["app-default-kopia"]
         assert (decision["hold"], decision["overdue"]) == ("job-unfinished", False)
         assert timedelta() <= due - parse_time(decision["due"]) < timedelta(minutes=1)
         assert scene.reasons() == []
         assert _values(scene, "nodeagent_maintenance_overdue") == {_SERIES: 0.0}
         await asyncio.sleep(10 * MINUTE)
-        assert controller.report()["app-default-kopia"]["overdue"]
+        assert scene.report()["app-default-kopia"]["overdue"]
         assert _values(scene, "nodeagent_maintenance_overdue") == {_SERIES: 1.0}
         ((reason, message),) = scene.events()
         ending = f"job-unfinished: Job velero/{job['metadata']['name']} or its pod has not ended"
@@ -91,16 +91,14 @@ async def test_a_full_maintenance_that_failed_is_incomplete_until_one_succeeds(m
 
 
 async def test_what_could_not_be_measured_is_not_shown_as_zero() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         await scene.run_once('{"mode":"quick","seconds":3.0}')
         assert scene.events() == [("Maintained", "quick maintenance took 3 s")]
         assert _values(scene, "nodeagent_repository_index_blobs") == {}
 
 
 async def test_a_new_leader_shows_what_is_stored_and_none_beside_a_server() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         await scene.run_once(result("full", nextFull="2026-12-01T00:00:00Z"))
     scene.metrics = Metrics("node-a")
     async with scene.running():
@@ -119,14 +117,13 @@ def _completed(scene: MaintenanceScene) -> float:
 
 @pytest.mark.parametrize("corrected", [False, True])
 async def test_a_wrong_password_that_was_corrected_while_the_job_ran_holds_nothing(*, corrected: bool) -> None:
-    scene = MaintenanceScene()
-    async with scene.running() as controller:
+    async with MaintenanceScene().running() as scene:
         job = await scene.start_job()
         if corrected:
             scene.inputs = "corrected"
         scene.end(job, 1, f"{_ERROR}wrong password: it does not open the repository")
         await asyncio.sleep(2 * MINUTE)
-        assert controller.report()["app-default-kopia"]["hold"] == ("back-off" if corrected else "blocked")
+        assert scene.report()["app-default-kopia"]["hold"] == ("back-off" if corrected else "blocked")
 
 
 _UNREFERENCED: JsonDict = {"unreferenced": {"count": 2, "bytes": 700}, "bucketRead": True}
@@ -134,8 +131,7 @@ _REPORT = "--report-snapshots"
 
 
 async def test_snapshots_are_reported_once_a_week_and_shown_by_each_leader() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         first = await scene.run_once(result("full", nextFull="2026-11-21T14:00:00Z", report=_UNREFERENCED))
         assert _REPORT in words_of(first)
         text = "2 snapshots with 700 bytes of files belong to no backup: the log of Job {} lists them"
@@ -160,8 +156,7 @@ async def test_snapshots_are_reported_once_a_week_and_shown_by_each_leader() -> 
     ids=["unread", "failed", "an older data mover"],
 )
 async def test_a_report_without_a_number_fails_nothing_and_shows_none(fields: JsonDict, *, again: bool) -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.run_once(result("full", nextFull="2026-11-21T16:00:00Z", **fields))
         assert [entry["result"] for entry in scene.history] == ["Succeeded"]
         assert _values(scene, "nodeagent_repository_orphan_snapshots") == {}

@@ -89,9 +89,7 @@ async def test_the_end_of_a_test_is_stored_by_the_next_leader(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("kind", ["unknown", "failed", "no pod"])
-async def test_a_test_that_found_nothing_out_is_repeated_and_then_the_next_volume_has_its_turn(
-    scene: Scene, kind: str
-) -> None:
+async def test_a_test_without_a_finding_is_repeated_and_then_the_next_has_its_turn(scene: Scene, kind: str) -> None:
     tested = []
     async with scene.running():
         for _ in range(4):

@@ -28,11 +28,10 @@ _ERROR = "Repo maintenance error: "
 
 
 async def test_a_due_repository_gets_one_job_and_the_status_that_velero_writes() -> None:
-    scene = MaintenanceScene()
-    async with scene.running() as controller:
+    async with MaintenanceScene().running() as scene:
         await asyncio.sleep(59 * MINUTE)
         assert scene.jobs == []
-        assert controller.report()["app-default-kopia"]["hold"] == "server-seen"
+        assert scene.report()["app-default-kopia"]["hold"] == "server-seen"
         job = await scene.until_job(seconds=3 * MINUTE)
         assert "velero.io/repo-name" not in job["metadata"]["labels"]
         await asyncio.sleep(5 * MINUTE)
@@ -85,8 +84,7 @@ async def test_a_server_keeps_every_job_away_for_an_hour_after_it_is_gone() -> N
 
 @pytest.mark.parametrize("step", ["created", "running", "labeled"])
 async def test_a_server_that_appears_meets_no_job_that_never_ends(step: str) -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.until_job(seconds=2 * _HOUR)
         if step == "labeled":
             scene.start_pod(job)
@@ -104,8 +102,7 @@ async def test_a_server_that_appears_meets_no_job_that_never_ends(step: str) -> 
 
 
 async def test_a_failure_is_tried_again_with_a_growing_delay_and_moves_no_time() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         first = await scene.run_once(f"log\n{_ERROR}blob not found: p1", exit_code=1)
         assert scene.history == [
             {
@@ -129,8 +126,7 @@ async def test_a_failure_is_tried_again_with_a_growing_delay_and_moves_no_time()
 
 @pytest.mark.parametrize("step", ["created", "running", "labeled"])
 async def test_a_job_that_was_deleted_by_hand_is_a_failure(step: str) -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.until_job(seconds=2 * _HOUR)
         await asyncio.sleep(1)
         if step != "created":
@@ -178,17 +174,16 @@ async def test_a_pod_that_is_rejected_gets_no_job_and_holds_up_no_other_reposito
     scene = MaintenanceScene(settings=MaintenanceSettings(max_concurrent_jobs=2))
     scene.kube.put(repository_object("other-default-kopia"))
     scene.kube.fail_next("POST", "pods", 403, message="exceeded quota: all")
-    async with scene.running() as controller:
+    async with scene.running():
         await scene.until_job(seconds=2 * _HOUR)
         assert len(scene.jobs) == 1
         assert scene.reasons() == ["MaintenanceRejected"]
-        rejected = [name for name, shown in controller.report().items() if shown["hold"] == "rejected"]
+        rejected = [name for name, shown in scene.report().items() if shown["hold"] == "rejected"]
         assert len(rejected) == 1
 
 
 async def test_a_pod_that_never_starts_is_a_failure_with_its_cause() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.until_job(seconds=2 * _HOUR)
         scene.start_pod(job, "Pending")
         pod = scene.kube.objects(PODS)[0]
@@ -241,8 +236,7 @@ async def test_an_unfinished_job_of_a_server_without_a_pod_is_removed_after_an_h
 
 
 async def test_as_many_finished_jobs_are_kept_as_configured() -> None:
-    scene = MaintenanceScene(settings=MaintenanceSettings(keep_jobs=2))
-    async with scene.running():
+    async with MaintenanceScene(settings=MaintenanceSettings(keep_jobs=2)).running() as scene:
         for _ in range(3):
             scene.backups.append(f"uid-{len(scene.history)}")
             await scene.run_once(result())
@@ -255,13 +249,13 @@ async def test_maintenance_by_another_cluster_holds_ours_for_three_intervals() -
     scene = MaintenanceScene()
     held = {"reason": "another cluster maintains it", "foreignAt": "2026-11-21T12:30:00Z"}
     text = result("none", held=True, fullIntervalSeconds=86400, **held)
-    async with scene.running() as controller:
+    async with scene.running():
         await scene.run_once(text)
         assert scene.history == []
         assert scene.jobs == []
         assert scene.reasons() == ["MaintenanceHeld"]
         await asyncio.sleep(2 * MINUTE)
-        assert controller.report()["app-default-kopia"]["hold"] == "foreign"
+        assert scene.report()["app-default-kopia"]["hold"] == "foreign"
         await asyncio.sleep(70 * _HOUR)
         assert scene.jobs == []
         await scene.until_job(seconds=4 * _HOUR)
@@ -286,7 +280,7 @@ async def test_an_idle_repository_gets_no_pod_for_days_and_a_backup_wakes_it() -
     def due(**changes: object) -> dict[str, object]:
         return {"nextQuick": later.isoformat(), "nextFull": later.isoformat(), "fullIntervalSeconds": 86400} | changes
 
-    async with scene.running() as controller:
+    async with scene.running():
         for _ in range(4):
             await scene.run_once(result("full", **due(nextFull=LoopClock().now().isoformat())))
         assert scene.record["fullsSinceChange"] == 4
@@ -294,7 +288,7 @@ async def test_an_idle_repository_gets_no_pod_for_days_and_a_backup_wakes_it() -
         # It was due after a day; the rules have the week.
         await asyncio.sleep(36 * _HOUR)
         assert len(scene.history) == before
-        assert controller.report()["app-default-kopia"]["hold"] == "idle"
+        assert scene.report()["app-default-kopia"]["hold"] == "idle"
         scene.backups.append("uid-1")
         await scene.run_once(result("quick"), seconds=_HOUR)
 
@@ -321,8 +315,7 @@ _FAILURES: list[tuple[JsonDict, str]] = [
 
 @pytest.mark.parametrize(("status", "text"), _FAILURES, ids=["evicted", "deadline"])
 async def test_the_end_of_a_pod_by_its_node_is_named(status: JsonDict, text: str) -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.start_job()
         scene.kube.put(scene.kube.objects(PODS)[0] | {"status": {"phase": "Failed"} | status})
         scene.kube.put(scene.current(job) | {"status": {"failed": 1}})
@@ -331,8 +324,7 @@ async def test_the_end_of_a_pod_by_its_node_is_named(status: JsonDict, text: str
 
 
 async def test_a_result_counts_although_the_pod_was_ended_meanwhile() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.start_job()
         pod, times = scene.kube.objects(PODS)[0], {"lastTransitionTime": "2026-11-21T12:09:00Z"}
         terminated = {"exitCode": 0, "reason": "Completed", "message": result("full")}

@@ -103,9 +103,7 @@ async def test_damage_to_which_no_backup_refers_is_no_success(scene: Verificatio
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
-async def test_a_job_that_failed_has_no_backup_pass_that_it_did_not_look_at(
-    scene: VerificationScene, exit_code: int
-) -> None:
+async def test_a_failed_job_has_no_backup_pass_that_it_did_not_see(scene: VerificationScene, exit_code: int) -> None:
     """It may know of damage, and not in which snapshots."""
     async with scene.running():
         job = await scene.until_job(seconds=2 * MINUTE)

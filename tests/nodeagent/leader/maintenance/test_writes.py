@@ -27,6 +27,7 @@ from tests.nodeagent.support.maintenance_scene import (
 )
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.fakekube import FakeKube
+from tests.support.tasks import running, until
 
 pytestmark = pytest.mark.looptime
 
@@ -47,7 +48,6 @@ class _AtWrite:
     reached: bool = False
 
     async def request(self, request: Request) -> Response:
-        """Send the request."""
         if request.method not in _WRITES or request.path.endswith("/events"):
             return await self.kube.request(request)
         self.writes += 1
@@ -64,7 +64,6 @@ class _AtWrite:
         """Do nothing: the server is shared."""
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a watch."""
         return self.kube.stream(request)
 
 
@@ -84,18 +83,8 @@ async def _kubelet(scene: MaintenanceScene) -> AsyncIterator[None]:
                     if any(one["metadata"]["uid"] == job["metadata"]["uid"] for one in scene.jobs):
                         scene.end(job, 0, result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
 
-    task = asyncio.create_task(work(), name="kubelet")
-    try:
+    async with running(work()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _until(condition: Callable[[], bool], *, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(1)
 
 
 def _has_history(scene: MaintenanceScene) -> bool:
@@ -113,10 +102,10 @@ async def test_a_leader_that_is_stopped_at_any_write_leaves_one_run_and_its_resu
         transport = _AtWrite(scene.kube, number, lambda: None, after=after, hangs=True)
         async with _kubelet(scene):
             async with scene.running(transport):
-                await _until(partial(_is_reached, transport, scene), seconds=2 * 60 * MINUTE)
+                await until(partial(_is_reached, transport, scene), seconds=2 * 60 * MINUTE, every=1)
                 await asyncio.sleep(30)
             async with scene.running():
-                await _until(partial(_has_history, scene), seconds=2 * 60 * MINUTE)
+                await until(partial(_has_history, scene), seconds=2 * 60 * MINUTE, every=1)
                 await asyncio.sleep(5 * MINUTE)
         assert [entry["result"] for entry in scene.history] == ["Succeeded"], number
         assert len(scene.jobs) == 1
@@ -134,7 +123,7 @@ async def test_a_server_that_appears_at_any_write_never_waits_for_ever(after: bo
         seen: list[JsonDict] = []
         transport = _AtWrite(scene.kube, number, partial(scene.kube.put, SERVER), after=after, hangs=False)
         async with _kubelet(scene), scene.running(transport):
-            await _until(partial(_is_reached, transport, scene), seconds=2 * 60 * MINUTE)
+            await until(partial(_is_reached, transport, scene), seconds=2 * 60 * MINUTE, every=1)
             for _ in range(300):
                 seen += [job for job in scene.jobs if scene.labeled(job)]
                 await asyncio.sleep(1)
@@ -166,7 +155,7 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
     if hold == "idle":
         for one in scene.kube.objects(BACKUP_REPOSITORIES):
             scene.kube.put(one | {"spec": one["spec"] | {"maintenanceFrequency": "100h"}})
-    async with scene.running() as controller:
+    async with scene.running():
         await asyncio.sleep(90 * MINUTE)
         if hold == "concurrency":
             scene.start_pod(scene.jobs[0])
@@ -174,15 +163,14 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
         before = len(scene.kube.requests)
         await asyncio.sleep(60 * MINUTE)
         per_minute = (len(scene.kube.requests) - before) / 60
-        found = {shown["hold"] for shown in controller.report().values()}
+        found = {shown["hold"] for shown in scene.report().values()}
     if hold != "idle":
         assert hold in found
     assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
 
 
 async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.start_job()
         scene.kube.put(SERVER)
         await asyncio.sleep(MINUTE)
@@ -201,8 +189,7 @@ async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing
 
 
 async def test_a_job_whose_pod_found_nothing_to_do_is_not_followed_by_another_at_once() -> None:
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         await scene.run_once("Repo maintenance error: evicted", exit_code=1)
         await scene.run_once(result("none", reason="nothing is due"), seconds=10 * MINUTE)
         assert [job for job in scene.jobs if not job.get("status")] == []
@@ -212,8 +199,7 @@ async def test_a_job_whose_pod_found_nothing_to_do_is_not_followed_by_another_at
 
 async def test_no_job_is_labeled_beside_another_that_runs() -> None:
     """A Velero server started it before it was removed again."""
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         job = await scene.until_job(seconds=2 * 60 * MINUTE)
     scene.kube.put(velero_job())
     scene.start_pod(job)
@@ -224,8 +210,7 @@ async def test_no_job_is_labeled_beside_another_that_runs() -> None:
 
 async def test_of_two_jobs_on_both_sides_of_a_slots_edge_one_runs_and_one_finds_nothing_to_do() -> None:
     """Two leaders created them; their clocks differ."""
-    scene = MaintenanceScene()
-    async with scene.running():
+    async with MaintenanceScene().running() as scene:
         first = await scene.until_job(seconds=2 * 60 * MINUTE)
     slot = int(first["metadata"]["name"].rpartition("-")[2]) + 3_600_000
     name = f"app-default-kopia-maintain-job-{slot}"
