@@ -9,21 +9,14 @@ import pytest
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.runtime.settings import RepositoryControllerMode
-from tests.nodeagent.support.repository_scene import (
-    GOOD,
-    RECORDED,
-    SERVER,
-    build_controller,
-    open_scene,
-    put_secret,
-)
+from tests.nodeagent.support.repository_scene import GOOD, RECORDED, SERVER, build_controller, open_scene, put_secret
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
 
 
 async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         pod = await scene.until_pod()
         assert pod["metadata"]["name"] == "app-default-kopia-init"
         assert pod["metadata"]["ownerReferences"][0]["uid"] == scene.repository["metadata"]["uid"]
@@ -32,8 +25,7 @@ async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes
         scene.set_pod(phase="Running")
         await asyncio.sleep(30)
         assert scene.phase == ""
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await scene.succeed()
         await asyncio.sleep(1)
     assert scene.pod is None
     assert scene.repository["spec"] == json.loads(RECORDED.read_text())[-1]["object"]["spec"]
@@ -42,8 +34,7 @@ async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes
 
 
 async def test_the_password_secret_is_created_if_absent_and_never_overwritten() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.until_pod()
     created = [
         secret for secret in scene.kube.objects(SECRETS) if secret["metadata"]["name"] == "velero-repo-credentials"
@@ -67,8 +58,7 @@ async def test_the_password_secret_is_created_if_absent_and_never_overwritten() 
     ],
 )
 async def test_a_failure_is_reported_with_the_init_pods_message(exit_code: int, pod_message: str, message: str) -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.until_pod()
         scene.end_pod(exit_code, pod_message)
         await scene.until_phase("NotReady", seconds=2)
@@ -87,8 +77,7 @@ _KEYS = "the secret access key is not accepted"
 
 
 async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.fail_once(_KEYS)
         assert scene.message == _KEYS
         await asyncio.sleep(310)
@@ -108,15 +97,12 @@ async def test_a_pod_that_does_not_start_does_not_hide_the_cause_that_is_known()
         await scene.fail_once("the bucket does not exist")
         assert scene.message == "the bucket does not exist"
         await asyncio.sleep(310)
-        await scene.until_pod()
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await scene.succeed()
         assert scene.message == ""
 
 
 async def test_a_pod_that_starts_slowly_fails_no_transfer_for_minutes() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         pod = await scene.until_pod()
         scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}})
         creating = {"name": "init", "state": {"waiting": {"reason": "ContainerCreating"}}}
@@ -144,8 +130,7 @@ async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
         else:
             put_secret(scene.kube, secrets[fixed], cloud="right")
         await scene.until_pod(seconds=6)
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await scene.succeed()
         assert scene.message == ""
 
 
@@ -166,9 +151,7 @@ async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_secon
                 "message": "no such secret",
             }
         )
-        async with asyncio.timeout(30):
-            while not scene.message:
-                await asyncio.sleep(0.05)
+        await until(lambda: scene.message != "", seconds=30)
         name = f"velero/{pod['metadata']['name']}"
         assert scene.message == f"Pod {name} cannot start on node node-a yet: FailedMount: no such secret"
         assert asyncio.get_running_loop().time() - began <= 10.5
@@ -177,8 +160,7 @@ async def test_a_blocked_init_pod_is_reported_on_the_repository_within_ten_secon
 
 
 async def test_an_unschedulable_pod_tolerates_cordoned_nodes_after_a_while_and_fails_after_ninety_seconds() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.until_pod()
         scene.block_pod()
         await asyncio.sleep(5)
@@ -213,15 +195,12 @@ async def test_a_missing_account_is_waited_for() -> None:
         await asyncio.sleep(5)
         assert (scene.phase, scene.pod) == ("", None)
         assert missing in scene.message
-        await scene.until_pod()
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await scene.succeed()
     assert scene.message == ""
 
 
 async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         pod = await scene.until_pod()
         meta = pod["metadata"] | {"finalizers": ["x/y"], "deletionTimestamp": "2026-11-21T12:00:00Z"}
         scene.kube.put(pod | {"metadata": meta})
@@ -229,9 +208,7 @@ async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None
         assert scene.phase == ""
         assert [pod["metadata"]["uid"] for pod in scene.kube.objects(PODS)] == [pod["metadata"]["uid"]]
         await scene.client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})
-        async with asyncio.timeout(12):
-            while scene.pod is None or scene.pod["metadata"]["uid"] == pod["metadata"]["uid"]:
-                await asyncio.sleep(0.1)
+        await until(lambda: (scene.pod or pod)["metadata"]["uid"] != pod["metadata"]["uid"], seconds=12)
 
 
 @pytest.mark.parametrize("what", ["lost-applied", "lost", 500])
@@ -242,13 +219,11 @@ async def test_a_create_whose_response_is_lost_creates_no_second_pod(what: str) 
         await scene.until_pod()
         scene.set_pod(phase="Running")
         await asyncio.sleep(20)
-        scene.end_pod(0, GOOD)
-        await scene.until_phase("Ready", seconds=2)
+        await scene.succeed()
 
 
 async def test_a_restarted_controller_continues_with_the_pod_it_finds() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.until_pod()
     scene.end_pod(0, GOOD)
     scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
@@ -260,8 +235,7 @@ async def test_a_restarted_controller_continues_with_the_pod_it_finds() -> None:
 
 
 async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.until_pod()
         scene.kube.fail_next("DELETE", "pods", 403)
         scene.end_pod(12, "wrong key")
@@ -269,9 +243,7 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
     version = scene.repository["metadata"]["resourceVersion"]
     scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO)
     async with scene.running():
-        async with asyncio.timeout(5):
-            while scene.pod is not None:
-                await asyncio.sleep(0.1)
+        await until(lambda: scene.pod is None, seconds=5)
         assert scene.repository["metadata"]["resourceVersion"] == version
 
 
@@ -295,9 +267,7 @@ async def test_a_foreign_pod_of_that_name_is_reported_after_a_while_and_left_alo
         (RepositoryControllerMode.OFF, True, False),
     ],
 )
-async def test_the_mode_and_the_server_decide_who_is_in_charge(
-    mode: RepositoryControllerMode, server: bool, ours: bool
-) -> None:
+async def test_mode_and_server_decide_who_acts(mode: RepositoryControllerMode, server: bool, ours: bool) -> None:
     scene = open_scene(mode)
     if server:
         scene.kube.put(SERVER)
@@ -309,8 +279,7 @@ async def test_the_mode_and_the_server_decide_who_is_in_charge(
 
 
 async def test_a_server_that_is_installed_later_is_observed_before_anything_is_created() -> None:
-    scene = open_scene()
-    async with scene.running():
+    async with open_scene().running() as scene:
         await scene.fail_once()
         await asyncio.sleep(1)
         scene.kube.put(SERVER)

@@ -42,8 +42,7 @@ async def test_an_available_location_gets_the_status_that_velero_writes() -> Non
 
 async def test_an_unavailable_location_gets_a_short_message_without_secrets() -> None:
     url = "GET https://account.blob.test/c?sig=0123456789abcdef&se=1: 403"
-    scene = LocationScene(Verdict(f"the credentials have no access\n\n{url}\n" + "x" * 1000))
-    async with scene.running():
+    async with LocationScene(Verdict(f"the credentials have no access\n\n{url}\n" + "x" * 1000)).running() as scene:
         await asyncio.sleep(1)
     message = scene.status["message"]
     assert scene.status["phase"] == "Unavailable"
@@ -54,8 +53,7 @@ async def test_an_unavailable_location_gets_a_short_message_without_secrets() ->
 
 
 async def test_it_is_validated_every_minute_and_written_once_each_time() -> None:
-    scene = LocationScene()
-    async with scene.running():
+    async with LocationScene().running() as scene:
         await asyncio.sleep(30)
         scene.verdict = Verdict("the bucket does not exist")
         await asyncio.sleep(29)
@@ -92,8 +90,7 @@ async def test_a_frequency_of_zero_allows_the_first_validation_only() -> None:
 
 
 async def test_a_new_spec_is_validated_at_once_and_a_new_status_is_not() -> None:
-    scene = LocationScene()
-    async with scene.running():
+    async with LocationScene().running() as scene:
         await asyncio.sleep(10)
         scene.put_location(status=scene.status | {"lastSyncedTime": "2026-11-20T10:00:00Z"})
         await asyncio.sleep(10)
@@ -104,8 +101,7 @@ async def test_a_new_spec_is_validated_at_once_and_a_new_status_is_not() -> None
 
 
 async def test_an_edit_during_a_validation_makes_its_result_invalid() -> None:
-    scene = LocationScene(Verdict("the bucket does not exist"), seconds=10)
-    async with scene.running():
+    async with LocationScene(Verdict("the bucket does not exist"), seconds=10).running() as scene:
         await asyncio.sleep(5)
         scene.put_location(objectStorage={"bucket": "other"})
         scene.verdict = Verdict()
@@ -127,8 +123,7 @@ async def test_with_a_server_or_switched_off_nothing_is_validated_or_written(mod
 
 
 async def test_a_server_that_is_installed_during_a_validation_is_left_alone() -> None:
-    scene = LocationScene(seconds=10)
-    async with scene.running():
+    async with LocationScene(seconds=10).running() as scene:
         await asyncio.sleep(75)
         assert (scene.metric, _writes(scene)) == (1.0, 1)
         scene.kube.put(SERVER)
@@ -138,8 +133,7 @@ async def test_a_server_that_is_installed_during_a_validation_is_left_alone() ->
 
 
 async def test_a_location_whose_access_depends_on_the_pod_is_validated_by_one_every_ten_minutes() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         for round_ in range(3):
             pod = await scene.until_pod(seconds=8)
             assert pod["metadata"]["name"] == f"{NAME}-validation"
@@ -174,8 +168,7 @@ async def test_a_directory_is_validated_by_a_pod_that_can_only_read_it() -> None
 
 
 async def test_a_pod_that_cannot_start_makes_the_location_unavailable_after_ninety_seconds() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         await scene.until_pod()
         scene.block_pod()
         await asyncio.sleep(20)
@@ -187,20 +180,8 @@ async def test_a_pod_that_cannot_start_makes_the_location_unavailable_after_nine
         assert scene.pod is None
 
 
-async def test_a_foreign_pod_of_that_name_makes_the_location_unavailable_and_is_left_alone() -> None:
-    scene = LocationScene(verdict=None)
-    meta = {"name": f"{NAME}-validation", "namespace": "velero"}
-    scene.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
-    async with scene.running():
-        await asyncio.sleep(100)
-    blocked = "Pod velero/default-validation belongs to another object and blocks one of this name"
-    assert scene.status["message"] == f"{_PREFIX}{blocked}; delete it if it is unused"
-    assert scene.pod is not None
-
-
 async def test_a_pod_that_does_not_end_makes_the_location_unavailable() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         await scene.until_pod()
         scene.set_pod(phase="Running")
         await asyncio.sleep(170)
@@ -210,8 +191,7 @@ async def test_a_pod_that_does_not_end_makes_the_location_unavailable() -> None:
 
 
 async def test_a_pod_that_only_starts_makes_the_location_unavailable_for_that_reason() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         pod = await scene.until_pod()
         scene.kube.put(pod | {"spec": pod["spec"] | {"nodeName": "node-a"}})
         scene.set_pod(phase="Pending")
@@ -231,8 +211,7 @@ async def test_a_rejected_pod_is_reported_and_not_repeated_before_ten_minutes() 
 
 
 async def test_a_new_leader_continues_with_the_pod_it_finds() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         first = await scene.until_pod()
     async with scene.running():
         await asyncio.sleep(20)
@@ -243,8 +222,7 @@ async def test_a_new_leader_continues_with_the_pod_it_finds() -> None:
 
 
 async def test_a_pod_is_deleted_when_a_server_is_installed() -> None:
-    scene = LocationScene(verdict=None)
-    async with scene.running():
+    async with LocationScene(verdict=None).running() as scene:
         await scene.until_pod()
         scene.kube.put(SERVER)
         await asyncio.sleep(70)
@@ -253,8 +231,7 @@ async def test_a_pod_is_deleted_when_a_server_is_installed() -> None:
 
 
 async def test_a_deleted_location_has_no_metric_and_a_new_one_of_its_name_is_validated() -> None:
-    scene = LocationScene()
-    async with scene.running():
+    async with LocationScene().running() as scene:
         await asyncio.sleep(1)
         before = scene.location
         await scene.delete_location()

@@ -9,6 +9,7 @@ import pytest
 
 from core.clock import SystemClock
 from nodeagent.leader.repositories.locations import ValidationProcess, Verdict
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.processes
 
@@ -52,9 +53,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param(10, "cannot start kopia", None, id="no kopia"),
     ],
 )
-async def test_only_an_error_of_the_storage_makes_a_location_unavailable(
-    program: Path, code: int, message: str, verdict: Verdict | None
-) -> None:
+async def test_only_errors_of_storage_count(program: Path, code: int, message: str, verdict: Verdict | None) -> None:
     program.write_text(_REPORTING.format(code=code, message=message))
     assert await ValidationProcess(SystemClock(), _IN_A_POD).validate("default") == verdict
 
@@ -69,9 +68,7 @@ async def test_outside_of_a_pod_no_process_is_started(program: Path) -> None:
 async def test_the_process_is_ended_when_the_leader_is(program: Path) -> None:
     program.write_text(_WAITING)
     task = asyncio.create_task(ValidationProcess(SystemClock(), _IN_A_POD).validate("default"))
-    async with asyncio.timeout(60):
-        while not program.parent.with_name("started").exists():
-            await asyncio.sleep(0.01)
+    await until(program.parent.with_name("started").exists, seconds=60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

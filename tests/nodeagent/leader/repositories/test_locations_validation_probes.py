@@ -10,6 +10,7 @@ from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.location_scene import NAME, LocationScene
 from tests.nodeagent.support.repository_scene import SERVER
 from tests.support.clock import LoopClock
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
 
@@ -38,17 +39,12 @@ def server_scene(mode: RepositoryControllerMode, verdict: Verdict | None = None)
 
 
 async def until_answer(scene: LocationScene, *, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not scene.probes.answers(NAME):
-            await asyncio.sleep(1)
+    await until(lambda: scene.probes.answers(NAME), seconds=seconds, every=1)
 
 
 @WITH_SERVER
-async def test_many_transfers_share_one_probe_every_half_minute_that_writes_nothing(
-    mode: RepositoryControllerMode,
-) -> None:
-    scene = server_scene(mode, SILENT)
-    async with scene.running():
+async def test_transfers_share_a_probe_each_half_minute_that_writes_nothing(mode: RepositoryControllerMode) -> None:
+    async with server_scene(mode, SILENT).running() as scene:
         await asyncio.sleep(10)
         assert not await ask(scene, seconds=100, transfers=50)
         assert len(scene.validated_at) == 4
@@ -76,8 +72,7 @@ async def test_without_a_server_a_probe_is_a_validation_like_others() -> None:
 
 
 async def test_the_answer_of_an_earlier_outage_does_not_count() -> None:
-    scene = LocationScene(mode=RepositoryControllerMode.OFF)
-    async with scene.running():
+    async with LocationScene(mode=RepositoryControllerMode.OFF).running() as scene:
         await until_answer(scene, seconds=10)
         await asyncio.sleep(60)
         scene.verdict = SILENT
@@ -87,8 +82,7 @@ async def test_the_answer_of_an_earlier_outage_does_not_count() -> None:
 
 @WITH_SERVER
 async def test_a_pod_probes_what_the_agent_cannot_and_is_deleted(mode: RepositoryControllerMode) -> None:
-    scene = server_scene(mode)
-    async with scene.running():
+    async with server_scene(mode).running() as scene:
         assert not scene.probes.answers(NAME)
         await scene.until_pod(seconds=8)
         scene.end_pod(12, "no answer within 60 s")
@@ -111,8 +105,7 @@ async def test_a_probe_that_cannot_be_carried_out_delays_no_transfer(caplog: pyt
 
 
 async def test_a_pod_that_never_starts_delays_no_transfer() -> None:
-    scene = server_scene(RepositoryControllerMode.AUTO)
-    async with scene.running():
+    async with server_scene(RepositoryControllerMode.AUTO).running() as scene:
         scene.probes.answers(NAME)
         await scene.until_pod(seconds=8)
         scene.block_pod()
@@ -122,11 +115,8 @@ async def test_a_pod_that_never_starts_delays_no_transfer() -> None:
 
 
 @pytest.mark.parametrize("cause", ["it does not exist", "spec"])
-async def test_a_location_that_is_gone_or_invalid_delays_no_transfer(
-    cause: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    scene = server_scene(RepositoryControllerMode.OFF, SILENT)
-    async with scene.running():
+async def test_a_location_gone_or_invalid_delays_no_transfer(cause: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with server_scene(RepositoryControllerMode.OFF, SILENT).running() as scene:
         assert not await ask(scene, seconds=50)
         if cause == "spec":
             scene.put_location(accessMode=["ReadOnly"])
