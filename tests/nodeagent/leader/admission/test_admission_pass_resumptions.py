@@ -10,7 +10,7 @@ import pytest
 from core.models.phases import AttemptStage, InterruptionCause, Phase
 from nodeagent.leader.admission.admission_pass import Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.index import Entry
-from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
+from tests.nodeagent.support.dispatching import entry
 
 AGENTS = {"a": "node-a", "b": "node-b"}
 ANY = (False, True)

@@ -1,4 +1,4 @@
-"""Unusual New transfers: deleted while pending, copied, raising an unexpected exception, with other clocks."""
+"""Unusual New transfers: deleted, copied, raising an unexpected exception; reads that many checks have in common."""
 
 import asyncio
 from datetime import timedelta
@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from core.kube.errors import MalformedObjectError
-from core.kube.resources import DATA_UPLOADS
+from core.kube.client import Selection
+from core.kube.errors import ForbiddenError, MalformedObjectError
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    DATA_UPLOADS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    SECRETS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.transport import Request, Response
 from core.models.names import (
     BLOCK_DATA_MOVER,
     BLOCK_PREFERRED_ANNOTATION,
@@ -21,12 +32,18 @@ from core.models.names import (
 )
 from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Reader
+from nodeagent.leader.admission.examiner import SharedReader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
+from tests.support.scripted import stored
 from tests.support.versions import built
 
 pytestmark = pytest.mark.looptime
+
 
 NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready yet", indefinite=True)
 LONG_AGO = "2026-11-21T09:00:00Z"
@@ -65,9 +82,7 @@ async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned
 
 
 @pytest.mark.parametrize("model", [DataDownload, PodVolumeBackup, PodVolumeRestore])
-async def test_a_cancel_request_is_honored_at_once_however_long_the_transfer_was_postponed(
-    model: type[Transfer],
-) -> None:
+async def test_a_cancel_is_honored_at_once_however_long_the_transfer_was_postponed(model: type[Transfer]) -> None:
     scene = open_scene("node-a")
     scene.kind = ScriptedKind(model)
     # A transfer that is woken by its pod is checked once a minute.
@@ -200,3 +215,111 @@ async def test_a_preferred_data_mover_is_written_with_the_accept_if_an_agent_has
     assert stored["spec"].get("datamover") == (BLOCK_DATA_MOVER if able else None)
     marks = stored["metadata"].get("annotations") or {}
     assert marks.get(BLOCK_PREFERRED_ANNOTATION) == ("true" if able else None)
+
+
+_ANSWER_SECONDS = 0.1
+
+
+class Slow(FakeKube):
+    """Answers after a moment."""
+
+    async def request(self, request: Request) -> Response:
+        await asyncio.sleep(_ANSWER_SECONDS)
+        return await super().request(request)
+
+    def put_named(self, resource: Resource, namespace: str, name: str) -> None:
+        self.put(stored(resource, spec={}, metadata={"namespace": namespace, "name": name}))
+
+    @property
+    def asked(self) -> list[str]:
+        return [request.path for request in self.requests]
+
+
+@pytest.fixture
+def kube() -> Slow:
+    found = Slow()
+    found.put_named(BACKUP_STORAGE_LOCATIONS, "velero", "default")
+    return found
+
+
+@pytest.fixture
+def reader(kube: Slow) -> SharedReader:
+    clock = LoopClock()
+    return SharedReader(kube.client, clock)
+
+
+async def _read(reader: SharedReader) -> JsonDict | None:
+    return await reader.read(BACKUP_STORAGE_LOCATIONS, "velero", "default")
+
+
+async def test_concurrent_reads_share_one_request(kube: Slow, reader: SharedReader) -> None:
+    found = await asyncio.gather(*(_read(reader) for _ in range(20)))
+    assert found == [found[0]] * 20
+    assert found[0] is not None
+    assert kube.asked == [BACKUP_STORAGE_LOCATIONS.path("velero", "default")]
+
+
+async def test_an_answer_is_shared_for_a_second_only(kube: Slow, reader: SharedReader) -> None:
+    asked = []
+    for pause_seconds in (0.0, 0.5, 0.6):
+        await asyncio.sleep(pause_seconds)
+        await _read(reader)
+        asked.append(len(kube.asked))
+    assert asked == [1, 1, 2]
+
+
+@pytest.mark.parametrize("resource", [PODS, VOLUME_SNAPSHOTS], ids=lambda resource: resource.kind)
+async def test_pods_and_snapshots_are_not_shared(kube: Slow, reader: SharedReader, resource: Resource) -> None:
+    kube.put_named(resource, "apps", "web")
+    assert None not in [await reader.read(resource, "apps", "web") for _ in range(2)]
+    assert len(kube.asked) == 2
+
+
+async def test_objects_of_one_name_are_distinct(kube: Slow, reader: SharedReader) -> None:
+    keys = [(SECRETS, "a", "x"), (SECRETS, "b", "x"), (PERSISTENT_VOLUME_CLAIMS, "a", "x"), (SECRETS, "a", "y")]
+    for key in keys:
+        kube.put_named(*key)
+        await reader.read(*key)
+    assert kube.asked == [resource.path(namespace, name) for resource, namespace, name in keys]
+
+
+async def test_an_object_that_was_not_found_is_read_again(kube: Slow, reader: SharedReader) -> None:
+    assert await reader.read(SECRETS, "a", "x") is None
+    kube.put_named(SECRETS, "a", "x")
+    assert await reader.read(SECRETS, "a", "x") is not None
+
+
+async def test_a_waiting_caller_reads_when_the_first_read_fails(kube: Slow, reader: SharedReader) -> None:
+    kube.fail_next("GET", "/backupstoragelocations/", 403)
+    first, second = await asyncio.gather(*(_read(reader) for _ in range(2)), return_exceptions=True)
+    assert isinstance(first, ForbiddenError)
+    assert isinstance(second, dict)
+
+
+async def test_a_waiting_caller_reads_when_the_first_read_is_canceled(reader: SharedReader) -> None:
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(_read(reader), name="first")
+        second = group.create_task(_read(reader), name="second")
+        await asyncio.sleep(_ANSWER_SECONDS / 2)
+        first.cancel()
+    assert second.result() is not None
+
+
+async def test_lists_of_the_cluster_are_shared_for_seconds_with_what_is_needed(
+    kube: Slow, reader: SharedReader
+) -> None:
+    claim = {"namespace": "app", "name": "data"}
+    volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1", "labels": {"a": "b"}}}
+    kube.put(volume | {"spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim, "capacity": {}}})
+    everything = Selection(PERSISTENT_VOLUMES)
+
+    first, second = await asyncio.gather(reader.list(everything), reader.list(everything))
+    await asyncio.sleep(4)
+    kube.put(volume | {"metadata": {"name": "pv-2"}, "spec": {}})
+
+    assert first is second is await reader.list(everything)
+    reduced = {"metadata": {"name": "pv-1"}, "spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim}}
+    assert first == [reduced]
+    assert len(await reader.list(Selection(PERSISTENT_VOLUMES, label_selector="a=b"))) == 1
+    await asyncio.sleep(1)
+    assert len(await reader.list(everything)) == 2

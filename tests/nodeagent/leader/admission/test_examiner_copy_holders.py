@@ -13,8 +13,9 @@ from core.models.names import COPIES_ANNOTATION, DATA_MOVER_FINALIZER, NODE_LABE
 from core.models.phases import Phase
 from nodeagent.leader.admission.examiner import CopyHolders
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
-from tests.nodeagent.support.dispatching import Gate, Scene, open_scene
+from tests.nodeagent.support.dispatching import Gate, Scene, entry, open_scene
+
+pytestmark = pytest.mark.looptime
 
 TOKEN, KMS = "Secret/token", "ConfigMap/kms"
 OWNED = {NODE_LABEL: "node-a"}
@@ -49,9 +50,7 @@ def test_the_first_that_is_ready_gets_the_copy_and_keeps_it_while_its_accept_is_
         (Phase.NEW, True, False),
     ],
 )
-def test_what_a_transfer_was_accepted_with_is_in_use_until_it_is_cleaned_up(
-    phase: Phase, finalizer: bool, holds: bool
-) -> None:
+def test_what_it_was_accepted_with_is_in_use_until_its_cleanup(phase: Phase, finalizer: bool, holds: bool) -> None:
     """Also for a leader that did not accept it."""
     holders, second = CopyHolders(), entry("second")
     holders.count([entry("first", phase=phase, finalizer=finalizer, copies=(TOKEN,)), second])
@@ -111,7 +110,6 @@ def open_copies(limit: int | None = 1) -> Scene:
     return scene
 
 
-@pytest.mark.looptime
 @pytest.mark.cause("copy-in-use")
 async def test_a_transfer_stays_new_and_uses_no_quota_while_another_one_has_its_copy() -> None:
     scene = open_copies()
@@ -153,7 +151,6 @@ class LateWatch(Gate):
             yield line
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("seconds", [0, 5])
 async def test_never_two_transfers_are_accepted_with_the_same_copy(seconds: int) -> None:
     """However late the leader observes its own accepts."""
@@ -167,7 +164,6 @@ async def test_never_two_transfers_are_accepted_with_the_same_copy(seconds: int)
     assert sorted(scene.phases().values()) == [""] * 11 + ["Accepted"]
 
 
-@pytest.mark.looptime
 async def test_a_queued_transfer_that_is_not_ready_any_more_lets_another_one_have_the_copy() -> None:
     scene = open_copies(limit=1)
     scene.add("x", status={"phase": "Accepted"}, labels=OWNED, finalizers=[DATA_MOVER_FINALIZER])
@@ -181,7 +177,6 @@ async def test_a_queued_transfer_that_is_not_ready_any_more_lets_another_one_hav
         assert scene.reason("a") == "SnapshotError"
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("seconds", [0.5 * step for step in range(11)])
 async def test_the_next_one_is_the_first_in_the_queue_whenever_the_copy_is_free(seconds: float) -> None:
     """The pauses between the checks of pending transfers differ, and decide nothing."""

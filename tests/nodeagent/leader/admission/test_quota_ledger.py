@@ -1,22 +1,40 @@
-"""The admission ledger: its reservations, and which agent may write it."""
+"""The admission ledger, which agent may write it, and node shares: one node cannot fill the admission queue."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, ServerError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.transport import Retry
-from core.models.phases import Phase
-from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations, free_quota, settle
+from core.models.names import NODE_LABEL
+from core.models.phases import AttemptStage, Phase
+from nodeagent.config.keys import NodeRule
+from nodeagent.config.value_types import LabelSelector
+from nodeagent.leader.admission.quota import (
+    AdmissionLedger,
+    LedgerLostError,
+    NodeShares,
+    Reservations,
+    free_quota,
+    settle,
+)
 from nodeagent.leader.election import NotLeaderError
-from tests.support.clock import LoopClock
+from nodeagent.transfers.kinds.base import Admission, AdmissionState
+from tests.nodeagent.support.dispatching import Scene, ScriptedKind, entry, open_scene
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
 
 
-def open_ledger(kube: FakeKube) -> AdmissionLedger:
-    return AdmissionLedger(KubeClient(kube, Retry(LoopClock())), "velero", check_leading=lambda: None)
+async def open_ledger(kube: FakeKube, *uids: str, written: bool = True) -> AdmissionLedger:
+    """Return the ledger of an agent that has loaded it and, unless told otherwise, written these UIDs."""
+    ledger = AdmissionLedger(kube.client, "velero", check_leading=lambda: None)
+    await ledger.load()
+    if written:
+        await ledger.write(Reservations(frozenset(uids)))
+    return ledger
 
 
 @pytest.mark.parametrize(
@@ -35,9 +53,7 @@ def open_ledger(kube: FakeKube) -> AdmissionLedger:
         ),
     ],
 )
-def test_a_reservation_is_kept_until_the_transfer_is_past_prepared_or_deleted(
-    had: bool, phase: Phase | None, has: bool
-) -> None:
+def test_a_reservation_is_kept_until_past_prepared_or_deleted(had: bool, phase: Phase | None, has: bool) -> None:
     seen = {} if phase is None else {"uid": phase}
     assert settle({"uid"} if had else set(), seen) == (frozenset({"uid"}) if has else frozenset())
 
@@ -52,21 +68,15 @@ def test_the_quota_never_exceeds_what_the_ledger_can_hold() -> None:
 
 async def test_a_written_ledger_reads_the_same() -> None:
     kube = FakeKube()
-    ledger = open_ledger(kube)
-    await ledger.load()
+    ledger = await open_ledger(kube, written=False)
     await ledger.write(Reservations(frozenset({"b", "a"}), "app"))
     await ledger.write(Reservations(frozenset({"a"}), "shop"))
-    other = open_ledger(kube)
-    await other.load()
-    assert other.reservations == Reservations(frozenset({"a"}), "shop")
+    assert (await open_ledger(kube, written=False)).reservations == Reservations(frozenset({"a"}), "shop")
 
 
 async def test_a_write_fails_after_a_write_of_another_agent() -> None:
     kube = FakeKube()
-    first, second = open_ledger(kube), open_ledger(kube)
-    await first.load()
-    await first.write(Reservations(frozenset({"a"})))
-    await second.load()
+    first, second = await open_ledger(kube, "a"), await open_ledger(kube, written=False)
     # Even a write of the same content stops the former leader.
     await second.write(second.reservations)
     with pytest.raises(LedgerLostError):
@@ -77,10 +87,8 @@ async def test_a_write_fails_after_a_write_of_another_agent() -> None:
 
 async def test_two_agents_that_find_no_ledger_do_not_both_create_it() -> None:
     kube = FakeKube()
-    first, second = open_ledger(kube), open_ledger(kube)
-    await first.load()
-    await second.load()
-    await first.write(Reservations(frozenset({"a"})))
+    second = await open_ledger(kube, written=False)
+    await open_ledger(kube, "a")
     with pytest.raises(LedgerLostError):
         await second.write(Reservations(frozenset({"b"})))
 
@@ -89,10 +97,7 @@ async def test_two_agents_that_find_no_ledger_do_not_both_create_it() -> None:
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_write_without_an_answer_is_resolved(method: str, what: str) -> None:
     kube = FakeKube()
-    ledger = open_ledger(kube)
-    await ledger.load()
-    if method == "PATCH":
-        await ledger.write(Reservations())
+    ledger = await open_ledger(kube, written=method == "PATCH")
     kube.fail_next(method, "configmaps", what)  # type: ignore[arg-type] # a table of faults
     await ledger.write(Reservations(frozenset({"a"})))
     await ledger.write(Reservations(frozenset({"a", "b"})))
@@ -101,9 +106,7 @@ async def test_a_write_without_an_answer_is_resolved(method: str, what: str) -> 
 
 async def test_a_write_that_never_gets_an_answer_loses_the_ledger() -> None:
     kube = FakeKube()
-    ledger = open_ledger(kube)
-    await ledger.load()
-    await ledger.write(Reservations())
+    ledger = await open_ledger(kube)
     kube.fail_next("PATCH", "configmaps", "lost", times=5)
     with pytest.raises(LedgerLostError):
         await ledger.write(Reservations(frozenset({"a"})))
@@ -112,9 +115,7 @@ async def test_a_write_that_never_gets_an_answer_loses_the_ledger() -> None:
 @pytest.mark.parametrize(("status", "expected"), [(403, ForbiddenError), (500, ServerError)])
 async def test_a_rejected_write_changes_nothing(status: int, expected: type[Exception]) -> None:
     kube = FakeKube()
-    ledger = open_ledger(kube)
-    await ledger.load()
-    await ledger.write(Reservations(frozenset({"a"})))
+    ledger = await open_ledger(kube, "a")
     kube.fail_next("PATCH", "configmaps", status, times=5 if status == 500 else 1)
     with pytest.raises(expected):
         await ledger.write(Reservations(frozenset({"a", "b"})))
@@ -127,7 +128,7 @@ async def test_an_agent_that_is_not_the_leader_writes_nothing() -> None:
         raise NotLeaderError("no")
 
     kube = FakeKube()
-    ledger = AdmissionLedger(KubeClient(kube, Retry(LoopClock())), "velero", check_leading=reject)
+    ledger = AdmissionLedger(kube.client, "velero", check_leading=reject)
     with pytest.raises(NotLeaderError):
         await ledger.write(Reservations())
     assert kube.requests == []
@@ -135,7 +136,154 @@ async def test_an_agent_that_is_not_the_leader_writes_nothing() -> None:
 
 async def test_the_largest_ledger_fits_into_a_config_map() -> None:
     kube = FakeKube()
-    ledger = open_ledger(kube)
-    await ledger.load()
+    ledger = await open_ledger(kube, written=False)
     await ledger.write(Reservations(frozenset(f"{number:036d}" for number in range(20_000)), "n" * 63))
     assert len(kube.requests[-1].body or b"") < 1_000_000
+
+
+FULL = "node node-a already has 3 pod volume transfers in preparation (limit 3)"
+NODES = ("node-a", "node-b")
+MOST = 3
+"""2 for the node's one slot, and one more."""
+
+
+def ready(node: str = "node-a") -> Admission:
+    return Admission(AdmissionState.READY, node=node)
+
+
+def shares(*accepted: str) -> NodeShares:
+    """Return shares that have counted one Accepted transfer for each node in `accepted`."""
+    found = NodeShares(frozenset({"DataUpload"}))
+    found.count([entry(f"on-{i}", phase=Phase.ACCEPTED, node_label=node) for i, node in enumerate(accepted)], {})
+    return found
+
+
+def full_scene() -> Scene:
+    """Return a scene with one transfer more than the share of its one node."""
+    scene = open_scene("node-a", bound=True)
+    for i in range(MOST + 1):
+        scene.kind.answers[f"a{i}"] = ready()
+        scene.add(f"a{i}")
+    scene.limit = None
+    return scene
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 3), (2, 5)])
+def test_the_share_of_a_node_follows_its_slots(slots: int, most: int) -> None:
+    found = shares()
+    decisions = [found.admit(entry(f"pvb-{i}"), ready(), slots=slots).decision for i in range(most + 1)]
+    assert decisions == [AdmissionState.READY] * most + [AdmissionState.PENDING]
+    assert found.admit(entry("elsewhere"), ready("node-b"), slots=1).decision is AdmissionState.READY
+
+
+@pytest.mark.cause("node-busy")
+def test_a_full_node_is_an_indefinite_reason() -> None:
+    answer = shares(*["node-a"] * MOST).admit(entry("pvb"), ready(), slots=1)
+    assert answer == Admission(AdmissionState.PENDING, "NodeBusy", FULL, node="node-a", indefinite=True)
+
+
+def test_a_transfer_that_is_checked_again_in_a_pass_counts_once() -> None:
+    found = shares("node-a", "node-a")
+    assert [found.admit(entry("pvb"), ready(), slots=1).decision for _ in range(2)] == [AdmissionState.READY] * 2
+
+
+def test_other_kinds_and_other_results_stay() -> None:
+    found = NodeShares(frozenset({"Other"}))
+    assert found.admit(entry("du"), ready(), slots=1) == ready()
+    failing = Admission(AdmissionState.FAILED, "R", "m")
+    assert shares(*["node-a"] * MOST).admit(entry("pvb"), failing, slots=1) is failing
+
+
+def test_the_oldest_for_each_free_share_and_the_canceled_are_woken() -> None:
+    found = shares(*["node-a"] * MOST)
+    names = ("c", "a", "b", "stopped")
+    for name in names:
+        found.admit(entry(name), ready(), slots=1)
+    held = {entry(name).uid: "node-a" for name in names}
+    preparing = [entry(f"on-{i}", phase=Phase.PREPARED, node_label="node-a") for i in range(MOST - 1)]
+
+    woken = found.count([*preparing, *(entry(name) for name in names[:3]), entry("stopped", stop=True)], held)
+
+    assert woken == [entry("a").uid, entry("stopped").uid]
+
+
+@pytest.mark.parametrize("stage", AttemptStage)
+def test_an_attempt_that_is_being_prepared_counts(stage: AttemptStage) -> None:
+    found = shares()
+    again = [replace(entry(f"on-{i}", phase=Phase.IN_PROGRESS, node_label="node-a"), stage=stage) for i in range(MOST)]
+    found.count(again, {})
+    expected = AdmissionState.PENDING if stage is AttemptStage.EXPOSING else AdmissionState.READY
+    assert found.admit(entry("pvb"), ready(), slots=1).decision is expected
+
+
+async def test_one_node_cannot_fill_the_queue() -> None:
+    scene = open_scene(*NODES, limit=6, bound=True)
+    names = [f"a{i}" for i in range(8)] + ["b0", "b1"]
+    for name in names:
+        scene.kind.answers[name] = ready(f"node-{name[0]}")
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == MOST + 2)
+        await asyncio.sleep(10)
+        assert accepted_by_node(scene) == {"node-a": MOST, "node-b": 2}
+        assert scene.message("a3") == FULL
+
+        scene.set_status("a0", phase="InProgress")
+        await scene.until(lambda: scene.phase("a3") == "Accepted", seconds=2)
+
+    assert scene.accepted[-1] == "a3"
+    assert accepted_by_node(scene) == {"node-a": MOST, "node-b": 2}
+
+
+async def test_a_transfer_for_a_full_node_is_reported_at_its_first_check_and_not_checked_again() -> None:
+    scene = full_scene()
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reason(f"a{MOST}") == "NodeBusy", seconds=1)
+        await asyncio.sleep(50)
+    assert scene.kind.checked.count(f"a{MOST}") == 1
+
+
+async def test_a_free_share_without_quota_is_reported_as_queued_once_it_lasts() -> None:
+    scene = open_scene(*NODES, limit=MOST + 1, bound=True)
+    for name in [f"a{i}" for i in range(MOST + 1)] + ["b0"]:
+        scene.kind.answers[name] = ready(f"node-{name[0]}")
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == MOST + 1)
+        assert scene.reason(f"a{MOST}") == "NodeBusy"
+        scene.limit = MOST
+        scene.set_status("a0", phase="InProgress")
+        await asyncio.sleep(9)
+        # Shares come and go: each change would be a write.
+        assert scene.reason(f"a{MOST}") == "NodeBusy"
+        await scene.until(lambda: scene.reason(f"a{MOST}") == "Queued", seconds=10)
+
+
+async def test_a_node_with_more_slots_has_a_larger_share() -> None:
+    scene = open_scene(*NODES, limit=None)
+    big = LabelSelector(match_labels={"size": "big"})
+    scene.per_node = (NodeRule(node_selector=big, number=3),)
+    scene.kube.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "labels": {"size": "big"}}})
+    scene.kind = ScriptedKind(bound_to_node=True)
+    for name in [f"{node}{i}" for node in "ab" for i in range(9)]:
+        scene.kind.answers[name] = ready(f"node-{name[0]}")
+        scene.add(name)
+    async with scene.dispatching():
+        await scene.until(lambda: accepted_by_node(scene) == {"node-a": 7, "node-b": MOST}, seconds=10)
+        await asyncio.sleep(10)
+    assert accepted_by_node(scene) == {"node-a": 7, "node-b": MOST}
+
+
+async def test_a_transfer_that_is_bound_to_a_node_is_adopted_for_that_node_alone() -> None:
+    scene = open_scene("node-a")
+    scene.kind = ScriptedKind(bound_to_node=True, nodes={"pvb": "node-c"})
+    scene.add("pvb", status={"phase": "Accepted"})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.label("pvb") != "", seconds=5)
+        await asyncio.sleep(60)
+    assert scene.label("pvb") == "node-c"
+
+
+def accepted_by_node(scene: Scene) -> Counter[str]:
+    stored = [scene.transfer(name) for name in scene.phases() if scene.phase(name) == "Accepted"]
+    return Counter(cr["metadata"]["labels"][NODE_LABEL] for cr in stored)

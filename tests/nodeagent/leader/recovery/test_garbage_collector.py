@@ -29,9 +29,10 @@ from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_le
 from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
-from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
-from tests.nodeagent.support.dispatching import Scene, open_scene
+from tests.nodeagent.support.dispatching import Scene, entry, open_scene
 from tests.support.objects import JsonDict
+
+pytestmark = pytest.mark.looptime
 
 SOURCE = SnapshotSource.from_wire(
     {
@@ -97,7 +98,6 @@ async def test_an_object_without_the_label_that_selects_it_hides_no_other(resour
     assert list(found) == ["uid-of-du"]
 
 
-@pytest.mark.looptime
 async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order() -> None:
     scene = open_scene("node-a")
     status = {"phase": "Accepted", "acceptedByNode": "node-a"}
@@ -122,7 +122,6 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
         assert [names(scene, kind) for kind in KINDS] == [["uid-of-other"]] * 4
 
 
-@pytest.mark.looptime
 async def test_a_base_snapshot_stays_as_long_as_its_transfer() -> None:
     scene = open_scene("node-a")
     reference = {"namespace": "velero", "name": "du"}
@@ -167,7 +166,6 @@ def put_handed_over(scene: Scene, name: str, claim: JsonDict, *, owner: str = "d
     )
 
 
-@pytest.mark.looptime
 async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_other() -> None:
     scene = open_scene("node-a")
     gone = {"namespace": "velero", "name": "dd", "uid": "uid-of-the-claim-that-is-gone"}
@@ -200,7 +198,6 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
     assert len(names(scene, PERSISTENT_VOLUMES)) == 6
 
 
-@pytest.mark.looptime
 async def test_without_permission_to_list_volumes_everything_else_is_collected() -> None:
     scene = open_scene("node-a")
     put(scene, PODS, "left", owner="deleted")
@@ -210,7 +207,6 @@ async def test_without_permission_to_list_volumes_everything_else_is_collected()
         assert leaked_report(dispatcher)["lastError"] == ""
 
 
-@pytest.mark.looptime
 async def test_without_permission_for_a_list_little_is_logged_and_requested(caplog: pytest.LogCaptureFixture) -> None:
     scene = open_scene("node-a")
     scene.kube.fail_next("GET", "/volumesnapshotcontents", 403, times=1000)
@@ -220,11 +216,8 @@ async def test_without_permission_for_a_list_little_is_logged_and_requested(capl
     assert caplog.text.count("garbage collection failed") == 1
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("configured", [True, False])
-async def test_leaked_copies_are_collected_where_copies_are_configured_and_never_listed_elsewhere(
-    configured: bool,
-) -> None:
+async def test_leaked_copies_are_collected_where_configured_and_never_listed_elsewhere(configured: bool) -> None:
     scene = open_scene("node-a")
     scene.has_copies = configured
     for resource, name in ((SECRETS, "token"), (CONFIG_MAPS, "kms")):
@@ -244,7 +237,6 @@ async def test_leaked_copies_are_collected_where_copies_are_configured_and_never
     assert bool(listed) is configured
 
 
-@pytest.mark.looptime
 async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "long-gone")
@@ -273,7 +265,6 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
     assert names(scene, PERSISTENT_VOLUME_CLAIMS) == names(scene, VOLUME_SNAPSHOTS) == ["not-labeled"]
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("untouched", [True, False], ids=["source is there", "source half taken over"])
 async def test_the_snapshot_of_an_existing_source_is_kept(untouched: bool) -> None:
     scene = open_scene("node-a")
@@ -303,7 +294,6 @@ async def test_the_snapshot_of_an_existing_source_is_kept(untouched: bool) -> No
     assert ours["metadata"]["annotations"][VOLUME_ANNOTATION] == "pv-gone"
 
 
-@pytest.mark.looptime
 async def test_an_object_that_cannot_be_deleted_is_reported_blocks_no_other_and_is_retried() -> None:
     scene = open_scene("node-a")
     for owner in ("a", "b"):
@@ -316,7 +306,6 @@ async def test_an_object_that_cannot_be_deleted_is_reported_blocks_no_other_and_
         await scene.until(lambda: names(scene, PODS) == [], seconds=60)
 
 
-@pytest.mark.looptime
 async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture) -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "a")
@@ -338,7 +327,6 @@ async def test_malformed_objects_block_no_other(caplog: pytest.LogCaptureFixture
     assert "edited" in names(scene, VOLUME_SNAPSHOT_CONTENTS)
 
 
-@pytest.mark.looptime
 async def test_a_bug_that_one_object_triggers_does_not_end_the_leader(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

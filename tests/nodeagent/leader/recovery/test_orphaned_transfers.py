@@ -1,28 +1,34 @@
-"""Orphaned transfers are adopted, reassigned, reported or cleaned up."""
+"""Orphaned transfers are adopted, reassigned, reported or cleaned up; each step, over every state and every owner."""
 
 import asyncio
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.kube.transport import Retry
 from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL, OUTCOME_ANNOTATION
+from core.models.phases import AttemptStage, Phase
+from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.model import Pending
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
+from nodeagent.leader.index import Entry
+from nodeagent.leader.recovery.orphaned_transfers import OwnerState, RecoveryAction, decide_recovery
 from nodeagent.transfers.kinds.base import Kind
-from tests.nodeagent.support.dispatching import agent_pod, open_scene
+from tests.nodeagent.support.dispatching import agent_pod, entry, open_scene
 from tests.nodeagent.support.transfers import mover_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
+
 
 RECORDINGS = Path(__file__).parents[3] / "recordings" / "velero-1.18.2"
 
@@ -49,12 +55,12 @@ async def test_an_accepted_transfer_is_reassigned_after_its_agent_is_unavailable
         pytest.param({"phase": "Prepared"}, "node-b", "node-b", id="the mover pod's node"),
         pytest.param({"phase": "Accepted", "acceptedByNode": "node-b"}, "", "node-b", id="the accepting node"),
         pytest.param({"phase": "Accepted", "acceptedByNode": "node-c"}, "", "node-a", id="a live agent instead"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "win"}, "node-b", "node-b", id="while its acceptor runs"),
     ],
 )
-async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
-    status: dict[str, str], pod_node: str, node: str
-) -> None:
+async def test_a_transfer_of_veleros_agent_is_adopted(status: dict[str, str], pod_node: str, node: str) -> None:
     scene = open_scene("node-a", "node-b")
+    scene.kube.put(agent_pod("win", annotations={}))
     scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
     if pod_node:
         scene.kube.put(mover_pod(scene.transfer("du"), node=pod_node))
@@ -72,9 +78,7 @@ async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
         pytest.param({"phase": "InProgress", "acceptedByNode": "node-a", "node": "win"}, "win", "win", id="data moves"),
     ],
 )
-async def test_a_transfer_stays_with_an_agent_of_velero_that_runs(
-    status: dict[str, str], pod_node: str, node: str
-) -> None:
+async def test_a_transfer_stays_with_a_running_velero_agent(status: dict[str, str], pod_node: str, node: str) -> None:
     scene = open_scene("node-a")
     scene.kube.put(agent_pod("win", annotations={}))
     scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
@@ -87,16 +91,6 @@ async def test_a_transfer_stays_with_an_agent_of_velero_that_runs(
         scene.kube.put(agent_pod("win", annotations={}, ready=False))
         await scene.until(lambda: scene.label() != "", seconds=40)
     assert scene.label() == node
-
-
-async def test_a_transfer_whose_mover_is_on_a_node_of_ours_is_adopted_while_its_acceptor_runs() -> None:
-    scene = open_scene("node-a")
-    scene.kube.put(agent_pod("win", annotations={}))
-    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
-    scene.kube.put(mover_pod(scene.transfer("du"), node="node-a"))
-    async with scene.dispatching():
-        await scene.until(lambda: scene.label() != "", seconds=5)
-    assert scene.label() == "node-a"
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
@@ -146,33 +140,22 @@ async def test_cleanups_of_orphans_and_what_blocks_them_are_on_the_status_page()
         assert dispatcher.report()["orphans"]["lastError"].startswith("DataUpload velero/rejected: ")
 
 
-async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once() -> None:
+async def test_the_invalid_fields_of_an_unreadable_transfer_are_reported_once_and_others_too() -> None:
     scene = open_scene("node-a")
-    transfer = scene.add("du")
+    transfer, foreign = scene.add("du"), scene.add("foreign")
     del transfer["spec"]["sourceNamespace"]
     scene.kube.put(transfer)
-    foreign = scene.add("foreign")
-    foreign["spec"] = {"datamover": "foreign-mover"}
-    scene.kube.put(foreign)
+    scene.kube.put(foreign | {"spec": {"datamover": "foreign-mover"}})
     async with scene.dispatching():
         await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
         await asyncio.sleep(60)
-    (event,) = scene.kube.objects(EVENTS)
-    assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
-    assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
-
-
-async def test_other_invalid_fields_of_an_unreadable_transfer_are_reported_too() -> None:
-    scene = open_scene("node-a")
-    transfer = scene.add("du")
-    del transfer["spec"]["sourceNamespace"]
-    scene.kube.put(transfer)
-    async with scene.dispatching():
-        await scene.until(lambda: scene.reasons("du") == ["Unreadable"], seconds=10)
+        (event,) = scene.kube.objects(EVENTS)
         scene.kube.put(transfer | {"spec": {"csiSnapshot": 1}})
         await scene.until(lambda: scene.reasons("du") == ["Unreadable", "Unreadable"], seconds=10)
         await asyncio.sleep(60)
     assert len(scene.kube.objects(EVENTS)) == 2
+    assert (event["involvedObject"]["name"], event["type"]) == ("du", "Warning")
+    assert "invalid DataUpload velero/du: spec: Object missing required field `sourceNamespace`" in event["message"]
 
 
 async def test_a_fault_of_a_later_transfer_of_the_same_name_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +174,7 @@ def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     causes = CauseFinder(client, LoopClock())
 
     def settings() -> ExposeSettings:
@@ -201,9 +184,7 @@ def real_kinds(kube: FakeKube) -> list[Kind[Any]]:
 
 
 @pytest.mark.parametrize("recording", ["dataupload", "datadownload", "podvolumebackup", "podvolumerestore"])
-async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finalizer_only(
-    recording: str,
-) -> None:
+async def test_a_recorded_transfer_synced_from_another_cluster_loses_its_finalizer_only(recording: str) -> None:
     """Neither its node nor anything that it was about is in this cluster."""
     scene = open_scene("node-a")
     versions = [each["object"] for each in json.loads((RECORDINGS / f"{recording}.json").read_text())]
@@ -242,3 +223,59 @@ async def test_nothing_is_remembered_of_a_deleted_transfer() -> None:
         await scene.client.delete(DATA_UPLOADS, "velero", "held")
         await asyncio.sleep(20)
         assert (len(pending._records), len(pending._operations)) == (0, 0)
+
+
+ANY = (False, True)
+
+
+def every_case() -> Iterator[tuple[Entry, OwnerState]]:
+    """Yield every transfer with every owner state; without a label no agent can be unavailable."""
+    reasons = ("", PendingReason.AGENT_UNAVAILABLE, PendingReason.WAITING_FOR_SLOT)
+    states: list[tuple[Phase, AttemptStage | None]] = [
+        (phase, None) for phase in Phase if phase is not Phase.IN_PROGRESS
+    ]
+    states += [(Phase.IN_PROGRESS, stage) for stage in AttemptStage]
+    for (phase, stage), label, finalizer, reason, ours in product(states, ("", "node-a"), ANY, reasons, ANY):
+        transfer = replace(
+            entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours), stage=stage
+        )
+        if phase is Phase.NEW and not ours:
+            yield (
+                replace(transfer, fault="spec: Field required"),
+                OwnerState(unavailable=False, velero=False, node_lost=False, bound=False),
+            )
+        known = ANY if label else (False,)
+        for unavailable, velero, lost, bound in product(known, known, known, ANY):
+            yield transfer, OwnerState(unavailable=unavailable, velero=velero, node_lost=lost, bound=bound)
+
+
+def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
+    """Return the expected step; the first matching row counts."""
+    gone = owner.unavailable or owner.node_lost
+    idle = transfer.phase is Phase.ACCEPTED or transfer.stage in set(AttemptStage) - {AttemptStage.RUNNING}
+    table = [
+        (bool(transfer.fault) and not transfer.node_label, RecoveryAction.REPORT_INVALID),
+        (not transfer.managed, RecoveryAction.NOTHING),
+        (transfer.phase is Phase.NEW, RecoveryAction.NOTHING),
+        (transfer.phase.final and not transfer.finalizer, RecoveryAction.NOTHING),
+        (transfer.phase.final and bool(transfer.node_label) and not gone, RecoveryAction.NOTHING),
+        (transfer.phase.final, RecoveryAction.CLEAN_UP),
+        (not transfer.node_label, RecoveryAction.ADOPT),
+        (owner.velero and not idle, RecoveryAction.NOTHING),
+        (gone and idle and not owner.bound, RecoveryAction.REASSIGN),
+        (owner.node_lost, RecoveryAction.LEAVE_NODE),
+        (owner.unavailable, RecoveryAction.WAIT_FOR_AGENT),
+        (transfer.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
+        (True, RecoveryAction.NOTHING),
+    ]
+    return next(action for applies, action in table if applies)
+
+
+def test_every_case_matches_the_table() -> None:
+    for transfer, owner in every_case():
+        assert decide_recovery(transfer, owner) is expected(transfer, owner), (transfer, owner)
+
+
+@pytest.mark.parametrize("action", RecoveryAction, ids=str)
+def test_every_step_is_needed_by_some_case(action: RecoveryAction) -> None:
+    assert any(decide_recovery(transfer, owner) is action for transfer, owner in every_case())
