@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
+from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL
 from core.models.reasons import FailureReason
 from core.models.transfers import DataDownload
 from nodeagent.leader.admission import admission_pass
@@ -171,16 +171,6 @@ async def test_a_transfer_that_cannot_start_within_the_prepare_timeout_fails_wit
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
     assert scene.message("du") == "could not start within 30m0s: pending: LocationUnavailable"
     assert "2026-11-21T12:30:00Z" <= scene.transfer("du")["status"]["completionTimestamp"] <= "2026-11-21T12:30:06Z"
-
-
-async def test_a_transfer_that_a_former_leader_reported_as_queued_is_not_written_to() -> None:
-    scene = open_scene("node-a", limit=1)
-    scene.add("du-1", creationTimestamp="2026-11-21T09:00:00Z")
-    stored = scene.add("du-2", status={"message": "queued"}, annotations={PENDING_REASON_ANNOTATION: "Queued"})
-    async with scene.dispatching():
-        await scene.until(lambda: scene.phase("du-1") == "Accepted")
-        await asyncio.sleep(30)
-    assert scene.transfer("du-2")["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
 
 
 async def test_without_a_live_agent_transfers_are_pending_for_one() -> None:

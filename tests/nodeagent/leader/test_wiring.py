@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import LEASES
-from core.kube.transport import Retry
 from core.models.storage import BlockHash
 from nodeagent.leader.wiring import DefinitionCheck, build_leader
 from nodeagent.metrics import REPOSITORY_READY
@@ -44,7 +42,7 @@ _LABELS = {"app.kubernetes.io/part-of": "node-agent"}
 class _Scene:
     def __init__(self) -> None:
         self.kube, self.board, clock = FakeKube(), FakeBoard(), LoopClock()
-        self.check = DefinitionCheck(KubeClient(self.kube, Retry(clock)), clock, self.board)
+        self.check = DefinitionCheck(self.kube.client, clock, self.board)
 
     def apply(self, version: str, **labels: str) -> None:
         for definition in load_definitions(version, **labels).values():

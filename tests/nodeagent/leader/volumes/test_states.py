@@ -1,14 +1,26 @@
-"""The state of each PVC from its backups and plans, as pure functions of both."""
+"""The state of each PVC from its backups and plans, and what is read of plans, with and without permission."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
+from core.models.backups import REPORT_KEY, RetentionReport
+from core.models.base import JsonDict
+from core.models.names import (
+    BACKUP_INTERVAL_ANNOTATION,
+    DELETIONS_CONFIGMAP,
+    SCHEDULE_LABEL,
+    VERIFICATION_INTERVAL_ANNOTATION,
+)
 from core.models.verification import Verification, VerificationOutcome
 from nodeagent.leader.index import Entry, VolumeCopy
-from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
-from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
+from nodeagent.leader.volumes.states import Claim, Plan, PlanReader, Plans, Remembered, VolumeState, build_states
+from tests.nodeagent.support.dispatching import entry
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 WEEK = timedelta(days=7)
@@ -151,9 +163,7 @@ def test_of_copies_that_were_verified_at_once_a_damaged_one_counts() -> None:
 
 
 @pytest.mark.parametrize(("claim", "interval"), [(WEEK, WEEK), (3 * WEEK, 2 * WEEK), (None, 2 * WEEK)])
-def test_the_period_of_the_leader_counts_unless_another_interval_is_shorter(
-    claim: timedelta | None, interval: timedelta
-) -> None:
+def test_the_leaders_period_counts_unless_another_is_shorter(claim: timedelta | None, interval: timedelta) -> None:
     known = replace(plans(Plan(None, claim)), verification=2 * WEEK)
     found = state([backup(3, verified="passed")], known)
     assert (found.verification_interval, found.verification_due_at) == (
@@ -200,3 +210,85 @@ def test_a_volume_whose_scheduled_backups_all_failed_has_a_due_backup() -> None:
 def test_a_failed_backup_is_not_the_newest_one() -> None:
     found = state([backup(2, schedule="nightly"), failed(3, schedule="nightly")], plans(nightly=Plan(DAY)))
     assert (found.backup_at, found.backup_due_at) == (day(2), day(3))
+
+
+READ_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def an_object(resource: Resource, name: str, spec: JsonDict, **meta: object) -> JsonDict:
+    namespace = "app" if resource is PERSISTENT_VOLUME_CLAIMS else "velero"
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-11-01T00:00:00Z"} | meta,
+        "spec": spec,
+    }
+
+
+def deletions(report: str) -> JsonDict:
+    meta = {"name": DELETIONS_CONFIGMAP, "namespace": "velero"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {REPORT_KEY: report}}
+
+
+def reader(kube: FakeKube) -> PlanReader:
+    return PlanReader(kube.client, "velero", lambda: READ_AT)
+
+
+async def test_annotations_of_pvcs_are_read_and_invalid_ones_ignored() -> None:
+    kube = FakeKube()
+    asked = {BACKUP_INTERVAL_ANNOTATION: "24h", VERIFICATION_INTERVAL_ANNOTATION: "168h"}
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "data", {}, annotations=asked))
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "plain", {}))
+    for number, text in enumerate(("daily", "0s", "-1h")):
+        kube.put(
+            an_object(PERSISTENT_VOLUME_CLAIMS, f"odd-{number}", {}, annotations={BACKUP_INTERVAL_ANNOTATION: text})
+        )
+    plans = await reader(kube).read()
+    assert plans.read_at == READ_AT
+    assert plans.claims is not None
+    assert plans.claims["app", "data"].plan == Plan(DAY, 7 * DAY)
+    others = {key: claim.plan for key, claim in plans.claims.items() if key != ("app", "data")}
+    assert others == {("app", name): Plan() for name in ("plain", "odd-0", "odd-1", "odd-2")}
+
+
+async def test_schedules_and_labeled_cron_jobs_have_plans_unless_they_are_paused() -> None:
+    kube = FakeKube()
+    verify = {VERIFICATION_INTERVAL_ANNOTATION: "48h"}
+    kube.put(an_object(SCHEDULES, "nightly", {"schedule": "0 2 * * *"}, annotations=verify))
+    kube.put(an_object(SCHEDULES, "paused", {"schedule": "0 2 * * *", "paused": True}))
+    kube.put(an_object(SCHEDULES, "odd", {"schedule": "whenever"}))
+    ours, zone = {SCHEDULE_LABEL: "hourly"}, {"timeZone": "Europe/Berlin"}
+    kube.put(an_object(CRON_JOBS, "a", {"schedule": "0 * * * *"} | zone, labels=ours))
+    kube.put(an_object(CRON_JOBS, "b", {"schedule": "@daily", "suspend": True}, labels={SCHEDULE_LABEL: "suspended"}))
+    kube.put(an_object(CRON_JOBS, "c", {"schedule": "@daily"}))
+    plans = await reader(kube).read()
+    assert plans.schedules == {"nightly": Plan(DAY, 2 * DAY), "odd": Plan(), "hourly": Plan(HOUR)}
+
+
+async def test_objects_without_the_form_of_their_kind_are_left_out() -> None:
+    kube = FakeKube()
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "young", {}, creationTimestamp="yesterday"))
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "odd", {}, annotations={BACKUP_INTERVAL_ANNOTATION: 24}))
+    kube.put(an_object(SCHEDULES, "odd", {"schedule": 24}))
+    kube.put(an_object(CRON_JOBS, "odd", {"schedule": "@daily", "suspend": "no"}, labels={SCHEDULE_LABEL: "odd"}))
+    plans = await reader(kube).read()
+    assert (plans.claims, plans.schedules) == ({}, {})
+    kube.put(deletions("no report"))
+    assert (await reader(kube).read()).report is None
+
+
+async def test_without_permission_nothing_is_known_and_after_an_error_what_was_read_last() -> None:
+    kube = FakeKube()
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "data", {}))
+    kube.put(an_object(SCHEDULES, "nightly", {"schedule": "0 2 * * *"}))
+    kube.put(deletions(RetentionReport(at=READ_AT).to_json()))
+    plans = reader(kube)
+    first = await plans.read()
+    assert first.report == RetentionReport(at=READ_AT)
+    for status, kept in ((500, True), (403, False)):
+        for path in ("/persistentvolumeclaims", "/schedules", "/configmaps"):
+            kube.fail_next("GET", path, status, times=20)
+        found = await plans.read()
+        kube.fulfill()
+        known = (found.claims, dict(found.schedules), found.report)
+        assert known == ((first.claims, first.schedules, first.report) if kept else (None, {}, None))

@@ -8,17 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
-from core.kube.transport import Retry
 from core.models.phases import Phase
 from nodeagent.coverage.history import VolumeHistory
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, VolumeCopy
 from nodeagent.leader.volumes.states import HistoryKeeper
-from tests.nodeagent.leader.admission.test_writer_queue_reports import entry
 from tests.nodeagent.support.clusters import build_cluster
-from tests.nodeagent.support.dispatching import open_scene
+from tests.nodeagent.support.dispatching import entry, open_scene
 from tests.support.clock import NOON, LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -43,8 +40,7 @@ async def keeping(kube: FakeKube, *entries: Entry, lost: Sequence[str] = ()) -> 
         if lost:
             raise NotLeaderError(lost[0])
 
-    clock = LoopClock()
-    cluster = build_cluster(KubeClient(kube, Retry(clock)), clock, check_leading=check)
+    cluster = build_cluster(kube.client, LoopClock(), check_leading=check)
     keeper = HistoryKeeper(cluster, "velero", entries=lambda: entries)
     task = asyncio.create_task(keeper.run(), name="keeper")
     try:
@@ -82,9 +78,7 @@ async def test_what_ended_before_and_what_ends_later_is_counted_once_by_all_lead
     assert counted(kube) == [1, 1, 3]
 
 
-async def test_without_the_permission_nothing_is_lost_and_one_warning_says_why(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_without_permission_nothing_is_lost_and_a_warning_says_why(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.fail_next("POST", "/configmaps", 403, message="no", times=3)
     async with keeping(kube, backup("a")) as keeper:

@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
-from core.kube.transport import Retry
 from core.models.backups import HeldBackup, RetentionReport
 from core.models.names import PVC_UID_LABEL, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.config.keys import LoadConcurrency
@@ -19,8 +17,8 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.states import VolumeState
 from nodeagent.leader.volumes.view import VolumeView, show_retention, show_volumes
 from nodeagent.metrics import MAX_VOLUMES, Metrics
-from tests.nodeagent.leader.volumes.test_states import backup
-from tests.nodeagent.leader.volumes.test_states_plans import NOW, an_object, deletions
+from tests.nodeagent.leader.volumes.test_states import READ_AT as NOW
+from tests.nodeagent.leader.volumes.test_states import an_object, backup, deletions
 from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
@@ -39,7 +37,7 @@ async def showing(
     kube: FakeKube, metrics: Metrics, entries: Callable[[], Sequence[Entry]] = list
 ) -> AsyncIterator[VolumeView]:
     clock = LoopClock()
-    cluster = build_cluster(KubeClient(kube, Retry(clock)), clock, metrics=metrics)
+    cluster = build_cluster(kube.client, clock, metrics=metrics)
     cluster = replace(cluster, now=lambda: datetime(2026, 11, 1, tzinfo=UTC))
     view = VolumeView(cluster, DispatchRules("velero", [], LoadConcurrency), entries=entries)
     async with running(view.run()):

@@ -10,8 +10,6 @@ from typing import Literal
 
 import pytest
 
-from core.kube.client import KubeClient
-from core.kube.transport import Retry
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.view import CoverageReader, PlannedCoverage, show_coverage
@@ -21,7 +19,6 @@ from tests.nodeagent.coverage.test_read import a_server
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.volume_scene import a_claim, a_pod, a_schedule, an_object
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
@@ -30,7 +27,7 @@ ALERTING = {"nodeagent.io/alert-not-protected": "true"}
 
 
 def reader(kube: FakeKube) -> CoverageReader:
-    return CoverageReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOON)
+    return CoverageReader(kube.client, "velero", lambda: NOON)
 
 
 async def planned(kube: FakeKube, rules: CoverageRules | None = None) -> PlannedCoverage:
@@ -155,12 +152,9 @@ async def test_the_last_state_is_given_up_after_six_reads_and_why_is_logged_once
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["coverage.read.select_volumes", "leader.volumes.view.plan_coverage", "leader.volumes.view.build_coverage"],
+    "name", ["coverage.read.select_volumes", "leader.volumes.view.plan_coverage", "leader.volumes.view.build_coverage"]
 )
-async def test_what_takes_seconds_does_not_keep_the_leader_from_renewing_its_lease(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_takes_seconds_does_not_block_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, function = f"nodeagent.{name}".rpartition(".")
     real, threads = getattr(importlib.import_module(module), function), []
 
@@ -195,9 +189,7 @@ async def test_pods_that_ended_or_have_no_data_do_not_count_as_too_many(monkeypa
     assert (await planned(kube)).plans is None
 
 
-async def test_of_too_many_pvcs_nothing_is_held(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_too_many_pvcs_are_not_held(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("nodeagent.leader.volumes.view._MOST_OBJECTS", 3)
     kube = FakeKube()
     for number in range(3):
