@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
-from core.kube.transport import Retry
 from exposer.model import Guard, NotOwnerError
 from nodeagent.node.expose_steps import build_guard
 from nodeagent.node.lifecycle import Observation, Site, Timeouts, build_case
@@ -15,7 +13,6 @@ from nodeagent.transfers.kinds.base import Kind
 from tests.nodeagent.support.harness import World, accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
-from tests.support.clock import LoopClock
 from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
@@ -29,14 +26,13 @@ def upload_kind(world: World) -> Kind[Any]:
 
 def guard_of(world: World, transfer: JsonDict, *, cached: Callable[[], JsonDict | None]) -> Guard:
     """Return the guard of a transfer whose cached version is `cached`."""
-    kind, clock = upload_kind(world), LoopClock()
+    kind = upload_kind(world)
     seen = Observation(kind.parse(transfer), None, None)
     case = build_case(kind, seen, _SITE, Timeouts())
-    return build_guard(KubeClient(world.kube, Retry(clock)), case, _SITE, current=cached)
+    return build_guard(world.kube.client, case, _SITE, current=cached)
 
 
 def earlier(transfer: JsonDict, **status: str) -> JsonDict:
-    """Return an earlier transfer of the same name."""
     return transfer | {"metadata": transfer["metadata"] | {"uid": "uid-of-an-earlier-one"}, "status": status}
 
 

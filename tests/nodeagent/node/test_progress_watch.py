@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.event_files import EventFiles, write_event
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
-from core.kube.transport import Retry
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from exposer.workload import EVENTS_VOLUME
 from nodeagent.metrics import Metrics
@@ -28,6 +26,7 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_u
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
@@ -51,18 +50,16 @@ async def _following(
 ) -> AsyncIterator[ProgressFollower]:
     """Follow transfers that run, whose movers have files only with `host_pods`."""
     clock = LoopClock()
-    client, kind = KubeClient(kube, Retry(clock)), build_agent(kube)._kinds["DataUpload"]
+    client, kind = kube.client, build_agent(kube)._kinds["DataUpload"]
     status = StatusWriter(client, clock)
     site = Site(NODE, NAMESPACE, host_pods=str(host_pods or ""))
     follower = ProgressFollower(client, clock, site, status=status, metrics=metrics or Metrics(NODE))
-    task = asyncio.create_task(follower.run(), name="progress")
-    for transfer in transfers:
-        cr = kind.parse(kube.put(transfer))
-        follower.follow(cr, Followed(kind, partial(copy, cr)), _mover_pod(cr.uid, host_pods))
-    await asyncio.sleep(1)
-    yield follower
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(follower.run()):
+        for transfer in transfers:
+            cr = kind.parse(kube.put(transfer))
+            follower.follow(cr, Followed(kind, partial(copy, cr)), _mover_pod(cr.uid, host_pods))
+        await asyncio.sleep(1)
+        yield follower
 
 
 def _mover_pod(uid: str, host_pods: Path | None) -> JsonDict:
@@ -122,16 +119,6 @@ async def test_an_event_that_precedes_the_transfer_in_the_watches_counts() -> No
             await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=60)
 
 
-async def test_a_mover_of_this_project_gets_no_watch_of_its_own() -> None:
-    transfer = accepted(data_upload())
-    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
-        await world.until(lambda: world.phase() == "InProgress")
-        world.kube.put(event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":700}'))
-        shown = {"totalBytes": 1000, "bytesDone": 700}
-        await world.until(lambda: world.transfer()["status"].get("progress") == shown, seconds=5)
-        assert watches_of_events(world.kube) == [f"{NODE_LABEL}={NODE}"]
-
-
 async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None:
     transfer = accepted(data_upload())
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent():
@@ -186,9 +173,7 @@ async def test_the_files_say_what_a_mover_is_pending_for_to_a_restarted_agent(tm
             await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=5)
 
 
-async def test_the_files_of_a_long_transfer_are_looked_at_less_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_of_long_transfers_are_read_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     read_new = EventFiles.read_new
 
@@ -295,7 +280,7 @@ async def _with_an_event_of_another(kube: FakeKube) -> AsyncIterator[ProgressFol
 
 
 async def _delete_events(kube: FakeKube) -> None:
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     for found in kube.objects(EVENTS):
         await client.delete(EVENTS, NAMESPACE, found["metadata"]["name"])
 

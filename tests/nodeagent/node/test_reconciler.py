@@ -125,27 +125,13 @@ async def test_a_restore_whose_target_refused_files_is_failed_and_counted() -> N
     assert (world.phase("DataDownload"), counted in metrics.render().decode()) == ("Failed", True)
 
 
-async def test_bytes_are_not_counted_again_after_a_restart() -> None:
-    metrics = Metrics(NODE)
-    async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world:
-        async with world.agent():
-            await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
-        async with world.agent(metrics=metrics):
-            await world.until(world.done)
-    text = metrics.render().decode()
-    assert f'nodeagent_moved_bytes_total{{kind="DataUpload",node="{NODE}"}} 600.0' in text
-    assert f'nodeagent_sent_bytes_total{{kind="DataUpload",node="{NODE}"}} 0.0' in text
-
-
 @pytest.mark.parametrize(
     ("mover", "text"),
     [
         pytest.param(Mover(exit_code=12, message="wrong password"), "wrong password", id="with a message"),
         pytest.param(Mover(exit_code=137, message="", reason="OOMKilled"), "OOMKilled", id="killed"),
         pytest.param(Mover(message="nonsense"), "its result is invalid: nonsense", id="invalid result"),
-        pytest.param(
-            Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped without a request"
-        ),
+        pytest.param(Mover(exit_code=14, message="SIGTERM: data path is canceled"), "was stopped", id="stopped"),
     ],
 )
 @pytest.mark.parametrize("kind", TRANSFERS)
@@ -184,19 +170,6 @@ async def test_a_transfer_whose_pod_disappears_is_failed() -> None:
         await world.until(world.done)
         assert world.phase() == "Failed"
         assert "data mover pod velero/du-1 was lost" in world.transfer()["status"]["message"]
-
-
-async def test_a_mover_on_another_node_is_taken_over_by_that_nodes_agent() -> None:
-    async with open_world(accepted(data_upload())) as world:
-        world.cluster.node = "node-b"
-        async with world.agent(node=NODE), world.agent(node="node-b"):
-            await world.until(lambda: world.phase() == "InProgress")
-            transfer = world.transfer()
-            assert (transfer["metadata"]["labels"][NODE_LABEL], transfer["status"]["node"]) == ("node-b", "node-b")
-            assert transfer["status"]["acceptedByNode"] == NODE
-            await world.until(world.done)
-            assert world.phase() == "Completed"
-            assert world.left() == {"persistentvolumeclaims": ["data"]}
 
 
 @pytest.mark.cause("waiting-for-slot")
@@ -287,16 +260,6 @@ async def test_an_invalid_transfer_is_reported_once_and_not_changed() -> None:
             await asyncio.sleep(5)
         assert world.reasons() == ["Unreadable"]
         assert world.transfer()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
-
-
-async def test_a_slow_transfer_does_not_delay_another_one() -> None:
-    pending, quick = accepted(data_upload("pending")), accepted(data_upload("quick"))
-    pending["spec"] = pending["spec"] | {"csiSnapshot": pending["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
-    async with open_world(pending, quick) as world, world.agent():
-        world.unready_snapshot("unready")
-        await world.until(lambda: world.done(name="quick"), seconds=10)
-        assert world.phase(name="pending") == "Accepted"
-        await world.until(lambda: "unready" in world.transfer(name="pending")["status"].get("message", ""), seconds=10)
 
 
 async def test_the_status_page_has_transfers_and_slots() -> None:

@@ -1,14 +1,36 @@
-"""Transfers whose requests are rejected, whose objects are lost, or whose operations time out."""
+"""Transfers whose requests are rejected or objects lost; their faults; a result that the kubelet has not reported."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
-from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
+from core.errors import ExposeError
+from core.kube.events import EventRecorder
+from core.kube.resources import DATA_UPLOADS, EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.models.names import DATA_UPLOAD_LABEL, NODE_LABEL, OUTCOME_ANNOTATION
+from nodeagent.node.cache import TransferCache
+from nodeagent.node.lifecycle import Site
+from nodeagent.node.reconciler import TransferFaults
+from nodeagent.transfers.kinds.csi_snapshot import DataUploadKind
+from nodeagent.transfers.status import EventLog, StatusWriter
+from tests.nodeagent.node.test_progress import event
+from tests.nodeagent.support.data_kinds import bare
 from tests.nodeagent.support.harness import World, accepted, open_world
-from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
-from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
+from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
+from tests.nodeagent.support.transfers import (
+    NAMESPACE,
+    NODE,
+    data_download,
+    data_upload,
+    pod_volume_backup,
+    pod_volume_restore,
+)
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 
@@ -61,9 +83,7 @@ async def test_a_malformed_object_is_reported_and_read_again() -> None:
         assert world.reasons().count("ObjectMalformed") == 1
 
 
-async def test_a_missing_permission_for_cleanup_is_reported_once_and_retried(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_forbidden_cleanup_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     async with open_world(accepted(data_upload())) as world, world.agent():
         world.kube.fail_next("DELETE", "/pods", 403, times=2)
         await world.until(world.done, seconds=100)
@@ -135,9 +155,7 @@ async def test_a_transfer_whose_pod_is_deleted_after_a_cancel_request_is_cancele
     ],
     ids=["handover", "step before it"],
 )
-async def test_a_rejected_step_after_the_data_path_is_reported_and_retried(
-    verb: str, path: str, times: int, reason: str
-) -> None:
+async def test_a_rejected_later_step_is_reported_and_retried(verb: str, path: str, times: int, reason: str) -> None:
     text = f"{verb.lower()} PersistentVolume"
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
@@ -169,9 +187,7 @@ async def test_a_rejected_change_of_a_volume_is_waited_out(status: int, message:
 
 
 @REJECTIONS
-async def test_a_change_of_a_volume_that_stays_rejected_fails_the_transfer_after_the_operation_timeout(
-    status: int, message: str
-) -> None:
+async def test_a_change_of_a_volume_that_stays_rejected_fails_after_the_timeout(status: int, message: str) -> None:
     async with open_world(accepted(data_download())) as world, world.agent():
         await world.until(lambda: world.phase("DataDownload") == "InProgress")
         world.kube.fail_next("PATCH", "/persistentvolumes", status, times=100_000, message=message)
@@ -225,3 +241,178 @@ async def test_a_recorded_outcome_is_completed_without_the_pod() -> None:
         claim, volume = world.target()
         assert volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"]
         assert len(world.kube.objects(PERSISTENT_VOLUMES)) == 1
+
+
+KEY = ("DataUpload", NAMESPACE, "du-1")
+UPLOADS = bare(DataUploadKind)
+
+
+class StoredCache(TransferCache):
+    """A cache that is always current."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        super().__init__(kube.client, LoopClock(), Site(NODE, NAMESPACE), kinds=[UPLOADS])
+        self._kube = kube
+
+    def raw(self, key: tuple[str, str, str]) -> JsonDict | None:
+        return next(iter(self._kube.objects(DATA_UPLOADS)), None)
+
+
+def faults_of(kube: FakeKube) -> TransferFaults:
+    client = kube.client
+    events = EventLog(EventRecorder(client, LoopClock(), component="node-agent", host=NODE))
+    return TransferFaults(client, StatusWriter(client, LoopClock()), events, cache=StoredCache(kube))
+
+
+def reasons(kube: FakeKube) -> list[str]:
+    return [event["reason"] for event in kube.objects(EVENTS)]
+
+
+def message(kube: FakeKube) -> str:
+    return str(kube.objects(DATA_UPLOADS)[0]["status"].get("message", ""))
+
+
+async def test_a_failed_step_is_reported_as_event_and_message_until_it_succeeds() -> None:
+    kube = FakeKube()
+    kube.put(accepted(data_upload()))
+    faults = faults_of(kube)
+    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
+    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
+    assert (reasons(kube), message(kube)) == (["StepFailed"], "patch Pod: 403")
+    faults.clear(KEY)
+    await faults.report_failed(UPLOADS, KEY, ExposeError("patch Pod: 404"))
+    assert (len(reasons(kube)), message(kube)) == (2, "patch Pod: 404")
+
+
+async def test_a_failed_step_of_a_final_transfer_leaves_its_status_alone() -> None:
+    kube = FakeKube()
+    kube.put(accepted(data_upload()) | {"status": {"phase": "Failed", "message": "no space left"}})
+    await faults_of(kube).report_failed(UPLOADS, KEY, ExposeError("delete Pod: 403"))
+    assert (reasons(kube), message(kube)) == (["StepFailed"], "no space left")
+
+
+async def test_a_failed_step_is_reported_as_event_where_the_status_cannot_be_written() -> None:
+    kube = FakeKube()
+    kube.put(accepted(data_upload()))
+    kube.fail_next("PATCH", "/datauploads", 403)
+    await faults_of(kube).report_failed(UPLOADS, KEY, ExposeError("patch Pod: 403"))
+    assert (reasons(kube), message(kube)) == (["StepFailed"], "")
+
+
+async def test_an_invalid_transfer_is_reported_once_for_each_uid_and_cause() -> None:
+    kube = FakeKube()
+    kube.put(accepted(data_upload()))
+    faults = faults_of(kube)
+    await faults.report_invalid(KEY, "spec: missing")
+    await faults.report_invalid(KEY, "spec: missing")
+    assert reasons(kube) == ["Unreadable"]
+    faults.forget(KEY, "uid-of-du-1")
+    await faults.report_invalid(KEY, "spec: missing")
+    assert len(reasons(kube)) == 2
+    await faults.report_invalid(KEY, "spec: of another type")
+    assert len(reasons(kube)) == 3
+
+
+_LOOKS_SECONDS = 30.0
+"""Longer than any check of a running transfer."""
+
+
+def _mover_pod(world: World) -> JsonDict:
+    return next(each for each in world.kube.objects(PODS) if each["metadata"].get("ownerReferences"))
+
+
+def _leave(host_pods: Path, pod: JsonDict, message: str) -> None:
+    Mover(host_pods=host_pods).leave(pod, message)
+
+
+@asynccontextmanager
+async def _running(transfer: JsonDict, host_pods: str | Path) -> AsyncIterator[tuple[World, JsonDict]]:
+    """Run an agent whose transfer has a mover that never ends; yield its pod, whose container runs."""
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent(host_pods=host_pods):
+        await world.until(lambda: world.phase(transfer["kind"]) == "InProgress")
+        yield world, _mover_pod(world)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "message"),
+    [
+        pytest.param(data_upload(), BACKUP_DONE, id="DataUpload"),
+        pytest.param(data_download(), RESTORE_DONE, id="DataDownload"),
+        pytest.param(pod_volume_backup(), BACKUP_DONE, id="PodVolumeBackup"),
+        pytest.param(pod_volume_restore(), RESTORE_DONE, id="PodVolumeRestore"),
+    ],
+)
+async def test_a_result_that_was_left_completes_its_transfer(transfer: JsonDict, message: str, tmp_path: Path) -> None:
+    async with _running(accepted(transfer), tmp_path) as (world, pod):
+        _leave(tmp_path, pod, message)
+        world.kube.put(event(transfer, "Completed", message))
+        await world.until(lambda: world.done(transfer["kind"]), seconds=60)
+        final = world.transfer(transfer["kind"])
+        assert final["status"]["phase"] == "Completed"
+        assert final["status"]["progress"] == {"totalBytes": 1000, "bytesDone": 1000}
+        assert PODS.plural not in world.left() or transfer["kind"].startswith("PodVolume")
+
+
+async def test_the_event_may_come_before_the_result_is_looked_for(tmp_path: Path) -> None:
+    """An agent that starts lists the Events of movers that run."""
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world:
+        async with world.agent():
+            await world.until(lambda: world.phase() == "InProgress")
+        _leave(tmp_path, _mover_pod(world), BACKUP_DONE)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        async with world.agent(host_pods=tmp_path):
+            await world.until(world.done, seconds=60)
+        assert world.phase() == "Completed"
+
+
+async def _stays(world: World) -> bool:
+    """Return whether the transfer is InProgress after all checks that time alone brings."""
+    await asyncio.sleep(_LOOKS_SECONDS)
+    return world.phase() == "InProgress" and not (world.transfer()["metadata"].get("annotations") or {}).get(
+        "nodeagent.io/outcome"
+    )
+
+
+_DELETED = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/held"]}
+
+
+@pytest.mark.parametrize(
+    ("message", "left", "changed"),
+    [
+        # A process that may create Events in the namespace cannot have a transfer pass for complete.
+        pytest.param(None, {}, {}, id="an Event alone"),
+        pytest.param("", {}, {}, id="nothing"),
+        pytest.param(BACKUP_DONE[:40], {}, {}, id="half"),
+        pytest.param("cannot connect to the repository", {}, {}, id="a failure"),
+        pytest.param("data path is canceled", {}, {}, id="canceled"),
+        pytest.param("{}", {}, {}, id="no result"),
+        pytest.param(BACKUP_DONE, {"uid": "another"}, {}, id="of another pod"),
+        # It may have more to do after its last Event.
+        pytest.param(BACKUP_DONE, {}, {"labels": {DATA_UPLOAD_LABEL: "du-1"}}, id="of a mover of Velero"),
+        pytest.param(BACKUP_DONE, {}, _DELETED, id="of a pod that is being deleted"),
+    ],
+)
+async def test_what_is_no_result_is_left_to_the_kubelet(
+    message: str | None, left: JsonDict, changed: JsonDict, tmp_path: Path
+) -> None:
+    """A mover in a pod whose metadata was `changed` has left a `message`, or the one in a pod with other metadata."""
+    transfer = accepted(data_upload())
+    async with _running(transfer, tmp_path) as (world, pod):
+        if changed:
+            world.kube.put(pod | {"metadata": pod["metadata"] | changed})
+        if message is not None:
+            _leave(tmp_path, pod | {"metadata": pod["metadata"] | left}, message)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        assert await _stays(world)
+
+
+async def test_without_the_directory_the_kubelet_reports_the_end(tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    async with _running(transfer, "") as (world, pod):
+        _leave(tmp_path, pod, BACKUP_DONE)
+        world.kube.put(event(transfer, "Completed", BACKUP_DONE))
+        assert await _stays(world)
+        world.cluster.mover.stubborn = False
+        await world.until(world.done)
+        assert world.phase() == "Completed"

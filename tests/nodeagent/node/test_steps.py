@@ -1,4 +1,10 @@
-"""What a request that the API server rejects means for a transfer, and what is told of one that ends."""
+"""What a rejected request means for a transfer, what is told of one that ends, and the slots of a node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import UNSET, UnsetType
@@ -10,10 +16,19 @@ from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import DataUpload
 from exposer.model import Pending
-from nodeagent.node.steps import classify_rejection, describe_activities
+from nodeagent.config.current import resolve_slots
+from nodeagent.config.keys import LoadConcurrency
+from nodeagent.config.parse import parse_config
+from nodeagent.leader.admission.quota import NodeSlots
+from nodeagent.node.steps import OwnSlots, SlotRequest, Slots, classify_rejection, describe_activities
 from nodeagent.transfers.outcome import Outcome
 from tests.nodeagent.support.transfers import data_upload
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running, until
+
+pytestmark = pytest.mark.looptime
 
 
 @pytest.mark.parametrize(
@@ -21,10 +36,7 @@ from tests.support.objects import JsonDict
     [
         (ForbiddenError('pods "x" is forbidden: exceeded quota: q, requested: pods=1'), "QuotaExceeded"),
         (ForbiddenError('pods is forbidden: User "agent" cannot create resource "pods"'), "Forbidden"),
-        (
-            ForbiddenError('pods "x" is forbidden: error looking up service account velero/node-agent'),
-            "ServiceAccountMissing",
-        ),
+        (ForbiddenError('pods "x" is forbidden: error looking up service account velero/x'), "ServiceAccountMissing"),
         (ServerError('Internal error occurred: failed calling webhook "p": connection refused'), "ApiServerError"),
     ],
     ids=["quota", "permissions", "service account", "webhook"],
@@ -52,10 +64,7 @@ def test_a_rejection_of_the_object_itself_is_final(error: ForbiddenError | Inval
         classify_rejection(error)
 
 
-_WAITED = {
-    "acceptedTimestamp": "2026-11-21T12:10:00Z",
-    "startTimestamp": "2026-11-21T12:17:59Z",
-}
+_WAITED = {"acceptedTimestamp": "2026-11-21T12:10:00Z", "startTimestamp": "2026-11-21T12:17:59Z"}
 
 
 @pytest.mark.parametrize(
@@ -110,3 +119,184 @@ def test_a_device_that_was_read_as_a_whole_is_told(fell_back: bool, cause: str |
         f"read all of the device, since {told}; stored the blocks that have changed",
         "read the device again from its start: it is of another device",
     ]
+
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def request_of(uid: str, minute: int = 0) -> SlotRequest:
+    return SlotRequest(NOON + timedelta(minutes=minute), ("DataUpload", "velero", uid), uid)
+
+
+def test_the_first_accepted_transfer_starts_first() -> None:
+    slots = Slots(1)
+    slots.observe(request_of("late", 2), Phase.PREPARED)
+    slots.observe(request_of("early", 1), Phase.PREPARED)
+    assert [slots.acquire("late"), slots.acquire("early")] == [False, True]
+
+
+def test_transfers_accepted_at_the_same_time_are_sorted_by_name() -> None:
+    slots = Slots(1)
+    for uid in ("b", "a"):
+        slots.observe(request_of(uid), Phase.PREPARED)
+    assert [request.uid for request in slots.next_requests()] == ["a"]
+
+
+def test_running_transfers_count_after_a_restart_before_another_one_starts() -> None:
+    slots = Slots(2)
+    for uid, phase in (("a", Phase.IN_PROGRESS), ("b", Phase.CANCELING), ("c", Phase.PREPARED)):
+        slots.observe(request_of(uid), phase)
+    assert not slots.acquire("c")
+    assert (slots.used, slots.pending) == (2, 1)
+
+
+def test_an_outdated_observation_of_an_earlier_phase_frees_nothing() -> None:
+    slots = Slots(1)
+    slots.observe(request_of("a"), Phase.PREPARED)
+    assert slots.acquire("a")
+    slots.observe(request_of("a"), Phase.PREPARED)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    assert [slots.acquire("b"), slots.acquire("a")] == [False, True]
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.CANCELED], ids=str)
+def test_a_final_phase_frees_the_slot_at_once(phase: Phase) -> None:
+    slots = Slots(1)
+    slots.observe(request_of("a"), Phase.IN_PROGRESS)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    slots.observe(request_of("a"), phase)
+    assert slots.acquire("b")
+
+
+def test_the_next_request_takes_the_slot_of_a_deleted_transfer() -> None:
+    slots = Slots(1)
+    slots.observe(request_of("a", 1), Phase.PREPARED)
+    slots.observe(request_of("b", 2), Phase.PREPARED)
+    slots.release("a")
+    assert [request.uid for request in slots.next_requests()] == ["b"]
+
+
+def test_a_prepared_transfer_gets_the_slot_that_is_released() -> None:
+    slots = Slots(1)
+    slots.observe(request_of("a"), Phase.IN_PROGRESS)
+    slots.observe(request_of("b"), Phase.PREPARED)
+    assert [slots.is_available_to(uid) for uid in ("a", "b")] == [True, False]
+    slots.release("a")
+    assert slots.is_available_to("b")
+
+
+def test_more_transfers_than_the_limit_may_run_if_they_ran_before() -> None:
+    slots = Slots(1)
+    for uid in ("a", "b"):
+        slots.observe(request_of(uid), Phase.IN_PROGRESS)
+    slots.observe(request_of("c"), Phase.PREPARED)
+    assert slots.used == 2
+    assert slots.next_requests() == []
+
+
+def test_a_request_before_all_pending_ones_gets_the_free_slot() -> None:
+    slots = Slots(2)
+    slots.observe(request_of("running"), Phase.IN_PROGRESS)
+    slots.observe(request_of("pending", 2), Phase.PREPARED)
+    full = [slots.is_full_for(request_of(uid, minute)) for uid, minute in (("early", 1), ("late", 3))]
+    assert full == [False, True]
+    slots.observe(request_of("running too"), Phase.IN_PROGRESS)
+    assert slots.is_full_for(request_of("early", 1))
+
+
+DOCUMENT = """{"loadConcurrency": {"globalConfig": 5, "perNodeConfig": [
+    {"nodeSelector": {"matchLabels": {"size": "big"}}, "number": 8},
+    {"nodeSelector": {"matchLabels": {"zone": "a"}}, "number": 3},
+    {"nodeSelector": {"matchExpressions": [{"key": "spot", "operator": "Exists"}]}, "number": 6}
+]}}"""
+RULES = parse_config(DOCUMENT).config.load_concurrency
+
+
+@pytest.mark.parametrize(
+    ("labels", "number"),
+    [
+        pytest.param({}, 5, id="no rule matches: globalConfig"),
+        pytest.param({"size": "small"}, 5, id="another value"),
+        pytest.param({"size": "big"}, 8, id="one rule, more than globalConfig"),
+        pytest.param({"size": "big", "zone": "a"}, 3, id="the smallest of two"),
+        pytest.param({"size": "big", "spot": ""}, 6, id="an expression"),
+        pytest.param({"size": "big", "spot": "", "zone": "a"}, 3, id="the smallest of three"),
+    ],
+)
+def test_the_smallest_match_wins(labels: dict[str, str], number: int) -> None:
+    assert resolve_slots(labels, RULES) == number
+
+
+def node(name: str, **labels: str) -> JsonDict:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+@dataclass
+class Scene:
+    """The number of an agent's own node, whose labels and configuration change."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+    concurrency: LoadConcurrency = RULES
+    numbers: list[int] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[OwnSlots]:
+        client, numbers = self.kube.client, self.numbers
+        own = OwnSlots(client, LoopClock(), "node-a", concurrency=lambda: self.concurrency, on_number=numbers.append)
+        async with running(own.run()):
+            yield own
+
+
+async def test_the_number_follows_the_labels_of_the_node() -> None:
+    scene = Scene()
+    scene.kube.put(node("node-a", size="big"))
+    scene.kube.put(node("node-b", zone="a"))
+    async with scene.following() as own:
+        await own.wait_known()
+        assert scene.numbers[-1] == 8
+        scene.kube.put(node("node-a", size="big", zone="a"))
+        await until(lambda: scene.numbers[-1] == 3)
+        scene.kube.put(node("node-a"))
+        await until(lambda: scene.numbers[-1] == 5)
+
+
+async def test_without_rules_the_node_is_not_read() -> None:
+    scene = Scene(concurrency=LoadConcurrency(global_config=4))
+    async with scene.following() as own:
+        await own.wait_known()
+        await asyncio.sleep(100)
+        assert scene.numbers == [4]
+        assert scene.kube.requests == []
+        scene.kube.put(node("node-a", size="big"))
+        scene.concurrency = RULES
+        own.refresh()
+        await until(lambda: scene.numbers[-1] == 8)
+        # The number does not change until the labels are known.
+        assert scene.numbers == [4, 8]
+        scene.concurrency = LoadConcurrency(global_config=2)
+        own.refresh()
+        assert scene.numbers[-1] == 2
+
+
+async def test_a_node_whose_labels_are_forbidden_has_the_global_number() -> None:
+    scene = Scene()
+    scene.kube.fail_next("GET", "/nodes", 403)
+    async with scene.following() as own:
+        await own.wait_known()
+        assert set(scene.numbers) == {5}
+        scene.kube.put(node("node-a", size="big"))
+        await until(lambda: scene.numbers[-1] == 8, seconds=100)
+
+
+async def test_the_labels_of_other_nodes_are_read_once_a_minute_at_most() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    kube.put(node("node-a", size="big"))
+    slots = NodeSlots(kube.client, clock, lambda: RULES)
+    assert [await slots.of("node-a") for _ in range(5)] == [8] * 5
+    assert await slots.of("node-x") == 5
+    assert len(kube.requests) == 2
+    kube.put(node("node-a", zone="a"))
+    await asyncio.sleep(61)
+    assert await slots.of("node-a") == 3
+    # What is kept of a node that is gone would stay as long as this leader.
+    assert list(slots._labels) == ["node-a"]

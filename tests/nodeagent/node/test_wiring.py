@@ -1,12 +1,31 @@
-"""The node's half of an agent runs without the leader's."""
+"""The node's half of an agent runs without the leader's; the bandwidth of its data movers is shared and followed."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_UPLOADS
+from core.kube.transport import Retry
+from core.models.transfer_settings import BandwidthLimits
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings
+from exposer.template import AgentTemplate
+from nodeagent.app import build_kinds
+from nodeagent.config.own_keys import BandwidthKeys
 from nodeagent.config.parse import parse_config
-from nodeagent.node.wiring import build_node
+from nodeagent.metrics import Metrics
+from nodeagent.node.cache import TransferCache
+from nodeagent.node.lifecycle import Site
+from nodeagent.node.wiring import NodeBandwidth, build_node, share_limits
+from nodeagent.transfers.status import StatusWriter
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.parts import fake_parts
+from tests.nodeagent.support.transfers import data_upload
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
-from tests.support.tasks import running
+from tests.support.tasks import running, until
 
 
 @pytest.mark.looptime
@@ -24,3 +43,124 @@ async def test_the_node_gets_ready_and_follows_its_slots() -> None:
     assert pending
     assert ready == []
     assert [one["total"] for one in slots] == [3, 5]
+
+
+_KEY = "nodeagent.io/bandwidth"
+
+
+def _keys(**keys: object) -> BandwidthKeys:
+    return BandwidthKeys.model_validate(keys)
+
+
+def _up(rate: int) -> BandwidthLimits:
+    return BandwidthLimits(upload_bytes_per_second=rate)
+
+
+@pytest.mark.parametrize(
+    ("keys", "limits"),
+    [
+        ({}, [0, 0, 0]),
+        ({"perMover": {"uploadBytesPerSecond": 500_000}}, [500_000] * 3),
+        ({"perNode": {"uploadBytesPerSecond": 900_000}}, [300_000] * 3),
+        ({"perLocation": {"a": {"uploadBytesPerSecond": 400_000}}}, [200_000, 200_000, 0]),
+        ({"perLocation": {"unused": {"uploadBytesPerSecond": 400_000}}}, [0, 0, 0]),
+        (
+            {
+                "perMover": {"uploadBytesPerSecond": 250_000},
+                "perNode": {"uploadBytesPerSecond": 900_000},
+                "perLocation": {"b": {"uploadBytesPerSecond": 100_000}},
+            },
+            [250_000, 250_000, 100_000],
+        ),
+    ],
+)
+def test_the_strictest_share_counts(keys: dict[str, object], limits: list[int]) -> None:
+    found = share_limits(_keys(**keys), {"1": "a", "2": "a", "3": "b"}, NOON)
+    assert [found[uid] for uid in "123"] == [_up(limit) for limit in limits]
+
+
+def test_a_direction_without_a_limit_has_none() -> None:
+    keys = _keys(perNode={"downloadBytesPerSecond": 300_000}, perMover={"uploadBytesPerSecond": 100_000})
+    (found,) = share_limits(keys, {"1": "a"}, NOON).values()
+    assert found == BandwidthLimits(upload_bytes_per_second=100_000, download_bytes_per_second=300_000)
+
+
+class _Node:
+    """A node with transfers, and the configuration of its agent."""
+
+    def __init__(self) -> None:
+        self.kube, self.clock, self.metrics = FakeKube(), LoopClock(), Metrics("node-a")
+        self.keys: BandwidthKeys | None = _keys(perNode={"uploadBytesPerSecond": 900_000})
+        client = KubeClient(self.kube, Retry(self.clock, attempts=1))
+        exposes = ExposeSettings(AgentTemplate(image="mover:1"))
+        causes = CauseFinder(client, self.clock)
+        kinds = build_kinds(client, causes, lambda: exposes, frozenset({"velero", ""}), node="node-a")
+        self.cache = TransferCache(client, self.clock, Site("node-a", "velero"), kinds=kinds)
+        status = StatusWriter(client, self.clock)
+        by_name = {kind.spec.name: kind for kind in kinds}
+        self.bandwidth = NodeBandwidth(self.clock, self.cache, status, by_name, self.metrics, lambda: self.keys)
+
+    def put(self, name: str, phase: str = "InProgress", limits: BandwidthLimits | None = None) -> None:
+        annotations = {} if limits is None else {_KEY: limits.to_json()}
+        self.kube.put(data_upload(name, node="node-a", status={"phase": phase}, annotations=annotations))
+
+    def limits(self, name: str) -> BandwidthLimits | None:
+        (raw,) = [one for one in self.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == name]
+        return BandwidthLimits.from_annotations(raw["metadata"].get("annotations") or {})
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        async with running(self.cache.run()):
+            await self.cache.wait_synced()
+            yield
+
+    def starting(self, name: str) -> dict[str, str | None]:
+        found = self.cache.transfer(("DataUpload", "velero", name))
+        assert found is not None
+        return self.bandwidth.annotations(found)
+
+
+async def test_a_transfer_starts_with_its_share() -> None:
+    node = _Node()
+    node.put("first", limits=_up(900_000))
+    node.put("next", "Prepared")
+    async with node.watching():
+        assert node.starting("next") == {_KEY: '{"uploadBytesPerSecond":450000}'}
+        assert node.bandwidth.report() == {"bandwidth": {"DataUpload/first": {"uploadBytesPerSecond": 900_000}}}
+        node.keys = _keys()
+        assert node.starting("next") == {_KEY: "{}"}
+        node.keys = None
+        assert node.starting("next") == {}
+
+
+async def test_those_that_run_get_what_has_changed_and_those_without_limits_nothing() -> None:
+    node = _Node()
+    for name in ("a", "b"):
+        node.put(name, limits=_up(900_000))
+    node.put("without")
+    node.put("ended", "Completed", _up(5))
+    async with node.watching():
+        await node.bandwidth.refresh()
+        assert [node.limits(name) for name in ("a", "b", "without", "ended")] == [_up(300_000)] * 2 + [None, _up(5)]
+        limit = 'nodeagent_bandwidth_limit_bytes_per_second{direction="upload",node="node-a"} 900000.0'
+        assert limit in node.metrics.render().decode()
+        patches = len([one for one in node.kube.requests if one.method == "PATCH"])
+        await until(lambda: node.bandwidth.report()["bandwidth"]["DataUpload/b"] == {"uploadBytesPerSecond": 300_000})
+        await node.bandwidth.refresh()
+        assert len([one for one in node.kube.requests if one.method == "PATCH"]) == patches
+        node.keys = None
+        await node.bandwidth.refresh()
+        assert [node.limits(name) for name in ("a", "b", "without")] == [BandwidthLimits()] * 2 + [None]
+
+
+@pytest.mark.parametrize(("status", "others"), [(409, 1), (404, 1), (403, 1), (422, 1), (500, 0)])
+async def test_a_write_that_fails_is_repeated_by_the_next_round(status: int, others: int) -> None:
+    node = _Node()
+    for name in ("a", "b"):
+        node.put(name, limits=_up(1))
+    async with node.watching():
+        node.kube.fail_next("PATCH", "/datauploads/a", status)
+        await node.bandwidth.refresh()
+        assert [node.limits(name) for name in ("a", "b")] == [_up(1), _up((1, 450_000)[others])]
+        await node.bandwidth.refresh()
+        assert node.limits("a") == _up(450_000)
