@@ -27,6 +27,7 @@ from tests.support.fakeobjects import merge_patch
 RESULT = '{"snapshotID":"s1","source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}'
 
 
+_ENDED = "data mover pod ended: "
 BACKUP = parse_result(BackupResult, RESULT)
 RESTORE = parse_result(RestoreResult, '{"target":{"byPath":"/x","volumeMode":"Block"},"totalBytes":7}')
 
@@ -35,13 +36,10 @@ def parse(message: str) -> BackupResult:
     return parse_result(BackupResult, message)
 
 
-def test_exit_code_zero_is_completed_with_the_result() -> None:
-    outcome = decide_outcome(PodEnd(0, RESULT + "\n", "Completed"), parse, cancel_requested=False)
+@pytest.mark.parametrize("requested", [False, True])
+def test_exit_code_zero_is_completed_with_the_result_despite_a_cancel_request(*, requested: bool) -> None:
+    outcome = decide_outcome(PodEnd(0, RESULT + "\n", "Completed"), parse, cancel_requested=requested)
     assert (outcome.phase, outcome.result, outcome.total_bytes) == (Phase.COMPLETED, BACKUP, 5)
-
-
-def test_exit_code_zero_is_completed_despite_a_cancel_request() -> None:
-    assert decide_outcome(PodEnd(0, RESULT, ""), parse, cancel_requested=True).phase is Phase.COMPLETED
 
 
 @pytest.mark.parametrize("message", ["", "{}", '{"snapshotID":""}', "done"], ids=["none", "empty", "no id", "text"])
@@ -67,31 +65,21 @@ def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(exit_code: int,
     ("end", "message"),
     [
         pytest.param(PodEnd(11, "no space left", "Error"), "no space left", id="with a message"),
-        pytest.param(PodEnd(11, "", "Error"), "data mover pod ended: Error (exit code 11)", id="without a message"),
+        pytest.param(PodEnd(11, "", "Error"), f"{_ENDED}Error (exit code 11)", id="without a message"),
+        pytest.param(PodEnd(137, "its log", "OOMKilled"), f"{_ENDED}OOMKilled (exit code 137): its log", id="OOM"),
         pytest.param(
-            PodEnd(137, "the end of its log", "OOMKilled"),
-            "data mover pod ended: OOMKilled (exit code 137): the end of its log",
-            id="OOM",
-        ),
-        pytest.param(
-            PodEnd(137, "the end of its log", "Error"),
-            "data mover pod ended: killed by signal 9 (exit code 137): the end of its log",
+            PodEnd(137, "its log", "Error"),
+            f"{_ENDED}killed by signal 9 (exit code 137): its log",
             id="killed",
         ),
         pytest.param(
             PodEnd(137, "", "Error", "64Mi"),
-            "data mover pod ended: killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)",
+            f"{_ENDED}killed by signal 9 (exit code 137), probably out of memory (limit 64Mi)",
             id="killed at its limit",
         ),
-        pytest.param(
-            PodEnd(137, "", "OOMKilled", "64Mi"),
-            "data mover pod ended: OOMKilled (exit code 137)",
-            id="OOM at its limit",
-        ),
-        pytest.param(
-            PodEnd(None, "low on memory", "Evicted"), "data mover pod ended: Evicted: low on memory", id="evicted"
-        ),
-        pytest.param(PodEnd(None, "", ""), "data mover pod ended: Error", id="unknown"),
+        pytest.param(PodEnd(137, "", "OOMKilled", "64Mi"), f"{_ENDED}OOMKilled (exit code 137)", id="OOM at its limit"),
+        pytest.param(PodEnd(None, "low on memory", "Evicted"), f"{_ENDED}Evicted: low on memory", id="evicted"),
+        pytest.param(PodEnd(None, "", ""), f"{_ENDED}Error", id="unknown"),
     ],
 )
 def test_any_other_end_is_failed_with_its_cause(end: PodEnd, message: str) -> None:
@@ -146,20 +134,12 @@ def test_what_the_target_did_not_take_is_the_message_of_a_completed_restore() ->
     ],
     ids=["restored", "backup", "missing", "required", "failed", "no pod"],
 )
-def test_what_a_target_refused_is_known_by_result_and_exit_code(
-    outcome: Outcome, end: PodEnd | None, refused: str | None
-) -> None:
+def test_what_a_target_refused_is_known_by_its_end(outcome: Outcome, end: PodEnd | None, refused: str | None) -> None:
     assert find_refusal(outcome, end) == refused
 
 
 def stored(text: str) -> Outcome | None:
     return read_outcome(DataUpload.parse(data_upload(annotations={OUTCOME_ANNOTATION: text})))
-
-
-@pytest.mark.parametrize("result", [BACKUP, RESTORE], ids=["backup", "restore"])
-def test_an_outcome_is_read_as_it_was_stored(result: MoverResult) -> None:
-    outcome = Outcome(Phase.COMPLETED, "", result, pv_name="pv-1", reclaim_policy="Delete")
-    assert stored(outcome.to_json()) == outcome
 
 
 @pytest.mark.parametrize(

@@ -62,71 +62,54 @@ _GARBAGE_COLLECTED = {"phase": "Failed"} | _disrupted("DeletionByPodGC")
 _EVICTED = {"reason": "Evicted", "message": "low on memory"}
 
 
-@pytest.mark.parametrize(
-    ("status", "cause", "message", "terminated"),
-    [
-        pytest.param(
-            _ended(137, "log", "OOMKilled"), Cause.OUT_OF_MEMORY, "OOMKilled (exit code 137)", True, id="out of memory"
-        ),
-        pytest.param(
-            _ended(15, "kopia: no memory", "OOMKilled"), Cause.OUT_OF_MEMORY, "kopia: no memory", True, id="kopia oom"
-        ),
-        pytest.param(
-            _ended(137, "", "OOMKilled", **_EVICTED),
-            Cause.OUT_OF_MEMORY,
-            "Evicted: low on memory",
-            True,
-            id="then evicted",
-        ),
-        pytest.param(_ended(15, "kopia died"), Cause.CRASHED, "kopia died", True, id="kopia crashed"),
-        pytest.param(_ended(16, "no answer"), Cause.STORAGE_UNAVAILABLE, "no answer", True, id="storage outage"),
-        pytest.param(_ended(17, "no API"), Cause.FENCED, "no API", True, id="fenced"),
-        pytest.param(_ended(17, "no API", **_disrupted("DeletionByTaintManager")), Cause.FENCED, None, True, id="both"),
-        pytest.param(_ended(137, "log"), Cause.KILLED, "killed by signal 9 (exit code 137)", True, id="killed"),
-        pytest.param(_ended(139, "log"), Cause.CRASHED, "killed by signal 11 (exit code 139)", True, id="crashed"),
-        pytest.param(
-            _ended(143, "log"), Cause.STOPPED, "killed by signal 15 (exit code 143)", True, id="SIGTERM early"
-        ),
-        pytest.param(_ended(1), Cause.CRASHED, "Error (exit code 1)", True, id="no message"),
-        pytest.param(_ended(14, _STOPPED), Cause.STOPPED, "got SIGTERM; a checkpoint was saved", True, id="stopped"),
-        pytest.param(
-            _ended(137, _STOPPED), Cause.STOPPED, "got SIGTERM; a checkpoint was saved", True, id="then killed"
-        ),
-        pytest.param(
-            _ended(14, _STOPPED, **_disrupted("EvictionByEvictionAPI")),
-            Cause.EVICTED,
-            "a cause; got SIGTERM; a checkpoint was saved",
-            True,
-            id="drained",
-        ),
-        pytest.param(_ended(14, _STOPPED) | {"reason": "Terminated"}, Cause.STOPPED, None, True, id="shutdown"),
-        pytest.param(_ended(137, **_EVICTED), Cause.EVICTED, "Evicted: low on memory", True, id="evicted"),
-        pytest.param(_ended(12, "reset", **_EVICTED), Cause.EVICTED, "Evicted: low on memory", True, id="failing too"),
-        pytest.param({"phase": "Failed"} | _EVICTED, Cause.EVICTED, "Evicted: low on memory", False, id="no container"),
-        pytest.param(
-            _ended(137, **_disrupted("PreemptionByScheduler")),
-            Cause.PREEMPTED,
-            "PreemptionByScheduler: a cause",
-            True,
-            id="preempted",
-        ),
-        pytest.param(
-            _ended(137) | {"reason": "Preempting"} | _disrupted("TerminationByKubelet"),
-            Cause.PREEMPTED,
-            None,
-            True,
-            id="preempted by the kubelet",
-        ),
-        pytest.param(_ended(137, **_disrupted("TerminationByKubelet")), Cause.EVICTED, None, True, id="by the kubelet"),
-        pytest.param(_ended(137, **_disrupted("Other")), Cause.EVICTED, None, True, id="another disruption"),
-        pytest.param(_GARBAGE_COLLECTED, Cause.NODE_LOST, "DeletionByPodGC: a cause", False, id="node deleted"),
-        pytest.param(_ended(137, "", "ContainerStatusUnknown"), Cause.NODE_LOST, None, False, id="container not found"),
-        pytest.param(_ended(255, "", "Unknown"), Cause.NODE_LOST, None, False, id="node rebooted"),
-        pytest.param(_REJECTED, Cause.REJECTED, "OutOfcpu: no room", False, id="rejected"),
-        pytest.param({"phase": "Failed"}, Cause.CRASHED, "Failed", False, id="no container, no reason"),
-        pytest.param({"phase": "Succeeded"}, Cause.CRASHED, "Succeeded", False, id="no container, no result"),
-    ],
-)
+_ENDS: dict[str, tuple[JsonDict, InterruptionCause, str | None, bool]] = {
+    "out of memory": (_ended(137, "log", "OOMKilled"), Cause.OUT_OF_MEMORY, "OOMKilled (exit code 137)", True),
+    "kopia oom": (_ended(15, "kopia: no memory", "OOMKilled"), Cause.OUT_OF_MEMORY, "kopia: no memory", True),
+    "then evicted": (_ended(137, "", "OOMKilled", **_EVICTED), Cause.OUT_OF_MEMORY, "Evicted: low on memory", True),
+    "kopia crashed": (_ended(15, "kopia died"), Cause.CRASHED, "kopia died", True),
+    "storage outage": (_ended(16, "no answer"), Cause.STORAGE_UNAVAILABLE, "no answer", True),
+    "fenced": (_ended(17, "no API"), Cause.FENCED, "no API", True),
+    "both": (_ended(17, "no API", **_disrupted("DeletionByTaintManager")), Cause.FENCED, None, True),
+    "killed": (_ended(137, "log"), Cause.KILLED, "killed by signal 9 (exit code 137)", True),
+    "crashed": (_ended(139, "log"), Cause.CRASHED, "killed by signal 11 (exit code 139)", True),
+    "SIGTERM early": (_ended(143, "log"), Cause.STOPPED, "killed by signal 15 (exit code 143)", True),
+    "no message": (_ended(1), Cause.CRASHED, "Error (exit code 1)", True),
+    "stopped": (_ended(14, _STOPPED), Cause.STOPPED, "got SIGTERM; a checkpoint was saved", True),
+    "then killed": (_ended(137, _STOPPED), Cause.STOPPED, "got SIGTERM; a checkpoint was saved", True),
+    "drained": (
+        _ended(14, _STOPPED, **_disrupted("EvictionByEvictionAPI")),
+        Cause.EVICTED,
+        "a cause; got SIGTERM; a checkpoint was saved",
+        True,
+    ),
+    "shutdown": (_ended(14, _STOPPED) | {"reason": "Terminated"}, Cause.STOPPED, None, True),
+    "evicted": (_ended(137, **_EVICTED), Cause.EVICTED, "Evicted: low on memory", True),
+    "failing too": (_ended(12, "reset", **_EVICTED), Cause.EVICTED, "Evicted: low on memory", True),
+    "no container": ({"phase": "Failed"} | _EVICTED, Cause.EVICTED, "Evicted: low on memory", False),
+    "preempted": (
+        _ended(137, **_disrupted("PreemptionByScheduler")),
+        Cause.PREEMPTED,
+        "PreemptionByScheduler: a cause",
+        True,
+    ),
+    "preempted by the kubelet": (
+        _ended(137) | {"reason": "Preempting"} | _disrupted("TerminationByKubelet"),
+        Cause.PREEMPTED,
+        None,
+        True,
+    ),
+    "by the kubelet": (_ended(137, **_disrupted("TerminationByKubelet")), Cause.EVICTED, None, True),
+    "another disruption": (_ended(137, **_disrupted("Other")), Cause.EVICTED, None, True),
+    "node deleted": (_GARBAGE_COLLECTED, Cause.NODE_LOST, "DeletionByPodGC: a cause", False),
+    "container not found": (_ended(137, "", "ContainerStatusUnknown"), Cause.NODE_LOST, None, False),
+    "node rebooted": (_ended(255, "", "Unknown"), Cause.NODE_LOST, None, False),
+    "rejected": (_REJECTED, Cause.REJECTED, "OutOfcpu: no room", False),
+    "no container, no reason": ({"phase": "Failed"}, Cause.CRASHED, "Failed", False),
+    "no container, no result": ({"phase": "Succeeded"}, Cause.CRASHED, "Succeeded", False),
+}
+
+
+@pytest.mark.parametrize(("status", "cause", "message", "terminated"), _ENDS.values(), ids=_ENDS)
 def test_an_interruption_has_the_cause_that_the_pod_shows(
     status: JsonDict, cause: InterruptionCause, message: str | None, *, terminated: bool
 ) -> None:
@@ -242,9 +225,7 @@ def test_the_backoff_never_exceeds_its_maximum(seconds: int) -> None:
 
 
 @pytest.mark.parametrize(("cause", "restores", "terminated"), list(product(Cause, [False, True], [False, True])))
-def test_only_a_restore_waits_for_a_mover_that_may_still_run(
-    cause: InterruptionCause, *, restores: bool, terminated: bool
-) -> None:
+def test_only_a_restore_waits_for_a_mover(cause: InterruptionCause, *, restores: bool, terminated: bool) -> None:
     attempts = _interrupted(cause, terminated=terminated)
     assert fence_seconds(attempts, restores) == (FENCE_SECONDS if restores and not terminated else 0.0)
 

@@ -6,17 +6,11 @@ from datetime import timedelta
 import pytest
 
 from exposer.model import Pending
-from nodeagent.transfers.retries import (
-    PendingRecord,
-    PendingRecords,
-    PendingReport,
-    decide_report,
-    mark_reported,
-)
+from nodeagent.transfers.retries import PendingRecord, PendingRecords, PendingReport, decide_report, mark_reported
 from tests.nodeagent.support.hand_clock import HandClock
 
-UNSCHEDULABLE = Pending("Unschedulable", "0/3 nodes are available")
-OTHER_NUMBERS = Pending("Unschedulable", "0/4 nodes are available")
+NODES = Pending("Unschedulable", "0/3 nodes are available")
+OTHERS = Pending("Unschedulable", "0/4 nodes are available")
 IMAGE = Pending("ImagePullBackOff", "no such image")
 TAINT = Pending("Unschedulable", "0/3 nodes are available: 3 had untolerated taint", blocked=True)
 MORE_NODES = Pending("Unschedulable", "0/4 nodes are available: 4 had untolerated taint", blocked=True)
@@ -24,46 +18,29 @@ FULL = Pending("Unschedulable", "0/4 nodes are available: 4 Insufficient cpu", b
 NOTHING, STATUS, ALL = PendingReport(), PendingReport(message=True), PendingReport(message=True, event=True)
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        pytest.param(
-            [(0.0, UNSCHEDULABLE, NOTHING), (2.9, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL)],
-            id="a reason that lasts",
-        ),
-        pytest.param(
-            [(0.0, UNSCHEDULABLE, NOTHING), (3.0, UNSCHEDULABLE, ALL), (99.0, UNSCHEDULABLE, NOTHING)], id="once"
-        ),
-        pytest.param(
-            [(0.0, UNSCHEDULABLE, NOTHING), (5.0, UNSCHEDULABLE, ALL), (10.0, IMAGE, NOTHING), (13.0, IMAGE, ALL)],
-            id="one reason after another",
-        ),
-        pytest.param(
-            [(0.0, UNSCHEDULABLE, NOTHING), (2.0, IMAGE, NOTHING), (4.0, UNSCHEDULABLE, NOTHING)],
-            id="alternating reasons",
-        ),
-        pytest.param(
-            [
-                (0.0, UNSCHEDULABLE, NOTHING),
-                (3.0, UNSCHEDULABLE, ALL),
-                (12.9, OTHER_NUMBERS, NOTHING),
-                (13.0, OTHER_NUMBERS, STATUS),
-            ],
-            id="another message of one reason",
-        ),
-        pytest.param([(0.0, TAINT, ALL)], id="blocked"),
-        pytest.param(
-            [
-                (0.0, TAINT, ALL),
-                (5.0, MORE_NODES, NOTHING),
-                (10.0, MORE_NODES, STATUS),
-                (12.0, FULL, NOTHING),
-                (15.0, FULL, ALL),
-            ],
-            id="another cause of a blocked reason",
-        ),
+_REPORTS: dict[str, list[tuple[float, Pending, PendingReport]]] = {
+    "a reason that lasts": [(0.0, NODES, NOTHING), (2.9, NODES, NOTHING), (3.0, NODES, ALL)],
+    "once": [(0.0, NODES, NOTHING), (3.0, NODES, ALL), (99.0, NODES, NOTHING)],
+    "one reason after another": [(0.0, NODES, NOTHING), (5.0, NODES, ALL), (10.0, IMAGE, NOTHING), (13.0, IMAGE, ALL)],
+    "alternating reasons": [(0.0, NODES, NOTHING), (2.0, IMAGE, NOTHING), (4.0, NODES, NOTHING)],
+    "another message of one reason": [
+        (0.0, NODES, NOTHING),
+        (3.0, NODES, ALL),
+        (12.9, OTHERS, NOTHING),
+        (13.0, OTHERS, STATUS),
     ],
-)
+    "blocked": [(0.0, TAINT, ALL)],
+    "another cause of a blocked reason": [
+        (0.0, TAINT, ALL),
+        (5.0, MORE_NODES, NOTHING),
+        (10.0, MORE_NODES, STATUS),
+        (12.0, FULL, NOTHING),
+        (15.0, FULL, ALL),
+    ],
+}
+
+
+@pytest.mark.parametrize("table", _REPORTS.values(), ids=_REPORTS)
 def test_reports_follow_the_table(table: list[tuple[float, Pending, PendingReport]]) -> None:
     record, reports = PendingRecord(), []
     for now, pending, _ in table:
@@ -75,11 +52,11 @@ def test_reports_follow_the_table(table: list[tuple[float, Pending, PendingRepor
 
 
 def test_a_transfer_that_is_not_checked_soon_is_reported_immediately() -> None:
-    assert decide_report(PendingRecord(), UNSCHEDULABLE, 0.0, immediately=True)[1] == ALL
+    assert decide_report(PendingRecord(), NODES, 0.0, immediately=True)[1] == ALL
 
 
 def test_a_rule_changes_no_record_in_place() -> None:
-    before = PendingRecord(current=UNSCHEDULABLE, checks=2)
+    before = PendingRecord(current=NODES, checks=2)
     copy = replace(before)
     decide_report(before, IMAGE, 9.0)
     mark_reported(before, IMAGE, 9.0)
@@ -108,7 +85,7 @@ def test_alternating_reasons_are_no_busy_loop() -> None:
     clock, checks = HandClock(), 0
     records = PendingRecords(clock)
     while clock.seconds < 600:
-        records.decide_report("a", UNSCHEDULABLE if checks % 2 else IMAGE)
+        records.decide_report("a", NODES if checks % 2 else IMAGE)
         clock.seconds += records.count_check("a")
         checks += 1
     # Every five seconds, and ten quick ones a minute.
@@ -118,14 +95,14 @@ def test_alternating_reasons_are_no_busy_loop() -> None:
 @pytest.mark.parametrize(
     ("pending", "pause", "paused"),
     [
-        pytest.param(UNSCHEDULABLE, 2, 60.0, id="the same"),
-        pytest.param(OTHER_NUMBERS, 0.25, 0.0, id="another message"),
+        pytest.param(NODES, 2, 60.0, id="the same"),
+        pytest.param(OTHERS, 0.25, 0.0, id="another message"),
         pytest.param(IMAGE, 0.25, 0.0, id="another reason"),
     ],
 )
 def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, pause: float, paused: float) -> None:
     records = PendingRecords(HandClock())
-    records.observe("a", UNSCHEDULABLE)
+    records.observe("a", NODES)
     for _ in range(3):
         records.count_check("a")
     records.pause_checks("a", 60.0)
@@ -136,9 +113,9 @@ def test_a_change_that_is_not_reported_is_checked_soon(pending: Pending, pause: 
 
 def test_another_reason_ends_a_pause_and_another_message_does_not() -> None:
     records = PendingRecords(HandClock())
-    records.decide_report("a", UNSCHEDULABLE)
+    records.decide_report("a", NODES)
     records.pause_checks("a", 60.0)
-    records.decide_report("a", OTHER_NUMBERS)
+    records.decide_report("a", OTHERS)
     assert records.paused_seconds("a") == 60.0
     records.decide_report("a", IMAGE)
     assert records.paused_seconds("a") == 0.0
@@ -147,7 +124,7 @@ def test_another_reason_ends_a_pause_and_another_message_does_not() -> None:
 def test_the_first_report_is_due_after_the_grace_period() -> None:
     clock = HandClock(10.0)
     records, seconds = PendingRecords(clock), []
-    records.decide_report("a", UNSCHEDULABLE)
+    records.decide_report("a", NODES)
     for clock.seconds in (10.0, 12.0, 99.0):
         seconds.append(records.seconds_to_report("a"))
     assert seconds == [3.0, 1.0, 0.0]
@@ -155,11 +132,11 @@ def test_the_first_report_is_due_after_the_grace_period() -> None:
 
 def test_records_of_several_transfers_are_separate_and_can_be_forgotten() -> None:
     records = PendingRecords(HandClock())
-    records.decide_report("a", UNSCHEDULABLE)
-    assert [records.get(uid).current.message for uid in ("a", "b")] == [UNSCHEDULABLE.message, ""]
+    records.decide_report("a", NODES)
+    assert [records.get(uid).current.message for uid in ("a", "b")] == [NODES.message, ""]
     assert records.get("a").reported.reason == ""
-    records.mark_reported("a", UNSCHEDULABLE)
-    assert records.get("a").reported == UNSCHEDULABLE
+    records.mark_reported("a", NODES)
+    assert records.get("a").reported == NODES
     records.forget("a")
     assert records.get("a") == PendingRecord()
 
@@ -170,7 +147,7 @@ def test_an_operation_is_measured_from_its_first_observation(skew: timedelta) ->
     records = PendingRecords(clock)
     assert records.operation_seconds("a", "deletion of x") == 0.0
     clock.seconds = 101.0
-    records.decide_report("a", UNSCHEDULABLE)
+    records.decide_report("a", NODES)
     assert records.operation_seconds("a", "deletion of x") == 1.0
     clock.seconds = 700.0
     assert records.operation_seconds("a", "deletion of x") == 600.0
@@ -180,7 +157,7 @@ def test_an_operation_is_measured_from_its_first_observation(skew: timedelta) ->
 def test_nothing_is_remembered_of_transfers_that_are_forgotten() -> None:
     records = PendingRecords(HandClock())
     for uid in ("a", "b", "c"):
-        records.decide_report(uid, UNSCHEDULABLE)
+        records.decide_report(uid, NODES)
         records.operation_seconds(uid, "cleanup")
     records.operation_seconds("never reported", "cleanup")
     records.forget("a")

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, POD_VOLUME_FINALIZER
 from core.models.reasons import FailureReason, PendingReason
@@ -38,7 +36,7 @@ LOCATION = {
 
 
 def kind_of(name: str, kube: FakeKube, *, reachable: bool = True, names: frozenset[str] = BUILT_IN) -> Kind[Any]:
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     exposer = PodVolumeExposer(client, CauseFinder(client, LoopClock()))
     settings = ExposeSettings(AgentTemplate("mover:1", host_pods="/host_pods" if reachable else ""))
     if name == "PodVolumeBackup":
@@ -52,7 +50,7 @@ async def admission(transfer: JsonDict, *objects: JsonDict, reachable: bool = Tr
     for obj in objects:
         kube.put(obj)
     kind = kind_of(transfer["kind"], kube, reachable=reachable)
-    return await kind.check_admission(kind.parse(transfer), KubeClient(kube, Retry(LoopClock())))
+    return await kind.check_admission(kind.parse(transfer), kube.client)
 
 
 @pytest.mark.parametrize("name", TRANSFERS)

@@ -1,5 +1,6 @@
 """What is particular to DataUploads and DataDownloads."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -13,10 +14,12 @@ from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
+from core.models.transfer_settings import InPlace
 from exposer.model import KeptVolume, Pending, RestoreRequest
 from exposer.settings import BackupPVCSettings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.outcome import Outcome
+from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.data_kinds import (
     CLAIM_PATH,
     LOCATION,
@@ -27,11 +30,14 @@ from tests.nodeagent.support.data_kinds import (
     TRUSTING,
     FakeExposer,
     admission,
+    client,
     downloads,
     uploads,
 )
 from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.support.fakeobjects import merge_patch
 from tests.support.scripted import stored
+from tests.support.versions import built
 
 
 async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
@@ -42,6 +48,7 @@ async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
     assert verdicts == [AdmissionState.READY, AdmissionState.READY]
 
 
+WAITS = AdmissionState.PENDING
 MISSING = timedelta(minutes=2)
 
 
@@ -81,7 +88,7 @@ async def test_an_unusable_location_is_named_and_pending(
         await admission(downloads(), data_download(), world),
     ):
         assert words in found.message
-        assert (found.decision, found.blocked, found.indefinite) == (AdmissionState.PENDING, True, False)
+        assert (found.decision, found.blocked, found.indefinite) == (WAITS, True, False)
         assert found.limit == limit
 
 
@@ -109,10 +116,10 @@ async def test_a_location_that_is_not_available_delays_nothing(status: JsonDict,
 @pytest.mark.parametrize(
     ("upload", "found", "expected"),
     [
-        (True, Pending("NotReady", "m"), Admission(AdmissionState.PENDING, "NotReady", "m", indefinite=True)),
-        (True, Pending("Error", "m", blocked=True), Admission(AdmissionState.PENDING, "Error", "m", blocked=True)),
+        (True, Pending("NotReady", "m"), Admission(WAITS, "NotReady", "m", indefinite=True)),
+        (True, Pending("Error", "m", blocked=True), Admission(WAITS, "Error", "m", blocked=True)),
         (True, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.SOURCE_MISSING, "m")),
-        (False, Pending("Unused", "m"), Admission(AdmissionState.PENDING, "Unused", "m")),
+        (False, Pending("Unused", "m"), Admission(WAITS, "Unused", "m")),
         (False, ExposeError("m"), Admission(AdmissionState.FAILED, FailureReason.TARGET_CLAIM_UNUSABLE, "m")),
     ],
     ids=["snapshot not ready", "snapshot with an error", "no snapshot", "target without a consumer", "target bound"],
@@ -136,17 +143,12 @@ COPYING = replace(
     ("found", "expected"),
     [
         (None, Admission(AdmissionState.READY)),
-        (Pending("CopyInUse", "m"), Admission(AdmissionState.PENDING, "CopyInUse", "m", indefinite=True)),
-        (
-            Pending("CopySourceMissing", "m", blocked=True),
-            Admission(AdmissionState.PENDING, "CopySourceMissing", "m", blocked=True),
-        ),
+        (Pending("CopyInUse", "m"), Admission(WAITS, "CopyInUse", "m", indefinite=True)),
+        (Pending("SourceMissing", "m", blocked=True), Admission(WAITS, "SourceMissing", "m", blocked=True)),
     ],
     ids=["ready", "in use", "missing"],
 )
-async def test_the_copies_that_a_transfer_needs_are_named_by_its_check(
-    found: Pending | None, expected: Admission
-) -> None:
+async def test_the_copies_that_a_transfer_needs_are_named(found: Pending | None, expected: Admission) -> None:
     """A copy is in use for as long as another transfer takes; a missing source is the operator's mistake."""
     upload, download = (
         replace(one(FakeExposer(found)), expose_settings=lambda: COPYING) for one in (uploads, downloads)
@@ -171,7 +173,7 @@ async def test_another_snapshot_type_is_rejected_and_leaves_nothing_to_clean(cha
 async def test_a_missing_target_claim_is_permanent_after_two_minutes() -> None:
     world = {path: obj for path, obj in READY_WORLD.items() if path != CLAIM_PATH}
     found = await admission(downloads(), data_download(), world)
-    assert (found.decision, found.indefinite, found.limit) == (AdmissionState.PENDING, False, timedelta(minutes=2))
+    assert (found.decision, found.indefinite, found.limit) == (WAITS, False, timedelta(minutes=2))
     assert "PersistentVolumeClaim app3/data" in found.message
 
 
@@ -309,3 +311,83 @@ async def test_an_upload_is_complete_with_its_outcome() -> None:
     cr, outcome = kind.parse(data_upload()), Outcome(phase=Phase.COMPLETED)
     assert await kind.keep(cr, outcome) == outcome
     assert await kind.complete(cr, outcome) is None
+
+
+VOLUME = built("datadownload")["spec"]["targetVolume"]["pv"]
+BASE = built("datadownload", 2)["spec"]["csiSnapshot"]["volumeSnapshot"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "maybe"}},
+            'setting DeleteExtraFiles: must be true or false: "maybe"',
+        ),
+        ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
+    ],
+    ids=["setting", "restore type"],
+)
+@pytest.mark.cause("restore-type-unsupported")
+async def test_a_restore_it_cannot_carry_out_fails_whoever_accepted_it(change: JsonDict, message: str) -> None:
+    transfer = merge_patch(data_download(), {"spec": change})
+    found = await admission(downloads(), transfer)
+    assert (found.decision, found.reason) == (AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED)
+    assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
+    with pytest.raises(ExposeError, match=message):
+        await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    cr = kind.parse(merge_patch(built("datadownload"), {"spec": {"restoreType": wanted}}))
+
+    assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
+
+    assert exposer.checked[-1].volume == VOLUME
+    assert cr.in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
+
+
+@pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
+async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+
+    await kind.clean_up(kind.parse(built("datadownload") | {"status": {"phase": end}}))
+
+    assert exposer.given_back == ([] if end == "Completed" else [VOLUME])
+    assert exposer.dropped == []
+    assert exposer.cleaned == 1
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    settings = {"DeleteExtraFiles": "true"}
+    transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
+    assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "deleted"),
+    [
+        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": True}, ("app", BASE), id="taken for it"),
+        pytest.param({"cleanUp": True}, ("app3", BASE), id="beside the target"),
+        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": False}, None, id="of a user"),
+        pytest.param({"volumeSnapshot": "", "cleanUp": True}, None, id="without a name"),
+        pytest.param(None, None, id="none"),
+    ],
+)
+async def test_a_restores_own_snapshot_is_deleted(snapshot: JsonDict | None, deleted: tuple[str, str] | None) -> None:
+    transfer = built("datadownload", 2)
+    named = {key: transfer["spec"]["csiSnapshot"][key] for key in ("storageClass", "volumeSnapshot")}
+    transfer["spec"]["csiSnapshot"] = None if snapshot is None else named | snapshot
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    cr = kind.parse(transfer | {"status": {"phase": "Failed"}})
+
+    await kind.clean_up(cr)
+
+    assert exposer.checked[-1].base_snapshot == deleted
+    assert exposer.checked[-1].requested_at == cr.metadata.creation_timestamp
