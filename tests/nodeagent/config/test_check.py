@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError
-from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSES, STORAGE_CLASSES
-from core.kube.transport import Request, Response, Retry
+from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
 from nodeagent.config.check import (
     CheckRequest,
@@ -29,7 +28,6 @@ from nodeagent.config.repositories import parse_maintenance
 from nodeagent.config.schema import ConfigFinding
 from nodeagent.runtime import connection
 from nodeagent.runtime.connection import ClusterAccess
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import only
 from tests.support.scripted import ScriptedTransport, answer, rejection, scripted_client, stored
@@ -130,9 +128,7 @@ def test_the_exit_code_depends_on_the_findings(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_check_that_cannot_start_exits_with_two_and_one_line(
-    run: _Command, arguments: list[str], expected: str
-) -> None:
+def test_what_cannot_start_exits_with_two_and_one_line(run: _Command, arguments: list[str], expected: str) -> None:
     done = run(*arguments)
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch(rf"error: .*{expected}.*\n", done.err)
@@ -249,13 +245,11 @@ async def test_a_configuration_without_names_reads_nothing() -> None:
         pytest.param("1.18.3", "{}", [], id="not set beside 1.18"),
     ],
 )
-async def test_a_queue_length_that_is_not_set_is_reported_beside_velero_1_19(
-    version: str, text: str, found: list[str]
-) -> None:
+async def test_an_unset_queue_length_is_reported_beside_velero_1_19(version: str, text: str, found: list[str]) -> None:
     kube = FakeKube()
     for definition in load_definitions(version).values():
         kube.put(definition)
-    findings = await check_queue_length(KubeClient(kube, Retry(LoopClock())), parse_config(text).config)
+    findings = await check_queue_length(kube.client, parse_config(text).config)
     assert [finding.path for finding in findings] == found
     assert all("Velero 1.19 prepares 5" in finding.problem for finding in findings)
 
@@ -330,6 +324,9 @@ def test_what_is_no_manifest_is_not_checked(run: _Command, text: str, problem: s
     assert done == expected
 
 
+_FLAG = "--repo-maintenance-job-configmap"
+
+
 def _entries(**entries: Any) -> dict[str, Any]:
     return {"data": {key: json.dumps(value) for key, value in entries.items()}}
 
@@ -351,14 +348,10 @@ async def test_names_of_maintenance_missing_in_the_cluster_are_reported() -> Non
     ("flags", "config_map", "expected"),
     [
         ([], None, (0, "no ConfigMap: no errors, no warnings")),
-        (["--repo-maintenance-job-configmap=m"], None, (1, "ConfigMap velero/m does not exist: create it, or start")),
-        (["--repo-maintenance-job-configmap=m"], {"data": {}}, (1, "ConfigMap velero/m has no data")),
-        (["--repo-maintenance-job-configmap", "m"], _entries(**{"global": {}}), (0, "ConfigMap velero/m: no errors")),
-        (
-            ["--repo-maintenance-job-configmap=m"],
-            _entries(**{"global": {"windows": 1}}),
-            (1, "error: global.windows: "),
-        ),
+        ([f"{_FLAG}=m"], None, (1, "ConfigMap velero/m does not exist: create it, or start")),
+        ([f"{_FLAG}=m"], {"data": {}}, (1, "ConfigMap velero/m has no data")),
+        ([_FLAG, "m"], _entries(**{"global": {}}), (0, "ConfigMap velero/m: no errors")),
+        ([f"{_FLAG}=m"], _entries(**{"global": {"windows": 1}}), (1, "error: global.windows: ")),
     ],
     ids=["no flag", "absent", "empty", "valid", "invalid"],
 )

@@ -1,8 +1,12 @@
-"""Which of two documents is active, and the settings of exposers that follow from it."""
+"""Which of two documents is active, the settings of exposers that follow from it, and their priority class."""
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -10,12 +14,14 @@ from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES
 from core.models.transfers import DataUpload
 from exposer.settings import CacheRule, ExposeSettings
 from exposer.template import AgentTemplate
-from nodeagent.config.current import CurrentConfig, LiveConfig
+from nodeagent.config.current import CurrentConfig, LiveConfig, PriorityClass
 from nodeagent.config.parse import ParsedConfig, parse_config
 from tests.nodeagent.support.own_scene import OwnScene
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.clock import LoopClock
 from tests.support.tasks import running
+
+pytestmark = pytest.mark.looptime
 
 
 def _document(slots: object) -> ParsedConfig:
@@ -33,6 +39,7 @@ def test_a_valid_edit_is_activated_and_subscribers_are_called() -> None:
     assert current.update(_document(3))
     assert calls == [3]
     assert current.valid
+    assert not current.update(_document(3))
 
 
 def test_an_edit_with_an_error_is_rejected_as_a_whole() -> None:
@@ -51,18 +58,6 @@ def test_an_edit_back_to_the_active_document_is_a_change_without_a_call() -> Non
     assert current.update(_document(2))
     assert current.valid
     assert calls == []
-
-
-def test_the_same_document_is_no_change() -> None:
-    current = CurrentConfig(_document(2))
-    assert not current.update(_document(2))
-
-
-def test_errors_at_start_are_no_edit() -> None:
-    current = CurrentConfig(_document('"x"'))
-    assert not current.update(_document('"x"'))
-    assert not current.valid
-    assert current.rejected == ()
 
 
 def test_a_rejection_is_a_change_once() -> None:
@@ -142,7 +137,6 @@ def test_an_edit_that_removes_the_movers_account_is_warned_about(caplog: pytest.
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.looptime
 async def test_the_priority_class_is_used_only_while_the_cluster_has_it() -> None:
     scene, live = _live('{"priorityClassName": "low"}')
     found = [live.expose_settings().pod.priority_class_name]
@@ -168,3 +162,123 @@ async def test_the_cache_limit_is_that_of_new_repositories() -> None:
 
     assert before.cache == CacheRule("fast", 5000)
     assert live.expose_settings().cache == CacheRule("fast", 100)
+
+
+_LIMIT_SECONDS = 5.0
+
+
+@dataclass
+class Scene(OwnScene):
+    def __post_init__(self) -> None:
+        self.priority = PriorityClass(self.client, LoopClock(), current=self.current, report=self.report)
+
+    async def create(self, name: str) -> None:
+        manifest = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+        await self.client.create(PRIORITY_CLASSES, manifest | {"value": 10})
+
+    async def configure(self, name: str) -> None:
+        self.current.update(_named(name))
+        await asyncio.sleep(_LIMIT_SECONDS)
+
+    @property
+    def usable(self) -> bool:
+        return 'nodeagent_priority_class_usable{node="node-1"} 1.0' in self.metrics.render().decode()
+
+
+def _named(name: str) -> ParsedConfig:
+    return parse_config('{"priorityClassName": "%s"}' % name)  # noqa: UP031 - JSON is full of braces
+
+
+@asynccontextmanager
+async def _running(scene: Scene) -> AsyncIterator[None]:
+    await scene.priority.refresh()
+    async with running(scene.priority.run(), lead_seconds=_LIMIT_SECONDS):
+        yield
+
+
+def _scene(name: str = "low") -> Scene:
+    return Scene.build(_named(name))
+
+
+async def test_an_existing_class_is_used_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    scene = _scene()
+    await scene.create("low")
+    async with _running(scene):
+        assert scene.priority.name == "low"
+        assert scene.usable
+    assert [record.message for record in caplog.records if "low" in record.message] == [
+        "PriorityClass low exists: data movers get it (value 10)"
+    ]
+    assert scene.board.reasons == []
+
+
+async def test_without_a_class_nothing_is_read() -> None:
+    scene = _scene("")
+    async with _running(scene):
+        assert scene.priority.name is None
+        assert scene.usable
+    assert scene.kube.requests == []
+
+
+async def test_a_missing_class_is_reported_and_used_once_it_appears() -> None:
+    scene = _scene()
+    async with _running(scene):
+        assert scene.priority.name is None
+        assert scene.board.reasons == ["PriorityClassMissing"]
+        assert not scene.usable
+        await scene.create("low")
+        await asyncio.sleep(_LIMIT_SECONDS)
+        assert scene.priority.name == "low"
+        assert scene.board.reasons == ["PriorityClassMissing", "PriorityClassFound"]
+        assert scene.usable
+        await scene.client.delete(PRIORITY_CLASSES, "", "low")
+        await asyncio.sleep(_LIMIT_SECONDS)
+        assert scene.priority.name is None
+        assert scene.board.reasons[2:] == ["PriorityClassMissing"]
+
+
+async def test_another_configured_class_is_used_immediately() -> None:
+    scene = _scene()
+    await scene.create("low")
+    await scene.create("system-node-critical")
+    async with _running(scene):
+        await scene.configure("system-node-critical")
+        assert scene.priority.name == "system-node-critical"
+        await scene.configure("")
+        assert scene.priority.name is None
+        assert scene.usable
+        await scene.configure("low")
+        assert scene.priority.name == "low"
+        await scene.configure("none-of-these")
+        assert scene.priority.name is None
+        assert scene.board.reasons == ["PriorityClassMissing"]
+
+
+@pytest.mark.parametrize("fault", [403, 500, "lost"])
+async def test_a_class_that_cannot_be_read_at_start_is_used_once_it_can(
+    fault: int | Literal["lost"], caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = _scene()
+    await scene.create("low")
+    scene.kube.fail_next("GET", "priorityclasses", fault, times=12)
+    await scene.priority.refresh()
+    assert scene.priority.name is None
+    assert "cannot check PriorityClass low, will retry; data movers get the default priority" in caplog.text
+    async with _running(scene):
+        await asyncio.sleep(600)
+        assert scene.priority.name == "low"
+    assert "PriorityClassMissing" not in scene.board.reasons
+    assert caplog.text.count("cannot check PriorityClass") == 1
+
+
+@pytest.mark.parametrize("fault", [403, 500, "lost"])
+async def test_the_last_state_is_kept_while_the_api_server_rejects_reads(fault: int | Literal["lost"]) -> None:
+    scene = _scene()
+    await scene.create("low")
+    async with _running(scene):
+        scene.kube.fail_next("GET", "priorityclasses", fault, times=10_000)
+        scene.kube.watches.cut()
+        await asyncio.sleep(600)
+        assert scene.priority.name == "low"
+    assert scene.board.reasons == []

@@ -86,10 +86,7 @@ def _rule(**keys: object) -> JsonDict:
                 'found the string "Movers" (did you mean movers?)'
             ),
         ),
-        (
-            {"serviceAccount": "movers"},
-            "serviceAccount: unknown key; ignored (did you mean moverServiceAccount?)",
-        ),
+        ({"serviceAccount": "movers"}, "serviceAccount: unknown key; ignored (did you mean moverServiceAccount?)"),
         (
             {"excludedMetadata": [""]},
             (

@@ -161,9 +161,7 @@ _INVALID = [(*row, True) for row in _FATAL] + [(*row, False) for row in _TOLERAT
 @pytest.mark.parametrize(
     ("document", "expected", "fatal"), _INVALID, ids=[expected.split(":")[0] for _, expected, _ in _INVALID]
 )
-def test_an_invalid_value_is_reported_and_takes_its_default(
-    document: dict[str, Any], expected: str, fatal: bool
-) -> None:
+def test_an_invalid_value_is_reported_and_defaulted(document: dict[str, Any], expected: str, fatal: bool) -> None:
     parsed = parse_config(json.dumps(document))
     (error,) = parsed.errors
     assert expected in str(error)
@@ -254,30 +252,22 @@ def test_a_selector_selects_as_kubernetes_does(selector: object, labels: dict[st
     assert LabelSelector.model_validate(selector).matches(labels) is selected
 
 
+_UNKNOWN = "{}: unknown key; ignored (did you mean {}?)"
 _NOTES = [
-    ({"priorityClass": "x"}, "priorityClass: unknown key; ignored (did you mean priorityClassName?)"),
-    (
-        {"loadConcurrency": {"globalConf": 3}},
-        "loadConcurrency.globalConf: unknown key; ignored (did you mean globalConfig?)",
-    ),
+    ({"priorityClass": "x"}, _UNKNOWN.format("priorityClass", "priorityClassName")),
+    ({"loadConcurrency": {"globalConf": 3}}, _UNKNOWN.format("loadConcurrency.globalConf", "globalConfig")),
     ({"zzz": 1}, "zzz: unknown key; ignored"),
-    (
-        {"prepareQueueLength": 10},
-        "prepareQueueLength: unknown key; ignored (did you mean loadConcurrency.prepareQueueLength?)",
-    ),
+    ({"prepareQueueLength": 10}, _UNKNOWN.format("prepareQueueLength", "loadConcurrency.prepareQueueLength")),
     (
         {"cachePVC": {"storageClass": "a", "thresholdInGB": 1}},
-        "cachePVC.thresholdInGB: unknown key; ignored (did you mean residentThresholdInMB?)",
+        _UNKNOWN.format("cachePVC.thresholdInGB", "residentThresholdInMB"),
     ),
     ({"loadconcurrency": {}}, "loadconcurrency: read as loadConcurrency (keys are case-sensitive elsewhere)"),
     (
         {"cachePVC": {"storageClass": "a"}, "cacheVolume": {}},
         "cacheVolume: cachePVC is set as well; this one is ignored",
     ),
-    (
-        {"backupPVC": {"a": {"spcNoRelabeling": True}}},
-        "backupPVC.a.spcNoRelabeling: has no effect without readOnly",
-    ),
+    ({"backupPVC": {"a": {"spcNoRelabeling": True}}}, "backupPVC.a.spcNoRelabeling: has no effect without readOnly"),
     (
         {"backupPVC": {"a": {"readWriteOncePod": True, "readOnly": True}}},
         "backupPVC.a.readWriteOncePod: has no effect with readOnly",

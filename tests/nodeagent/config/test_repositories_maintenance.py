@@ -7,23 +7,17 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError
-from core.kube.client import KubeClient
 from core.kube.errors import ServerError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.transport import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
 from exposer.pods import JobSettings
-from nodeagent.config.repositories import (
-    MaintenanceConfig,
-    MaintenanceSettings,
-    ParsedMaintenance,
-    parse_maintenance,
-)
+from nodeagent.config.repositories import MaintenanceConfig, MaintenanceSettings, ParsedMaintenance, parse_maintenance
 from nodeagent.config.windows import Window, parse_time_zone
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.scripted import rejection, scripted_client
+
+pytestmark = pytest.mark.looptime
 
 _NAME = "maintenance-config"
 _OWN = "app1-default-kopia"
@@ -32,12 +26,7 @@ _OTHER = RepositoryKey("app2", "default")
 
 
 def _config_map(data: dict[str, str]) -> JsonDict:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"namespace": "velero", "name": _NAME},
-        "data": data,
-    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "velero", "name": _NAME}, "data": data}
 
 
 def _parse(**entries: Any) -> ParsedMaintenance:
@@ -51,7 +40,7 @@ def _settings(**entries: Any) -> MaintenanceSettings:
 
 
 def _reader(kube: FakeKube) -> MaintenanceConfig:
-    return MaintenanceConfig(KubeClient(kube, Retry(LoopClock())), "velero", _NAME)
+    return MaintenanceConfig(kube.client, "velero", _NAME)
 
 
 def _pool(name: str) -> JsonDict:
@@ -130,9 +119,7 @@ def test_labels_and_expressions_are_one_term_also_with_a_storage_class() -> None
     ("own", "common", "expected"),
     [(None, None, 3), (None, 5, 5), (0, 5, 0), (7, None, 7), (7, 0, 7), (-1, 5, 5), (None, -1, 3)],
 )
-def test_the_repositorys_number_of_kept_jobs_counts_also_if_it_is_0(
-    own: int | None, common: int | None, expected: int
-) -> None:
+def test_the_repositorys_number_of_jobs_counts_also_if_0(own: int | None, common: int | None, expected: int) -> None:
     named = {"own": {"keepLatestMaintenanceJobs": own}, "common": {"keepLatestMaintenanceJobs": common}}
     assert _settings(**named).keep_jobs == expected
 
@@ -145,9 +132,7 @@ def test_the_repositorys_number_of_kept_jobs_counts_also_if_it_is_0(
         ("podAnnotations", "annotations", {"a": "1"}, {"b": "2"}, {}),
     ],
 )
-def test_the_repositorys_value_counts_if_global_has_none(
-    key: str, attribute: str, own: Any, common: Any, nothing: Any
-) -> None:
+def test_own_values_count_if_global_has_none(key: str, attribute: str, own: Any, common: Any, nothing: Any) -> None:
     def value(**entries: Any) -> Any:
         return getattr(_settings(**entries).job, attribute)
 
@@ -301,7 +286,6 @@ def test_an_unreadable_value_means_defaults_for_everything_that_it_concerns(text
     assert warning.endswith("; all defaults are used")
 
 
-@pytest.mark.looptime
 async def test_a_value_that_velero_cannot_read_stops_the_agent_at_start_whatever_its_key() -> None:
     kube = FakeKube()
     kube.put(_config_map({"global": "{}", "a key of no repository": "[]"}))
@@ -310,15 +294,12 @@ async def test_a_value_that_velero_cannot_read_stops_the_agent_at_start_whatever
         await _reader(kube).check()
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("data", "expected"),
     [(None, "does not exist: create it, or start without --repo-maintenance-job-configmap"), ({}, "has no data")],
     ids=["absent", "empty"],
 )
-async def test_a_config_map_that_is_named_must_exist_and_have_data_at_start(
-    data: dict[str, str] | None, expected: str
-) -> None:
+async def test_a_named_config_map_must_exist_and_have_data(data: dict[str, str] | None, expected: str) -> None:
     kube = FakeKube()
     if data is not None:
         kube.put(_config_map(data))
@@ -326,7 +307,6 @@ async def test_a_config_map_that_is_named_must_exist_and_have_data_at_start(
         await _reader(kube).check()
 
 
-@pytest.mark.looptime
 async def test_an_invalid_value_of_ours_does_not_stop_the_agent(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_config_map({"global": '{"windows": 1, "maxConcurrentJobs": "x"}'}))
@@ -335,11 +315,10 @@ async def test_an_invalid_value_of_ours_does_not_stop_the_agent(caplog: pytest.L
     assert "global.maxConcurrentJobs: expected a whole number" in caplog.text
 
 
-@pytest.mark.looptime
 async def test_an_edit_is_read_for_the_next_job_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_config_map({"global": '{"keepLatestMaintenanceJobs": 5}'}))
-    reader, client = _reader(kube), KubeClient(kube, Retry(LoopClock()))
+    reader, client = _reader(kube), kube.client
     assert (await reader.settings_for(_KEY)).keep_jobs == 5
     await client.patch(CONFIG_MAPS, "velero", _NAME, {"data": {"global": '{"keepLatestMaintenanceJobs": 6, "x": 1}'}})
     for _ in range(3):
@@ -353,16 +332,14 @@ async def test_an_edit_is_read_for_the_next_job_and_logged_once(caplog: pytest.L
     assert "it does not exist; all defaults are used" in caplog.text
 
 
-@pytest.mark.looptime
 async def test_without_a_config_map_nothing_is_read() -> None:
     kube = FakeKube()
-    reader = MaintenanceConfig(KubeClient(kube, Retry(LoopClock())), "velero", "")
+    reader = MaintenanceConfig(kube.client, "velero", "")
     await reader.check()
     assert await reader.settings_for(_KEY) == MaintenanceSettings()
     assert kube.requests == []
 
 
-@pytest.mark.looptime
 async def test_a_read_that_fails_is_not_taken_for_defaults() -> None:
     """They have no windows."""
     reader = MaintenanceConfig(scripted_client(lambda _: rejection(500, "InternalError")), "velero", _NAME)

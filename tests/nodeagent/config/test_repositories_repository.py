@@ -6,15 +6,14 @@ import json
 import pytest
 
 from core.errors import ConfigError
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS
-from core.kube.transport import Retry
 from nodeagent.config.repositories import RepositoryConfig, parse_settings_of
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import build_controller, open_scene
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+
+pytestmark = pytest.mark.looptime
 
 _NAME = "repository-config"
 
@@ -25,7 +24,7 @@ def _config_map(**data: str) -> JsonDict:
 
 
 def _reader(kube: FakeKube) -> RepositoryConfig:
-    return RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", _NAME)
+    return RepositoryConfig(kube.client, "velero", _NAME)
 
 
 def test_values_are_written_as_velero_writes_them() -> None:
@@ -68,9 +67,7 @@ def test_an_invalid_value_counts_as_unset_and_is_reported(document: str, expecte
         ("null", 5000, {}),
     ],
 )
-def test_a_cache_volume_has_the_configured_limit_and_0_means_none(
-    document: str, limit_mib: int, kept: dict[str, str]
-) -> None:
+def test_a_cache_has_the_configured_limit_and_0_is_none(document: str, limit_mib: int, kept: dict[str, str]) -> None:
     parsed = parse_settings_of(_config_map(kopia=document))
     assert (parsed.cache_limit_mib, parsed.settings) == (limit_mib, kept)
 
@@ -79,7 +76,6 @@ def test_a_type_without_a_key_has_no_settings() -> None:
     assert parse_settings_of(_config_map(restic="{}")).settings == {}
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -98,27 +94,24 @@ async def test_an_unusable_config_map_is_reported_at_start(data: dict[str, str] 
         await _reader(kube).check()
 
 
-@pytest.mark.looptime
 async def test_the_last_valid_settings_stay_when_the_config_map_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_config_map(kopia='{"cacheLimitMB": 7}'))
     reader = _reader(kube)
     assert await reader.settings() == {"cacheLimitMB": "7"}
-    await KubeClient(kube, Retry(LoopClock())).delete(CONFIG_MAPS, "velero", _NAME)
+    await kube.client.delete(CONFIG_MAPS, "velero", _NAME)
     assert await reader.settings() == {"cacheLimitMB": "7"}
     assert reader.cache_limit_mib == 7
     assert "backup repository configuration rejected, the last valid one stays active" in caplog.text
 
 
-@pytest.mark.looptime
 async def test_without_a_config_map_nothing_is_read() -> None:
     kube = FakeKube()
-    reader = RepositoryConfig(KubeClient(kube, Retry(LoopClock())), "velero", "")
+    reader = RepositoryConfig(kube.client, "velero", "")
     await reader.check()
     assert (await reader.settings(), reader.cache_limit_mib, kube.requests) == ({}, 5000, [])
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("spec", "kept"),
     [({}, {"cacheLimitMB": "2048"}), ({"repositoryConfig": {"cacheLimitMB": "5"}}, {"cacheLimitMB": "5"})],
@@ -128,7 +121,7 @@ async def test_a_new_repository_gets_the_settings_unless_it_has_some(spec: JsonD
     scene = open_scene()
     scene.kube.put(_config_map(kopia='{"cacheLimitMB": 2048}'))
     scene.controller = build_controller(scene.kube, RepositoryControllerMode.AUTO, config_map=_NAME)
-    client = KubeClient(scene.kube, Retry(LoopClock()))
+    client = scene.kube.client
     name = scene.repository["metadata"]["name"]
     await client.patch(BACKUP_REPOSITORIES, "velero", name, {"spec": spec})
     async with scene.running():

@@ -2,15 +2,12 @@
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
-from core.kube.transport import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.coverage.read import PlannedVolumes, VolumeReader
 from nodeagent.coverage.states import CoverageState, build_coverage
 from tests.nodeagent.coverage.test_states import NOW
 from tests.nodeagent.support.volume_scene import a_claim, a_pod, a_schedule, a_volume, an_object
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 
@@ -37,7 +34,7 @@ def a_kube(*objects: JsonDict) -> FakeKube:
 
 
 async def read(kube: FakeKube) -> PlannedVolumes:
-    return (await VolumeReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOW).read()).plan(())
+    return (await VolumeReader(kube.client, "velero", lambda: NOW).read()).plan(())
 
 
 async def expected(kube: FakeKube) -> dict[str, str]:

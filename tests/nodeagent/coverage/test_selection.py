@@ -1,11 +1,19 @@
-"""Which volumes a Schedule backs up: the answers of Velero's own unit tests and documentation."""
+"""Which volumes a Schedule backs up: the answers of Velero's own tests and documentation; selectors and wildcards."""
 
 from typing import Any
 
 import pytest
 
 from nodeagent.coverage.policies import parse_policies
-from nodeagent.coverage.selection import BackupMethod, BackupSchedule, ServerDefaults, explain_fault, select_volumes
+from nodeagent.coverage.selection import (
+    BackupMethod,
+    BackupSchedule,
+    ServerDefaults,
+    explain_fault,
+    includes,
+    parse_selector,
+    select_volumes,
+)
 from tests.nodeagent.support.volume_scene import a_claim, a_cluster, a_pod, a_schedule, a_volume, an_object
 from tests.support.objects import JsonDict
 
@@ -54,7 +62,6 @@ SNAPSHOTS = {key: SNAPSHOT if method is MOVED else method for key, method in ALL
 
 
 def policies(*rules: tuple[JsonDict, str], **more: object) -> str:
-    """Return a document of volume policies."""
     parts = [f"- conditions: {conditions}\n  action: {{type: {action}}}" for conditions, action in rules]
     extra = "".join(f"{key}: {value}\n" for key, value in more.items())
     return "version: v1\nvolumePolicies:\n" + "\n".join(parts) + f"\n{extra}"
@@ -68,6 +75,8 @@ def selected(template: JsonDict, text: str = "", defaults: ServerDefaults | None
 
 
 MOVE: JsonDict = {"snapshotMoveData": True}
+WEB: JsonDict = {"labelSelector": {"matchLabels": {"tier": "web"}}}
+DB: JsonDict = {"labelSelector": {"matchLabels": {"tier": "db"}}}
 OPT_OUT: JsonDict = {"defaultVolumesToFsBackup": True}
 FS_ALL = {"app/data": FS, "app/share": FS, "app/web-0:cache": FS, "app/logs": NONE, "db/main": FS}
 FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/")}
@@ -90,21 +99,9 @@ FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/"
         pytest.param({"excludedNamespaceScopedResources": ["*"]}, {}, id="a newer one is not"),
         pytest.param({"includedNamespaceScopedResources": ["persistentvolumeclaim", "pods"]}, ALL_MOVED, id="singular"),
         # pkg/backup: TestBackupItemCollection, pkg/itemblock/actions.
-        pytest.param(
-            {"labelSelector": {"matchLabels": {"tier": "web"}}},
-            {"app/data": MOVED, "app/share": NONE},
-            id="a pod brings its PVCs",
-        ),
-        pytest.param(
-            {"labelSelector": {"matchLabels": {"tier": "db"}}},
-            {"db/main": FS, "db/wal": MOVED},
-            id="a PVC brings its pods and its group",
-        ),
-        pytest.param(
-            {"labelSelector": {"matchLabels": {"tier": "db"}}, "volumeGroupSnapshotLabelKey": "other"},
-            {"db/main": FS},
-            id="groups by another label",
-        ),
+        pytest.param(WEB, {"app/data": MOVED, "app/share": NONE}, id="a pod brings its PVCs"),
+        pytest.param(DB, {"db/main": FS, "db/wal": MOVED}, id="a PVC brings its pods and its group"),
+        pytest.param(DB | {"volumeGroupSnapshotLabelKey": "other"}, {"db/main": FS}, id="groups by another label"),
         pytest.param(
             {"orLabelSelectors": [{"matchLabels": {"tier": "web"}}, {"matchLabels": {"tier": "db"}}]},
             {"app/data": MOVED, "app/share": NONE, "db/main": FS, "db/wal": MOVED},
@@ -163,9 +160,7 @@ def test_the_server_decides_what_a_schedule_leaves_open() -> None:
         # internal/resourcepolicies: TestGetResourceMatchedAction; site/content/docs/main/resource-filtering.md.
         pytest.param([({"storageClass": ["slow"]}, "skip")], {"app/logs": SKIPPED}, id="a storage class"),
         pytest.param([({"nfs": {}}, "fs-backup")], {"app/share": FS}, id="any NFS server"),
-        pytest.param(
-            [({"nfs": {"server": "other.example.com"}}, "fs-backup")], {"app/share": NONE}, id="another NFS server"
-        ),
+        pytest.param([({"nfs": {"server": "other.test"}}, "fs-backup")], {"app/share": NONE}, id="another NFS server"),
         pytest.param(
             [({"volumeTypes": ["emptyDir", "nfs"]}, "fs-backup")],
             {"app/share": FS, "app/web-0:cache": FS},
@@ -177,9 +172,7 @@ def test_the_server_decides_what_a_schedule_leaves_open() -> None:
             {"app/logs": MOVED, "app/data": SKIPPED, "app/share": SKIPPED},
             id="the first that matches",
         ),
-        pytest.param(
-            [({"storageClass": ["slow"]}, "fs-backup")], {"app/logs": NONE}, id="fs-backup, and no pod that runs"
-        ),
+        pytest.param([({"storageClass": ["slow"]}, "fs-backup")], {"app/logs": NONE}, id="fs-backup, no pod that runs"),
     ],
 )
 def test_volume_policies_come_before_all_else(rules: Any, expected: dict[str, BackupMethod]) -> None:
@@ -215,9 +208,7 @@ def test_global_policies_follow_those_of_the_schedule() -> None:
     ],
     ids=["opt-in", "another one", "opt-out", "opt-out without snapshots", "hooks only", "nothing"],
 )
-def test_annotations_of_pods_choose_the_method(
-    annotations: JsonDict, template: JsonDict, expected: BackupMethod
-) -> None:
+def test_annotations_choose_the_method(annotations: JsonDict, template: JsonDict, expected: BackupMethod) -> None:
     cluster = a_cluster(a_claim("data"), a_volume("data"), a_pod("web-0", claims=["data"], annotations=annotations))
     schedule = BackupSchedule.from_wire(a_schedule("night", **template))
     (choice,) = select_volumes(schedule.spec.template, cluster, ServerDefaults()).values()
@@ -272,3 +263,65 @@ def test_a_valid_template_has_no_fault() -> None:
     template: JsonDict = {"includedNamespaces": ["app-[a-c]*"], "excludedNamespaces": ["app-b"]} | nulls
     template |= {"excludedNamespaceScopedResources": ["*"]}
     assert explain_fault(BackupSchedule.from_wire(a_schedule("night", **template)).spec.template) is None
+
+
+LABELS = {"tier": "web", "env": "prod", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", True),
+        ("tier=web", True),
+        ("tier==web,env=prod", True),
+        ("tier=db", False),
+        ("tier!=db", True),
+        ("other!=x", True),
+        ("tier!=web", False),
+        ("tier in (web, db)", True),
+        ("tier in (db),env=prod", False),
+        ("tier notin (web)", False),
+        ("other notin (web)", True),
+        ("tier", True),
+        ("other", False),
+        ("!other", True),
+        ("! tier", False),
+        ("empty=", True),
+        ("env=prod , tier in (web)", True),
+    ],
+)
+def test_a_label_selector(text: str, expected: bool) -> None:
+    assert parse_selector(text).matches(LABELS) is expected
+
+
+@pytest.mark.parametrize("text", ["=web", "tier=web env=prod", "tier in web", "tier in (web", "a,,b", "!", "(x)"])
+def test_text_that_is_no_label_selector(text: str) -> None:
+    with pytest.raises(ValueError, match="not a label selector"):
+        parse_selector(text)
+
+
+@pytest.mark.parametrize(
+    ("included", "excluded", "name", "expected"),
+    [
+        # Velero, pkg/util/collections/includes_excludes_test.go, TestShouldInclude.
+        ([], [], "foo", True),
+        (["*"], [], "foo", True),
+        (["foo", "bar", "baz"], [], "foo", True),
+        (["foo", "baz"], [], "bar", False),
+        (["*"], ["foo"], "foo", False),
+        (["*"], ["foo"], "bar", True),
+        (["foo"], ["foo"], "foo", False),
+        (["*.bar"], [], "foo.bar", True),
+        (["*.bar"], [], "bar.foo", False),
+        (["*"], ["*.bar"], "foo.bar", False),
+        (["*"], ["*.bar"], "bar.foo", True),
+        # pkg/util/wildcard/expand_test.go.
+        (["ns-[0-9]"], [], "ns-7", True),
+        (["ns-[0-9]"], [], "ns-x", False),
+        (["test-?"], [], "test-1", True),
+        (["test-?"], [], "test-12", False),
+        (["kube-*"], ["kube-system"], "kube-system", False),
+    ],
+)
+def test_included_and_excluded_names(included: list[str], excluded: list[str], name: str, expected: bool) -> None:
+    assert includes(name, included, excluded) is expected

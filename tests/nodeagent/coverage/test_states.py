@@ -25,6 +25,8 @@ from tests.support.objects import JsonDict
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 KEY = ("app", "data")
+NIGHT = "expected every 24h by Schedule night"
+OUT = "nodeagent.io/exclude-from-backup"
 LEFT_OUT = {"velero.io/exclude-from-backup": "true"}
 NAMESPACE = an_object("Namespace", "app")
 
@@ -57,13 +59,8 @@ def judged(
 @pytest.mark.parametrize(
     ("copies", "sources", "state", "reason"),
     [
-        ([copy(HOUR)], [source()], "protected", "expected every 24h by Schedule night"),
-        (
-            [copy(49 * HOUR - HOUR / 60)],
-            [source()],
-            "protected",
-            "expected every 24h by Schedule night",
-        ),
+        ([copy(HOUR)], [source()], "protected", NIGHT),
+        ([copy(49 * HOUR - HOUR / 60)], [source()], "protected", NIGHT),
         ([copy(49 * HOUR + HOUR / 60)], [source()], "stale", "last backup is 2d old: expected every 24h by Schedule"),
         ([copy(3 * HOUR)], [source(interval=HOUR)], "stale", "expected every 60m"),
         ([copy(3 * HOUR)], [source(), source(interval=HOUR)], "stale", "expected every 60m"),
@@ -71,28 +68,21 @@ def judged(
         ([copy(8 * DAY)], [], "stale", "the last backup is 8d old: no schedule backs it up"),
         ([copy(8 * DAY)], [source(interval=None)], "stale", "Schedule night does not run: it is paused"),
         ([], [], "never-backed-up", "no schedule backs it up"),
-        ([], [source()], "never-backed-up", "expected every 24h by Schedule night"),
+        ([], [source()], "never-backed-up", NIGHT),
         ([], [source(interval=None)], "never-backed-up", "Schedule night does not run: it is paused"),
         ([], [source(BackupMethod.NONE, why="reason")], "never-backed-up", "Schedule night copies no data: reason"),
         ([], [source(BackupMethod.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
         ([], [source(BackupMethod.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
         ([], [source(BackupMethod.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
         ([copy(DAY), failed(HOUR)], [source()], "failing", "DataUpload velero/du-1 failed 60m ago: disk full"),
-        ([copy(HOUR), failed(DAY)], [source()], "protected", "expected every 24h by Schedule night"),
+        ([copy(HOUR), failed(DAY)], [source()], "protected", NIGHT),
         ([failed(HOUR)], [], "failing", "disk full"),
         ([copy(HOUR, complete=False)], [source()], "never-backed-up", "expected every 24h"),
         ([copy(HOUR, shrunk="from 2 to 1"), copy(DAY)], [source()], "shrunk", "DataUpload velero/du-1: from 2 to 1"),
-        (
-            [copy(HOUR), copy(DAY, shrunk="from 2 to 1")],
-            [source()],
-            "protected",
-            "expected every 24h by Schedule night",
-        ),
+        ([copy(HOUR), copy(DAY, shrunk="from 2 to 1")], [source()], "protected", NIGHT),
     ],
 )
-def test_the_state_of_a_volume(
-    copies: list[CompletedBackup], sources: list[BackupSource], state: str, reason: str
-) -> None:
+def test_a_volumes_state(copies: list[CompletedBackup], sources: list[BackupSource], state: str, reason: str) -> None:
     found = judged(*copies, sources=tuple(sources))
     assert (found.state, reason in found.reason) == (state, True), found.reason
 
@@ -115,13 +105,10 @@ def test_what_a_schedule_is_to_copy_is_not_left_out() -> None:
         ({"labels": LEFT_OUT}, "the PVC has the label velero.io/exclude-from-backup"),
         ({"namespace": an_object("Namespace", "app", labels=LEFT_OUT)}, "its namespace has the label"),
         (
-            {"namespace": an_object("Namespace", "app", annotations={"nodeagent.io/exclude-from-backup": "scratch"})},
+            {"namespace": an_object("Namespace", "app", annotations={OUT: "scratch"})},
             "annotation of its namespace: scratch",
         ),
-        (
-            {"annotations": {"nodeagent.io/exclude-from-backup": "cache"}, "leave_out_namespaces": ("x", "app")},
-            "annotation of the PVC: cache",
-        ),
+        ({"annotations": {OUT: "cache"}, "leave_out_namespaces": ("x", "app")}, "annotation of the PVC: cache"),
     ],
     ids=["label", "label of the namespace", "annotation of the namespace", "annotation that is allowed"],
 )
@@ -131,14 +118,14 @@ def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> No
 
 
 def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> None:
-    annotations = {"nodeagent.io/exclude-from-backup": "cache"}
+    annotations = {OUT: "cache"}
     found = judged(annotations=annotations, leave_out_namespaces=("db",))
     assert found.state is CoverageState.NEVER_BACKED_UP
     assert "does not count: leaveOutNamespaces does not name app" in found.note
 
 
 def test_whether_the_annotation_of_a_tenant_counts_may_not_be_known() -> None:
-    found = judged(annotations={"nodeagent.io/exclude-from-backup": "cache"}, leave_out_namespaces=None)
+    found = judged(annotations={OUT: "cache"}, leave_out_namespaces=None)
     assert found.state is CoverageState.NEVER_BACKED_UP
     assert "counts is not known: the configuration cannot be read" in found.note
     assert judged(leave_out_namespaces=None).note == ""

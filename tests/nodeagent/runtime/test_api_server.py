@@ -268,7 +268,6 @@ class Dated(FakeKube):
         return Response(200, b"{}", date=DATE)
 
 
-@pytest.mark.looptime
 async def test_every_response_is_compared() -> None:
     seen: list[str] = []
     clock = HandClock()

@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 
-from core.kube.client import KubeClient, Selection
+from core.kube.client import Selection
 from core.kube.errors import ConflictError
 from core.kube.events import EventRecorder
 from core.kube.resources import EVENTS, PODS
-from core.kube.transport import Retry
 from core.kube.types import Pod
 from nodeagent.runtime.own_pod import OwnPod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
 
 
 def _pod(name: str, *, node: str = "node-1", labels: dict[str, str] | None = None, **meta: Any) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def _pod(name: str, *, node: str = "node-1", labels: dict[str, str] | None = Non
 
 def _own(kube: FakeKube, hostname: str, pod: Pod | None = None) -> OwnPod:
     clock = LoopClock()
-    client = KubeClient(kube, Retry(clock))
+    client = kube.client
     recorder = EventRecorder(client, clock, component="node-agent", host="node-1")
     return OwnPod(client, recorder, pod, namespace="velero", node="node-1", hostname=hostname)
 
@@ -34,7 +35,6 @@ def _own(kube: FakeKube, hostname: str, pod: Pod | None = None) -> OwnPod:
 _LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["example.com/hold"]}
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("hostname", "others", "found"),
     [
@@ -47,9 +47,7 @@ _LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T12:00:00Z", "finali
     ],
     ids=["alone", "by its name", "in the node's network", "after a roll-out", "beside movers", "which of two"],
 )
-async def test_events_and_annotations_go_to_the_agents_own_pod(
-    hostname: str, others: list[dict[str, Any]], found: str | None
-) -> None:
+async def test_reports_go_to_the_own_pod(hostname: str, others: list[dict[str, Any]], found: str | None) -> None:
     kube = FakeKube()
     for pod in [_pod("agent-a"), *others]:
         kube.put(pod)
@@ -61,7 +59,6 @@ async def test_events_and_annotations_go_to_the_agents_own_pod(
     assert recorded == annotated == ([found] if found else [])
 
 
-@pytest.mark.looptime
 async def test_an_unchanged_annotation_is_not_written_again() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
@@ -69,7 +66,6 @@ async def test_an_unchanged_annotation_is_not_written_again() -> None:
     assert [request.method for request in kube.requests] == ["GET"]
 
 
-@pytest.mark.looptime
 async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_name() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
@@ -83,30 +79,27 @@ async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_nam
     ]
 
 
-@pytest.mark.looptime
 async def test_a_pod_that_is_known_is_not_read() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
-    (known,) = await KubeClient(kube, Retry(LoopClock())).list(Selection(PODS, "velero"))
+    (known,) = await kube.client.list(Selection(PODS, "velero"))
     kube.requests.clear()
     await _own(kube, "node-1", known).annotate({"nodeagent.io/config": "abc"})
     assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [("PATCH", "agent-a")]
 
 
-@pytest.mark.looptime
 async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     own = _own(kube, "agent-a")
     await own.annotate({"nodeagent.io/config": "abc"})
-    await KubeClient(kube, Retry(LoopClock())).delete(PODS, "velero", "agent-a")
+    await kube.client.delete(PODS, "velero", "agent-a")
     kube.put(_pod("agent-a"))
     with pytest.raises(ConflictError):
         await own.annotate({"nodeagent.io/config": "def"})
     assert "annotations" not in kube.objects(PODS)[0]["metadata"]
 
 
-@pytest.mark.looptime
 async def test_an_agent_without_a_pod_only_logs(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     await _own(kube, "laptop").report("ConfigRejected", "it is no JSON", warning=True)
@@ -114,7 +107,6 @@ async def test_an_agent_without_a_pod_only_logs(caplog: pytest.LogCaptureFixture
     assert kube.objects(EVENTS) == []
 
 
-@pytest.mark.looptime
 async def test_an_event_that_cannot_be_recorded_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))

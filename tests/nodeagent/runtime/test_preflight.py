@@ -26,6 +26,8 @@ from tests.support.clock import LoopClock
 from tests.support.objects import JsonDict
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
+pytestmark = pytest.mark.looptime
+
 KINDS = (
     DATA_UPLOADS,
     DATA_DOWNLOADS,
@@ -161,9 +163,7 @@ async def test_a_missing_optional_permission_is_a_warning_only(caplog: pytest.Lo
     assert warning.startswith("no permission to list,watch priorityclasses in the cluster: cannot check")
 
 
-async def test_only_the_permissions_for_the_copies_that_are_configured_are_checked_and_none_is_required(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_only_permissions_for_configured_copies_are_checked(caplog: pytest.LogCaptureFixture) -> None:
     cluster = _Cluster()
     cluster.denied = {("get", "secrets", ""), ("delete", "secrets", "velero"), ("get", "configmaps", "")}
     await check_permissions(scripted_client(cluster), "velero", copy_permissions((), ()))
@@ -275,9 +275,7 @@ def _add(directory: Path, *names: str) -> None:
         (directory / name).mkdir()
 
 
-async def test_a_directory_with_an_entry_for_each_running_pod_passes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_directory_with_entries_for_all_pods_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A pod that is being deleted may have none any more, and pods that ended may still have theirs."""
     _add(tmp_path, "uid-web", "hash", "uid-that-ended")
     node = _Node(tmp_path, [_pod("web"), _MIRROR, _ENDING])
@@ -286,7 +284,6 @@ async def test_a_directory_with_an_entry_for_each_running_pod_passes(
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize("entries", [(), ("uid-web", "uid-static")], ids=["empty", "one missing"])
 async def test_a_wrong_directory_ends_the_agent_with_what_to_do(tmp_path: Path, entries: tuple[str, ...]) -> None:
     _add(tmp_path, *entries)
@@ -301,7 +298,6 @@ async def test_a_wrong_directory_ends_the_agent_with_what_to_do(tmp_path: Path, 
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.looptime
 async def test_a_pod_that_ends_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
     _add(tmp_path, "uid-web")
     node = _Node(tmp_path, [_pod("web"), _pod("job")], [_pod("web")])
@@ -309,20 +305,16 @@ async def test_a_pod_that_ends_during_the_check_does_not_end_the_agent(tmp_path:
     assert len(node.asked) == 2
 
 
-@pytest.mark.looptime
 async def test_a_pod_that_starts_during_the_check_does_not_end_the_agent(tmp_path: Path) -> None:
     """Its directory may appear after the API server shows it as Running: a node that has just booted."""
     _add(tmp_path, "uid-web")
     node = _Node(
-        tmp_path,
-        [_pod("web"), _pod("new")],
-        at_look=lambda number: _add(tmp_path, "uid-new") if number == 3 else None,
+        tmp_path, [_pod("web"), _pod("new")], at_look=lambda number: _add(tmp_path, "uid-new") if number == 3 else None
     )
     await node.check()
     assert len(node.asked) == 3
 
 
-@pytest.mark.looptime
 async def test_pods_that_come_and_go_without_end_do_not_hold_the_check(tmp_path: Path) -> None:
     node = _Node(tmp_path, *([_pod(f"job-{number}")] for number in range(1000)))
     with pytest.raises(ConfigError, match="no entry for 1 of 1 Running pods"):

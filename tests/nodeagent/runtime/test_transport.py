@@ -119,9 +119,7 @@ async def test_nothing_is_sent_after_the_end(server: Server, transport: HttpTran
     assert server.requests == []
 
 
-async def test_kubeconfig_of_the_environment_is_used(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_environments_kubeconfig(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, {"token": "t2"}))
     transport, namespace = await load_transport(None)
     await transport.request(Request("GET", "/version"))
@@ -213,7 +211,6 @@ async def test_a_timeout_is_unreachable(transport: HttpTransport) -> None:
 
 
 async def test_canceled_stream_is_closed(server: Server, transport: HttpTransport) -> None:
-
     async def read() -> None:
         async with transport.stream(Request("GET", "/silent")) as lines:
             await anext(lines)

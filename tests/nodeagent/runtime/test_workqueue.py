@@ -163,9 +163,7 @@ async def test_a_failing_key_is_retried_with_backoff_up_to_a_limit(caplog: pytes
     assert "test: a failed, will retry in" in warnings[0].getMessage()
 
 
-async def test_an_unexpected_error_is_logged_with_its_traceback_and_blocks_no_key(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unexpected_error_is_logged_in_full_and_blocks_no_key(caplog: pytest.LogCaptureFixture) -> None:
     queue, worker = new_queue(), Worker(seconds=0)
 
     async def fail(key: str) -> None:
