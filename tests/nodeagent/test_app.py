@@ -10,9 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASSES
-from core.kube.transport import Retry
 from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, RESTORE_IN_PLACE
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, MemoryTrimmer, build_agent, find_trim
@@ -22,6 +20,8 @@ from nodeagent.startup import AgentSpec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.tasks import running
+
+pytestmark = pytest.mark.looptime
 
 _NAMESPACE, _NODE, _NAME = "velero", "node-1", "agent-config"
 _PROMISED_SECONDS = 5
@@ -42,13 +42,13 @@ async def _running(kube: FakeKube, document: dict[str, Any]) -> AsyncIterator[Ag
     settings = Settings(_NODE, namespace=_NAMESPACE, config_map_name=_NAME)
     clock = LoopClock()
     spec = AgentSpec(settings, _NAMESPACE, parse_config(text), AgentTemplate("mover:1"))
-    agent = build_agent(KubeClient(kube, Retry(clock)), clock, spec)
+    agent = build_agent(kube.client, clock, spec)
     async with running(agent.run(), lead_seconds=_PROMISED_SECONDS):
         yield agent
 
 
 async def _edit(kube: FakeKube, document: dict[str, Any]) -> None:
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     await client.patch(CONFIG_MAPS, _NAMESPACE, _NAME, {"data": {"any.json": json.dumps(document)}})
     await asyncio.sleep(_PROMISED_SECONDS)
 
@@ -58,7 +58,6 @@ def _slots(agent: Agent) -> str:
     return next(line.rpartition(" ")[2] for line in lines if line.startswith("nodeagent_slots") and '"total"' in line)
 
 
-@pytest.mark.looptime
 async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None:
     kube = FakeKube()
     kube.put(_object(PRIORITY_CLASSES, "low", value=10))
@@ -82,7 +81,6 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         assert "loadConcurrency.globalConfig" in rejected["rejected"][0]
 
 
-@pytest.mark.looptime
 async def test_an_agent_with_an_invalid_edit_stays_ready() -> None:
     """It accepts transfers with the configuration that was valid before."""
     kube = FakeKube()
@@ -93,7 +91,6 @@ async def test_an_agent_with_an_invalid_edit_stays_ready() -> None:
         assert agent.node.not_ready() == []
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("error", "shown"),
     [(None, "Landlock ABI 3"), (OSError(38, "Function not implemented"), "a chroot jail, no Landlock (Function not")],
@@ -117,14 +114,12 @@ async def keeping() -> AsyncIterator[tuple[MemoryTrimmer, list[float]]]:
         yield keeper, times
 
 
-@pytest.mark.looptime
 async def test_an_idle_agent_returns_nothing() -> None:
     async with keeping() as (_, times):
         await asyncio.sleep(1000)
     assert times == []
 
 
-@pytest.mark.looptime
 async def test_memory_is_returned_after_the_last_request_and_after_its_connections_closed() -> None:
     async with keeping() as (keeper, times):
         keeper.record_request()
@@ -132,7 +127,6 @@ async def test_memory_is_returned_after_the_last_request_and_after_its_connectio
     assert times == pytest.approx([10, 20])
 
 
-@pytest.mark.looptime
 async def test_memory_is_returned_during_a_burst() -> None:
     async with keeping() as (keeper, times):
         for _ in range(60):

@@ -75,10 +75,7 @@ def test_help_loads_no_library() -> None:
         (["serve", "--client-qps=many"], 'not a positive number: "many"'),
         (["serve", "--client-burst=1.5"], 'not a positive whole number: "1.5"'),
         (["serve", "--metrics-address=8085"], 'not an address such as :8085 or 127.0.0.1:8085: "8085"'),
-        (
-            ["serve", "--mover-service-account=Movers"],
-            'not a name of lower-case letters, digits, "-" and ".": "Movers"',
-        ),
+        (["serve", "--mover-service-account=Mover"], 'not a name of lower-case letters, digits, "-" and ".": "Mover"'),
         (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
         (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
         (["serve", "--repo-maintenance=maybe"], "invalid choice: 'maybe'"),

@@ -8,17 +8,16 @@ from typing import Literal
 import pytest
 
 from core.errors import ConfigError
-from core.kube.client import KubeClient
 from core.kube.resources import NAMESPACES
-from core.kube.transport import Retry
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import read_cluster
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, build_clock, read_spec
-from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
 
 VARIABLE = "NODE_AGENT_CLOCK_OFFSET"
 
@@ -32,9 +31,7 @@ VARIABLE = "NODE_AGENT_CLOCK_OFFSET"
         pytest.param({VARIABLE: "-24h"}, timedelta(hours=-24), id="behind"),
     ],
 )
-def test_only_the_wall_clock_is_moved(
-    environment: dict[str, str], offset: timedelta, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_clock_is_moved(environment: dict[str, str], offset: timedelta, caplog: pytest.LogCaptureFixture) -> None:
     clock, before = build_clock(environment), build_clock({}).monotonic()
     assert abs(clock.now() - datetime.now(UTC) - offset) < timedelta(minutes=1)
     assert 0 <= clock.monotonic() - before < 60
@@ -66,10 +63,9 @@ async def _read_spec(document: str | None = None, **settings: str) -> AgentSpec:
         meta = {"namespace": "velero", "name": "agent-config"}
         kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"a": document}})
         settings["config_map_name"] = "agent-config"
-    return await read_spec(KubeClient(kube, Retry(LoopClock())), Settings("node-a", **settings), "velero")  # type: ignore[arg-type] # texts
+    return await read_spec(kube.client, Settings("node-a", **settings), "velero")  # type: ignore[arg-type] # texts
 
 
-@pytest.mark.looptime
 @pytest.mark.usefixtures("checked")
 async def test_no_agent_is_built_with_a_value_that_ends_veleros() -> None:
     """`test_parse.py` has all of them."""
@@ -77,35 +73,29 @@ async def test_no_agent_is_built_with_a_value_that_ends_veleros() -> None:
         await _read_spec('{"loadAffinity": {}}')
 
 
-@pytest.mark.looptime
 async def test_the_cluster_is_known_by_the_uid_of_kube_system() -> None:
     kube = FakeKube()
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     assert not await read_cluster(client)
     kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}})
     assert await read_cluster(client) == kube.objects(NAMESPACES)[0]["metadata"]["uid"] != ""
 
 
-@pytest.mark.looptime
 @pytest.mark.parametrize(("status", "starts"), [(403, True), (429, True), (500, True), ("lost", False)])
-async def test_an_agent_starts_where_the_cluster_answers_but_cannot_be_read(
-    status: Literal[403, 429, 500, "lost"], *, starts: bool
-) -> None:
+async def test_an_agent_starts_without_a_cluster_id(status: Literal[403, 429, 500, "lost"], *, starts: bool) -> None:
     kube = FakeKube()
     kube.fail_next("GET", "/namespaces/kube-system", status, times=100)
-    client = KubeClient(kube, Retry(LoopClock()))
+    client = kube.client
     with nullcontext() if starts else pytest.raises(ConfigError, match=r"^Namespace kube-system cannot be read: .+"):
         assert not await read_cluster(client)
 
 
-@pytest.mark.looptime
 async def test_no_agent_is_built_without_the_config_map_of_maintenance_jobs(checked: list[Permission]) -> None:
     with pytest.raises(ConfigError, match=r"^ConfigMap velero/maintenance-config does not exist"):
         await _read_spec(mover_service_account="movers", maintenance_config_map="maintenance-config")
     assert [each.verbs for each in checked if each.names == ("maintenance-config",)] == [("get",)]
 
 
-@pytest.mark.looptime
 async def test_the_permissions_for_copies_are_checked_where_some_are_configured(checked: list[Permission]) -> None:
     with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist"):
         await _read_spec('{"restorePVC": {"secretNames": ["token"]}}', mover_service_account="movers")
@@ -119,12 +109,9 @@ def test_mover_pods_have_the_account_of_the_flag_and_are_told_which_cluster_they
     assert spec.expose_defaults.mover.cluster == "uid-1"
 
 
-@pytest.mark.looptime
 @pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize(("status", "image"), [(None, "mover:1"), (403, "mover:2")], ids=["running", "unknown"])
-async def test_movers_have_the_image_of_the_agent_although_its_daemonset_has_another_one(
-    status: int | None, image: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_movers_have_the_agents_image(status: int | None, image: str, caplog: pytest.LogCaptureFixture) -> None:
     kube, labels = FakeKube(), {"role": "node-agent"}
     containers = [{"name": "node-agent", "image": "mover:2"}]
     kube.put(
@@ -141,10 +128,10 @@ async def test_movers_have_the_image_of_the_agent_although_its_daemonset_has_ano
     if status is not None:
         kube.fail_next("GET", "/pods", status)
     settings = Settings("node-a", mover_service_account="movers")
-    found = await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
+    found = await read_spec(kube.client, settings, "velero")
     assert found.template.image == image
     assert ("the agent's pod cannot be read" in caplog.text) == (status is not None)
     # An API server that does not answer says nothing about the image.
     kube.fail_next("GET", "/pods", 503, times=99)
     with pytest.raises(ConfigError, match="the agent's pod cannot be read: "):
-        await read_spec(KubeClient(kube, Retry(LoopClock())), settings, "velero")
+        await read_spec(kube.client, settings, "velero")

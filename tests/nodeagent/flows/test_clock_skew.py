@@ -17,10 +17,7 @@ from tests.support.clock import LoopClock
 DAY = timedelta(hours=24)
 FOREIGN = "example.com/keep"
 
-pytestmark = [
-    pytest.mark.looptime,
-    pytest.mark.parametrize("skew", [DAY, -DAY], ids=["a day ahead", "a day behind"]),
-]
+pytestmark = [pytest.mark.looptime, pytest.mark.parametrize("skew", [DAY, -DAY], ids=["a day ahead", "a day behind"])]
 
 
 def message(world: World, kind: str = "DataUpload") -> str:
@@ -49,17 +46,6 @@ async def test_an_operation_has_its_whole_timeout(skew: timedelta) -> None:
         assert world.phase() == "Accepted"
         await world.until(lambda: world.phase() == "Failed", seconds=30, every=1)
     assert message(world).startswith("timed out after 10m0s: VolumeSnapshot ")
-
-
-async def test_a_backup_snapshot_may_become_ready_late(skew: timedelta) -> None:
-    async with open_world(accepted(data_upload())) as world, world.agent(skew=skew):
-        world.cluster.snapshots_become_ready = False
-        world.cluster.tick_seconds = 5.0
-        await asyncio.sleep(500)
-        assert world.phase() == "Accepted"
-        world.cluster.snapshots_become_ready = True
-        await world.until(world.done, every=1)
-    assert world.phase() == "Completed"
 
 
 @pytest.mark.cause("not-prepared-in-time")
@@ -146,8 +132,7 @@ async def test_the_leader_gives_an_absent_agent_the_whole_timeout(node: bool, sk
 
 
 async def test_an_init_pod_has_its_whole_timeout(skew: timedelta) -> None:
-    scene = open_repositories(skew=skew)
-    async with scene.running():
+    async with open_repositories(skew=skew).running() as scene:
         await scene.until_pod()
         scene.set_pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": "none"}])
         await asyncio.sleep(80)

@@ -57,7 +57,6 @@ class Scenario:
     refused: bool = False
 
     def build(self, kind: str) -> JsonDict:
-        """Return the transfer, New."""
         transfer: JsonDict = TRANSFERS[kind]()
         if self.in_place:
             transfer["spec"] |= built("datadownload")["spec"]
@@ -92,10 +91,7 @@ async def run_agents(kind: str, fuse: Fuse, world: World, retries: RetryRules) -
     """Run agents until the transfer is done; a second one if the fuse has stopped the first."""
     host_pods = world.cluster.mover.host_pods or ""
     async with world.agent(fuse, retries=retries, host_pods=host_pods):
-        await world.until(
-            lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind),
-            every=STEP_SECONDS,
-        )
+        await world.until(lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind), every=STEP_SECONDS)
     async with world.agent(retries=retries, host_pods=host_pods):
         await world.until(lambda: world.done(kind), every=STEP_SECONDS)
         # The provisioner reclaims the volume a little later.
@@ -126,7 +122,6 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
 
 
 def changes(before: list[str], after: list[str]) -> JsonDict:
-    """Return the objects that were created, and those that were deleted."""
     created, deleted = Counter(after) - Counter(before), Counter(before) - Counter(after)
     return {"created": sorted(created.elements()), "deleted": sorted(deleted.elements())}
 
@@ -215,9 +210,7 @@ async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
     ids=["broken", "canceled", "first mover lost", "first attempt interrupted"],
 )
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
-    kind: str, scenario: Scenario, fault: Fault
-) -> None:
+async def test_the_agent_may_stop_at_every_write_of_a_failing_run(kind: str, scenario: Scenario, fault: Fault) -> None:
     await check_matrix(kind, scenario, fault)
 
 
@@ -225,9 +218,7 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
 @pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
 @pytest.mark.parametrize("by_block", [False, True], ids=["files", "by block"])
 @pytest.mark.parametrize(
-    "scenario",
-    [GOOD, BROKEN, CANCELED, INTERRUPTED],
-    ids=["good", "broken", "canceled", "first attempt interrupted"],
+    "scenario", [GOOD, BROKEN, CANCELED, INTERRUPTED], ids=["good", "broken", "canceled", "first attempt interrupted"]
 )
 async def test_an_existing_volume_always_returns_to_its_pvc(scenario: Scenario, by_block: bool, fault: Fault) -> None:
     await check_matrix("DataDownload", replace(scenario, in_place=True, by_block=by_block), fault)
@@ -236,9 +227,7 @@ async def test_an_existing_volume_always_returns_to_its_pvc(scenario: Scenario, 
 @pytest.mark.sample("DataUpload-*", "PodVolumeRestore-*")
 @pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_the_agent_may_be_stopped_at_every_write_when_results_are_seen_early(
-    kind: str, fault: Fault, tmp_path: Path
-) -> None:
+async def test_the_agent_may_stop_at_any_write_if_results_come_early(kind: str, fault: Fault, tmp_path: Path) -> None:
     """One that starts again may see the end of the pod first, or the result that its mover has left."""
     await check_matrix(kind, Scenario("Completed", Mover(seconds=0.5, host_pods=tmp_path)), fault)
 

@@ -1,21 +1,22 @@
-"""An operation on the cluster that times out fails its transfer, and is named."""
+"""An operation that times out fails its transfer and is named; what may be a fault of the node is marked."""
 
 import asyncio
-from datetime import timedelta
+import json
 
 import pytest
 
-from core.errors import ContractError
 from core.kube.resources import PODS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
-from core.models.transfers import DataDownload, DataUpload
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, NOT_PREPARED_ANNOTATION, OWNER_UID_LABEL
+from nodeagent.transfers.mover_pod import MoverLoss
 from tests.nodeagent.support.dispatching import Gate
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_download, data_upload
 
 pytestmark = pytest.mark.looptime
+
 
 FOREIGN = "example.com/keep"
 
@@ -38,9 +39,7 @@ def source_snapshot(world: World) -> JsonDict:
     [("2m0s", 120, "2m0s"), ("", 600, "10m0s"), ("0s", 600, "10m0s")],
     ids=["of the transfer", "of the agent", "zero counts as none"],
 )
-async def test_a_source_snapshot_that_is_not_deleted_in_time_fails_the_transfer(
-    timeout: str, seconds: float, shown: str
-) -> None:
+async def test_a_source_snapshot_not_deleted_in_time_is_a_failure(timeout: str, seconds: float, shown: str) -> None:
     async with open_world(with_timeout(accepted(data_upload()), timeout)) as world:
         snapshot = source_snapshot(world)
         snapshot["metadata"]["finalizers"] = [FOREIGN]
@@ -165,12 +164,36 @@ async def test_the_mover_gets_the_timeout_as_flag(build: object, timeout: str, f
     assert f"--resource-timeout={flag}" in pod["spec"]["containers"][0]["args"]
 
 
-@pytest.mark.parametrize(("timeout", "expected"), [("90s", timedelta(seconds=90)), ("0s", None), ("", None)])
-def test_the_timeout_of_a_transfer_is_parsed(timeout: str, expected: timedelta | None) -> None:
-    assert DataUpload.parse(with_timeout(data_upload(), timeout)).operation_timeout == expected
-    assert DataDownload.parse(with_timeout(data_download(), timeout)).operation_timeout == expected
+async def _delete_source_snapshot(world: World) -> None:
+    (snapshot,) = (each["metadata"] for each in world.kube.objects(VOLUME_SNAPSHOTS))
+    await world.cluster.client.delete(VOLUME_SNAPSHOTS, snapshot["namespace"], snapshot["name"])
 
 
-def test_an_invalid_timeout_names_its_field() -> None:
-    with pytest.raises(ContractError, match="spec: operationTimeout: not a duration"):
-        DataUpload.parse(with_timeout(data_upload(), "soon"))
+@pytest.mark.parametrize(
+    ("mover", "without", "marks"),
+    [
+        pytest.param(Mover(starts=False), "", ["PrepareTimeout"], id="a mover pod that does not start"),
+        pytest.param(Mover(), "a ready snapshot", ["OperationTimeout"], id="an operation that times out"),
+        pytest.param(Mover(evicted=True), "", ["MoverLost"], id="mover pods that are lost"),
+        pytest.param(Mover(), "its source", [], id="a missing snapshot is the transfer's own fault"),
+        pytest.param(Mover(exit_code=11, message="disk"), "", [], id="a data path that fails is not the node's"),
+    ],
+)
+async def test_what_may_be_a_fault_of_the_node_is_marked(mover: Mover, without: str, marks: list[str]) -> None:
+    """For the leader, until the transfer that failed before Prepared is cleaned up."""
+    transfer = accepted(data_upload())
+    if mover.evicted:
+        losses = MoverLoss(since=NOON, last=NOON, times=19)
+        transfer["metadata"]["annotations"] = {MOVER_LOST_ANNOTATION: losses.to_json()}
+    async with open_world(transfer, mover=mover) as world:
+        world.cluster.tick_seconds = 20.0
+        world.cluster.snapshots_become_ready = without != "a ready snapshot"
+        if without == "its source":
+            await _delete_source_snapshot(world)
+        async with world.agent():
+            await world.until(world.done, seconds=2500, every=10)
+    assert world.phase() == "Failed"
+    assert NOT_PREPARED_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
+    patches = [json.loads(one.body or b"{}") for one in world.kube.requests if one.method == "PATCH"]
+    annotations = [(patch.get("metadata") or {}).get("annotations") or {} for patch in patches]
+    assert [mark for one in annotations if (mark := one.get(NOT_PREPARED_ANNOTATION))] == marks

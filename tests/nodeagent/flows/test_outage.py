@@ -25,6 +25,7 @@ from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_w
 from tests.nodeagent.support.repository_scene import RECORDED
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
+from tests.support.tasks import running
 
 pytestmark = pytest.mark.looptime
 
@@ -64,12 +65,8 @@ async def _running(world: World, line: Line) -> AsyncIterator[Agent]:
     settings = Settings(NODE, namespace=NAMESPACE, prepare_timeout=day, resource_timeout=day)
     spec = AgentSpec(settings, NAMESPACE, parse_config("{}"), AgentTemplate("mover:1"))
     agent = build_agent(KubeClient(line, Retry(LoopClock())), LoopClock(), spec)
-    task = asyncio.create_task(agent.run(), name="agent")
-    try:
+    async with running(agent.run()):
         yield agent
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _ready(world: World, *, ready: bool) -> None:

@@ -1,14 +1,20 @@
-"""Pending transfers and those beside them: what is reported, for how long, and what they do not delay."""
+"""What is reported of pending transfers and what they do not delay; the requests of a healthy one (docs/scaling.md)."""
 
 import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 
-from core.models.names import PENDING_REASON_ANNOTATION
+from core.kube.resources import PODS
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict
+from core.models.names import OUTCOME_ANNOTATION, PENDING_REASON_ANNOTATION
 from tests.nodeagent.support.dispatching import Gate
-from tests.nodeagent.support.harness import accepted, open_world
-from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import TRANSFERS, data_upload
+from tests.nodeagent.support.harness import Fuse, accepted, open_world
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Mover
+from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
 
 pytestmark = pytest.mark.looptime
 
@@ -76,3 +82,146 @@ async def test_no_pending_reason_is_left_on_a_completed_transfer(kind: str) -> N
     assert "message" not in world.transfer(kind)["status"]
     assert not is_reported()
     assert len(reported) == (3 if kind == "DataDownload" else 2)
+
+
+@dataclass
+class Tally(Fuse):
+    """Counts the requests of an agent, and the rejected ones."""
+
+    requests: list[Request] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+
+    async def request(self, request: Request) -> Response:
+        self.requests.append(request)
+        response = await super().request(request)
+        self.statuses.append(response.status)
+        return response
+
+    def count(self) -> dict[str, int]:
+        """Return the number of requests: reads in one sum, writes by verb and resource, progress apart."""
+        return dict(Counter(map(what, self.requests)))
+
+
+def what(request: Request) -> str:
+    if request.method == "GET":
+        return "reads"
+    body: JsonDict = json.loads(request.body or b"{}")
+    if request.method == "PATCH" and set(body.get("status", {})) == {"progress"}:
+        return "progress"
+    plural = request.path.split("/")[-1 if request.method == "POST" else -2]
+    return f"{request.method} {plural}"
+
+
+ON_THE_TRANSFER = 5
+"""Prepared, InProgress, the outcome, the final status and the release; the dispatcher's accept is not included."""
+
+EVENTS = 3
+"""Prepared, Started, Completed; Accepted is the dispatcher's."""
+
+WRITES = {
+    "DataUpload": {
+        "POST volumesnapshotcontents": 1,
+        "POST volumesnapshots": 1,
+        "POST persistentvolumeclaims": 1,
+        "POST pods": 1,
+        # The source's is set to Retain; ours names the volume that must be deleted before it.
+        "PATCH volumesnapshotcontents": 2,
+        "DELETE volumesnapshots": 2,
+        "DELETE volumesnapshotcontents": 2,
+        "DELETE persistentvolumeclaims": 1,
+        "DELETE pods": 1,
+    },
+    "DataDownload": {
+        "POST persistentvolumeclaims": 1,
+        "POST pods": 1,
+        # Retain, the claimRef, and the original policy.
+        "PATCH persistentvolumes": 3,
+        "PATCH persistentvolumeclaims": 1,
+        "DELETE persistentvolumeclaims": 1,
+        "DELETE pods": 1,
+    },
+    "PodVolumeBackup": {"POST pods": 1, "DELETE pods": 1},
+    "PodVolumeRestore": {"POST pods": 1, "DELETE pods": 1},
+}
+MOST_READS = {"DataUpload": 50, "DataDownload": 29, "PodVolumeBackup": 17, "PodVolumeRestore": 17}
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_healthy_transfer_costs_a_fixed_number_of_writes(kind: str) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    plural = TRANSFER_RESOURCES[kind].plural
+    async with open_world(transfer) as world:
+        tally = Tally(world.kube)
+        async with world.agent(tally):
+            await world.until(lambda: world.done(kind))
+    spent = tally.count()
+    assert spent.pop("reads") <= MOST_READS[kind]
+    # As many as the mover reported.
+    assert spent.pop("progress") == 1
+    assert spent == WRITES[kind] | {f"PATCH {plural}": ON_THE_TRANSFER, "POST events": EVENTS}
+    assert not {409, 422} & set(tally.statuses)
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_long_transfer_costs_only_its_progress_in_addition(kind: str) -> None:
+    async def run(seconds: float) -> dict[str, int]:
+        async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=seconds)) as world:
+            tally = Tally(world.kube)
+            world.cluster.tick_seconds = 1
+            async with world.agent(tally):
+                await world.until(lambda: world.done(kind), seconds=5000, every=1)
+        return tally.count()
+
+    assert await run(240) == await run(3)
+
+
+async def test_the_last_progress_and_the_outcome_do_not_conflict() -> None:
+    async with open_world(accepted(data_upload())) as world:
+        tally = Tally(world.kube)
+        gate = Gate(tally, lambda request: what(request) == "progress")
+        async with world.agent(gate):
+            await world.until(lambda: gate.waiting == 1)
+            # The mover ends while its progress is still being written.
+            await asyncio.sleep(10)
+            assert world.phase() == "InProgress"
+            assert OUTCOME_ANNOTATION not in world.transfer()["metadata"].get("annotations", {})
+            gate.open.set()
+            await world.until(world.done)
+        assert world.phase() == "Completed"
+    assert 409 not in tally.statuses
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("DataUpload", 0), ("PodVolumeBackup", 5)])
+async def test_a_transfer_pending_for_a_slot_is_not_read_at_each_change_of_its_pod(kind: str, reads: int) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    name = transfer["metadata"]["name"]
+    async with open_world(transfer) as world:
+        tally = Tally(world.kube)
+        async with world.agent(tally, slots=0) as agent:
+            await world.until(lambda: world.phase(kind) == "Prepared")
+            assert "free slot" in world.transfer(kind)["status"]["message"]
+            tally.requests.clear()
+            for number in range(20):
+                change = {"metadata": {"annotations": {"changed": str(number)}}}
+                await world.cluster.client.patch(PODS, NAMESPACE, name, change)
+                await asyncio.sleep(2)
+            # The volume of a workload pod may disappear: only that is checked.
+            assert tally.count() == ({"reads": reads} if reads else {})
+            agent.set_slots(1)
+            await world.until(lambda: world.done(kind))
+        assert world.phase(kind) == "Completed"
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_the_cost_of_pending_for_a_slot_does_not_grow_with_time(kind: str) -> None:
+    async def wait(seconds: float) -> dict[str, int]:
+        async with open_world(accepted(TRANSFERS[kind]())) as world:
+            tally = Tally(world.kube)
+            async with world.agent(tally, slots=0):
+                await world.until(lambda: world.phase(kind) == "Prepared")
+                tally.requests.clear()
+                await asyncio.sleep(seconds)
+        return {name: number for name, number in tally.count().items() if name != "reads"}
+
+    # The move to Prepared reports it.
+    assert await wait(10) == await wait(300) == {}

@@ -56,7 +56,6 @@ def mover_pod(world: World, kind: str = "DataUpload") -> JsonDict:
 
 
 async def set_workload_status(world: World, status: JsonDict) -> None:
-    """Change the status of the workload pod."""
     meta = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))["metadata"]
     await world.cluster.client.patch(PODS, meta["namespace"], meta["name"], {"status": status})
 
@@ -108,26 +107,6 @@ async def test_a_killed_mover_is_followed_by_another_attempt(kind: str) -> None:
         "Retried",
         "Completed",
     ]
-
-
-@pytest.mark.parametrize(
-    ("status", "cause"),
-    [
-        (disrupted("EvictionByEvictionAPI"), InterruptionCause.EVICTED),
-        (disrupted("PreemptionByScheduler"), InterruptionCause.PREEMPTED),
-        (ended(137, reason="OOMKilled"), InterruptionCause.OUT_OF_MEMORY),
-        (ended(14, "SIGTERM: data path is canceled"), InterruptionCause.STOPPED),
-        (ended(15, "kopia was killed"), InterruptionCause.CRASHED),
-        (ended(16, "the storage does not answer"), InterruptionCause.STORAGE_UNAVAILABLE),
-        (ended(17, "no answer from the API server"), InterruptionCause.FENCED),
-    ],
-    ids=lambda value: str(value) if isinstance(value, InterruptionCause) else "",
-)
-async def test_an_attempt_is_interrupted_by(status: JsonDict, cause: InterruptionCause) -> None:
-    async with interrupted_world("DataUpload", status) as world:
-        await world.until(world.done)
-    assert world.phase() == "Completed"
-    assert [each.cause for each in attempts_of(world).interruptions] == [cause]
 
 
 async def test_a_failure_that_no_retry_helps_fails_the_transfer_at_once() -> None:
@@ -221,9 +200,7 @@ async def test_another_attempt_begins_only_when_the_old_pod_is_gone(kind: str) -
 
 
 @pytest.mark.parametrize(
-    ("status", "same"),
-    [(ended(137), True), (disrupted("EvictionByEvictionAPI"), False)],
-    ids=["killed", "evicted"],
+    ("status", "same"), [(ended(137), True), (disrupted("EvictionByEvictionAPI"), False)], ids=["killed", "evicted"]
 )
 async def test_a_backup_gets_a_new_volume_unless_only_its_mover_ended(status: JsonDict, same: bool) -> None:
     async with interrupted_world("DataUpload", {"phase": "Running"}) as world:

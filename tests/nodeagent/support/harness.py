@@ -54,6 +54,7 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
+from tests.support.tasks import running, until
 
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
@@ -189,7 +190,6 @@ class World:
         return str(self.transfer(kind, name).get("status", {}).get("phase", ""))
 
     def reasons(self) -> list[str]:
-        """Return the reasons of the agent's Events, in order."""
         events = [e for e in self.kube.objects(EVENTS) if e.get("source", {}).get("component") == "node-agent"]
         return [e["reason"] for e in sorted(events, key=lambda e: int(e["metadata"]["resourceVersion"]))]
 
@@ -221,13 +221,7 @@ class World:
         return claim, volumes.get(claim["spec"].get("volumeName", ""), {})
 
     def claim_path(self, claim: JsonDict) -> tuple[Resource, str, str]:
-        """Return resource, namespace and name of a claim."""
         return PERSISTENT_VOLUME_CLAIMS, claim["metadata"]["namespace"], claim["metadata"]["name"]
-
-    def unready_snapshot(self, name: str) -> None:
-        """Change a source snapshot to one that is not ready yet."""
-        snapshot = next(o for o in self.kube.objects(VOLUME_SNAPSHOTS) if o["metadata"]["name"] == name)
-        self.kube.put(snapshot | {"status": {"readyToUse": False}})
 
     async def stop(self, transfer: JsonDict, by: str) -> None:
         """Request the cancel of a transfer by `cancel` or by `deletion`."""
@@ -239,9 +233,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool], *, seconds: float = 300.0, every: float = 0.05) -> None:
         """Wait in virtual time until `condition` holds, checking it `every` so many seconds."""
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(every)
+        await until(condition, seconds=seconds, every=every)
 
     def done(self, kind: str = "DataUpload", name: str = "") -> bool:
         """Return whether the transfer is cleaned up and released."""
@@ -250,14 +242,9 @@ class World:
 
     @asynccontextmanager
     async def agent(self, transport: Transport | None = None, **options: object) -> AsyncIterator[Reconciler]:
-        """Run an agent for the time of the context."""
         reconciler = build_agent(transport or self.kube, **options)  # type: ignore[arg-type] # passed through
-        task = asyncio.create_task(reconciler.run(), name="agent")
-        try:
+        async with running(reconciler.run()):
             yield reconciler
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def accepted(transfer: JsonDict, *, node: str = NODE) -> JsonDict:
@@ -275,8 +262,7 @@ def accepted(transfer: JsonDict, *, node: str = NODE) -> JsonDict:
 async def open_world(*transfers: JsonDict, mover: Mover | None = None) -> AsyncIterator[World]:
     """Run a cluster that has those transfers and their volumes."""
     kube = FakeKube()
-    clock = LoopClock()
-    cluster = Cluster(KubeClient(kube, Retry(clock)), mover or Mover(), kube=kube)
+    cluster = Cluster(kube.client, mover or Mover(), kube=kube)
     for transfer in transfers:
         kube.put(transfer)
         for obj in volumes_of(transfer):
@@ -316,11 +302,7 @@ def volumes_of(transfer: JsonDict) -> list[JsonDict]:
                 "creationTimestamp": "2026-11-21T10:59:00Z",
             },
             "spec": {"source": {"persistentVolumeClaimName": transfer["spec"]["sourcePVC"]}},
-            "status": {
-                "readyToUse": True,
-                "restoreSize": "1Gi",
-                "boundVolumeSnapshotContentName": f"content-{name}",
-            },
+            "status": {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": f"content-{name}"},
         },
         {
             "apiVersion": group,
