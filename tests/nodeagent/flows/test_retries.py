@@ -109,6 +109,13 @@ async def test_a_killed_mover_is_followed_by_another_attempt(kind: str) -> None:
     ]
 
 
+async def test_an_attempt_that_ran_out_of_memory_is_followed_by_another_one() -> None:
+    async with interrupted_world("DataUpload", ended(137, reason="OOMKilled")) as world:
+        await world.until(world.done)
+    assert world.phase() == "Completed"
+    assert [each.cause for each in attempts_of(world).interruptions] == [InterruptionCause.OUT_OF_MEMORY]
+
+
 async def test_a_failure_that_no_retry_helps_fails_the_transfer_at_once() -> None:
     async with interrupted_world("DataUpload", ended(11, "wrong password")) as world:
         await world.until(world.done, seconds=20)

@@ -262,6 +262,16 @@ async def test_an_invalid_transfer_is_reported_once_and_not_changed() -> None:
         assert world.transfer()["metadata"]["finalizers"] == [DATA_MOVER_FINALIZER]
 
 
+async def test_a_slow_transfer_does_not_delay_another_one() -> None:
+    pending, quick = accepted(data_upload("pending")), accepted(data_upload("quick"))
+    pending["spec"] = pending["spec"] | {"csiSnapshot": pending["spec"]["csiSnapshot"] | {"volumeSnapshot": "unready"}}
+    async with open_world(pending, quick) as world, world.agent():
+        world.unready_snapshot("unready")
+        await world.until(lambda: world.done(name="quick"), seconds=10)
+        assert world.phase(name="pending") == "Accepted"
+        await world.until(lambda: "unready" in world.transfer(name="pending")["status"].get("message", ""), seconds=10)
+
+
 async def test_the_status_page_has_transfers_and_slots() -> None:
     async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world, world.agent(slots=2) as agent:
         await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
