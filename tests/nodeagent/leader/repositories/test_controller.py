@@ -7,6 +7,7 @@ import json
 import pytest
 
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
+from core.models.names import OWNER_UID_LABEL
 from exposer.workload import ONTO_ANY_NODE
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import GOOD, RECORDED, SERVER, build_controller, open_scene, put_secret
@@ -247,9 +248,10 @@ async def test_a_result_that_was_written_before_a_crash_is_not_written_twice() -
         assert scene.repository["metadata"]["resourceVersion"] == version
 
 
-async def test_a_foreign_pod_of_that_name_is_reported_after_a_while_and_left_alone() -> None:
+@pytest.mark.parametrize("labels", [{}, {OWNER_UID_LABEL: "uid-of-another"}])
+async def test_a_foreign_pod_of_that_name_is_reported_after_a_while_and_left_alone(labels: dict[str, str]) -> None:
     scene = open_scene()
-    meta = {"name": "app-default-kopia-init", "namespace": "velero"}
+    meta = {"name": "app-default-kopia-init", "namespace": "velero", "labels": labels}
     scene.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}})
     async with scene.running():
         await scene.until_phase("NotReady", seconds=120)
