@@ -99,13 +99,13 @@ class AdmissionWriter:
         """Move a New transfer to a final phase; recovery cleans up: its source snapshot was created for it alone."""
         kind, cr = checked.kind, checked.cr
         self.cluster.check_leading()
+        if cr.deleting and kind.spec.finalizer not in cr.metadata.finalizers:
+            # It can no longer get our finalizer, and is held by another: once it is final, recovery never sees it.
+            await kind.clean_up(cr)
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
         stored = await self.cluster.status.move(kind, cr, phase, change)
         count_end(self.cluster.metrics, kind.spec.name, phase)
         await self.cluster.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
-        if kind.spec.finalizer not in stored.metadata.finalizers:
-            # Deleted before it had our finalizer, and held by another: recovery never sees it again.
-            await kind.clean_up(stored)
 
     async def report(self, checked: Checked, pending: Pending) -> None:
         """Write why a transfer is pending, if that is to be reported now."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.kube.client import Selection
-from core.kube.errors import ForbiddenError, MalformedObjectError
+from core.kube.errors import ForbiddenError, MalformedObjectError, UnreachableError
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     DATA_UPLOADS,
@@ -31,7 +31,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
 )
 from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
-from exposer.model import Reader
+from exposer.model import Pending, Reader
 from nodeagent.leader.admission.examiner import SharedReader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
@@ -70,12 +70,24 @@ async def test_a_pending_transfer_that_is_deleted_leaves_nothing_behind(why: str
     assert scene.reasons("second")[-1] == "Canceled"
 
 
-async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned_up() -> None:
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_a_transfer_that_is_deleted_before_it_has_our_finalizer_is_cleaned_up(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is final, no leader looks at it again."""
     scene = open_scene("node-a")
+    clean_up, failed = scene.kind.clean_up, iter(range(failures))
+
+    async def try_to_clean_up(cr: Transfer) -> Pending | None:
+        if next(failed, None) is not None:
+            raise UnreachableError("no answer")
+        return await clean_up(cr)
+
+    monkeypatch.setattr(scene.kind, "clean_up", try_to_clean_up)
     scene.add("du", deletionTimestamp=LONG_AGO, finalizers=["another/finalizer"])
     async with scene.dispatching():
-        await scene.until(lambda: scene.phase("du") == "Canceled", seconds=5)
-        await scene.until(lambda: scene.kind.cleaned == ["du"], seconds=1)
+        await scene.until(lambda: scene.phase("du") == "Canceled", seconds=10)
+        assert scene.kind.cleaned == ["du"]
         await asyncio.sleep(60)
     assert scene.kind.cleaned == ["du"]
     assert scene.transfer("du")["metadata"]["finalizers"] == ["another/finalizer"]
