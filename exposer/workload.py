@@ -19,7 +19,7 @@ from typing import Any, Final
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
 from core.kube.event_files import read_start
-from core.kube.types import ContainerState, ContainerStatus, PersistentVolume, Pod, PodToleration, Volume
+from core.kube.types import Container, ContainerState, ContainerStatus, PersistentVolume, Pod, PodToleration, Volume
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
@@ -138,17 +138,24 @@ def read_restore_of(pod: Pod) -> str | None:
 
 def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:
     """Return the volume of that name from the pod; raise ExposeError unless it is mounted as a file system."""
-    spec = pod["spec"]
-    volume = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
+    volume = next((v for v in pod["spec"].get("volumes") or [] if v["name"] == name), None)
     if volume is None:
         raise ExposeError(f"workload pod {ref} has no volume {name}")
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    if any(device["name"] == name for c in containers for device in c.get("volumeDevices") or []):
+    if any(device["name"] == name for c in list_containers(pod) for device in c.get("volumeDevices") or []):
         raise build_block_error(ref, name)
-    if not any(mount["name"] == name for c in containers for mount in c.get("volumeMounts") or []):
-        # Source: Kubernetes v1.34, pkg/kubelet/volumemanager/populator: kubelets skip such a volume.
+    if not any(mount["name"] == name for c in list_containers(pod) for mount in c.get("volumeMounts") or []):
         raise ExposeError(f"no container of workload pod {ref} mounts volume {name}: it is not mounted on the node")
     return volume
+
+
+def list_containers(pod: Pod) -> list[Container]:
+    """Return all containers of a pod: while it runs, its kubelet mounts what any of them mounts, and nothing else.
+
+    Source: Kubernetes v1.34, pkg/kubelet/volumemanager/populator; pkg/volume/util/util.go (GetPodVolumeNames).
+    """
+    spec = pod["spec"]
+    every = (spec.get("initContainers"), spec.get("containers"), spec.get("ephemeralContainers"))
+    return [container for some in every for container in some or []]
 
 
 def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:

@@ -21,7 +21,7 @@ from core.models.backups import SavedClaim
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from exposer.manifests import volume_mode
-from exposer.workload import claim_of
+from exposer.workload import claim_of, list_containers
 
 _PROVISIONER_ANNOTATIONS: Final = (
     "volume.kubernetes.io/storage-provisioner",
@@ -169,9 +169,7 @@ def _mounting(pod: Pod, claim_name: str) -> MountingPod | None:
     meta, spec = pod["metadata"], pod.get("spec") or {}
     if (pod.get("status") or {}).get("phase") != "Running" or meta.get("deletionTimestamp"):
         return None
-    # While the pod runs, the kubelet has also mounted what only an init container needs.
-    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
-    mounted = {mount["name"] for one in containers for mount in one.get("volumeMounts") or []}
+    mounted = {mount["name"] for one in list_containers(pod) for mount in one.get("volumeMounts") or []}
     for volume in spec.get("volumes") or []:
         if claim_of(pod, volume) == claim_name and volume["name"] in mounted:
             return MountingPod(meta["name"], meta["uid"], spec.get("nodeName", ""), volume["name"])

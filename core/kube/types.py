@@ -201,6 +201,7 @@ class PodSpec(TypedDict, total=False):
     imagePullSecrets: list[LocalReference]
     containers: list[Container]
     initContainers: list[Container]
+    ephemeralContainers: list[Container]
     volumes: list[Volume]
     tolerations: list[PodToleration]
     affinity: Affinity

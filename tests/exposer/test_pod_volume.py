@@ -173,6 +173,15 @@ async def test_a_deleted_a_terminating_and_another_pod_have_different_messages()
     assert replaced.startswith(f"{begin}the pod of that name has the UID another, not ")
 
 
+@pytest.mark.parametrize("field", ["initContainers", "containers", "ephemeralContainers"])
+async def test_a_volume_that_one_container_mounts_is_located(field: str) -> None:
+    scene = Scene()
+    mounting = scene.spec.pop("containers")
+    scene.spec |= {"initContainers": [], "containers": [{"name": "app"}]} | {field: mounting}
+    scene.put_pod(RUNNING)
+    assert isinstance(await scene.exposer.locate(scene.request, scene.world.client), LocatedVolume)
+
+
 async def test_an_unsupported_volume_is_rejected_with_its_reason() -> None:
     said = {}
     for name in ("nothing", "unused"):

@@ -88,6 +88,7 @@ def test_a_claim_without_a_class_is_backed_up_from_its_pod() -> None:
         pytest.param(Method.FS_BACKUP, _classes(_snapshot_class("a")), [_pod()], _POD, id="fs-backup"),
         pytest.param(Method.FS_BACKUP, _classes(), [_pod("zero"), _pod()], _POD, id="the first pod by name"),
         pytest.param(Method.FS_BACKUP, _classes(), [_pod(mounted="initContainers")], _POD, id="a sidecar's"),
+        pytest.param(Method.FS_BACKUP, _classes(), [_pod(mounted="ephemeralContainers")], _POD, id="a debugger's"),
     ],
 )
 def test_the_method_follows_from_the_cluster(
