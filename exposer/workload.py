@@ -253,6 +253,10 @@ _PLUGINS: Final = {
 } | dict.fromkeys(_MIGRATED, _CSI)
 
 
+_OF_POD: Final = frozenset(_PLUGINS[key] for key in ("emptyDir", "configMap", "secret", "downwardAPI", "projected"))
+"""These mount nothing of a PersistentVolume, and no other plugin mounts such a volume. Both may have the same name."""
+
+
 def claim_of(pod: Pod, volume: Volume) -> str | None:
     """Return the name of the PVC behind `volume` of `pod`; None where it has none.
 
@@ -353,6 +357,7 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     matching = [each for each, names in volumes.items() if name in names]
     if plugin in matching:
         return directory
+    matching = [each for each in matching if plugin not in _OF_POD and each not in _OF_POD]
     if not matching:
         others = [f"{each}/{other}" for each, names in volumes.items() for other in names]
         found = some_of(others, _SHOWN) or "nothing"

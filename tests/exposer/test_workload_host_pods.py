@@ -52,6 +52,27 @@ def test_a_volume_of_another_plugin_is_found(host_pods: Path, computed: str, act
     assert _find(host_pods, _computed(computed)) == _computed(actual)
 
 
+@pytest.mark.parametrize(
+    ("computed", "other"),
+    [
+        ("kubernetes.io~nfs", "kubernetes.io~empty-dir"),
+        (_CSI, "kubernetes.io~configmap"),
+        ("kubernetes.io~secret", _CSI),
+        ("kubernetes.io~projected", "kubernetes.io~downward-api"),
+    ],
+)
+def test_another_volume_of_the_same_name_is_not_taken_for_it(host_pods: Path, computed: str, other: str) -> None:
+    """A PersistentVolume may have the name of a volume of the pod."""
+    _mount(host_pods, other)
+    with pytest.raises(ExposeError, match=r"is not in the kubelet's directories"):
+        _find(host_pods, _computed(computed))
+
+
+def test_a_volume_of_another_plugin_is_found_beside_another_volume_of_its_name(host_pods: Path) -> None:
+    _mount(host_pods, "example.com~disk", "kubernetes.io~empty-dir")
+    assert _find(host_pods, _computed()) == _computed("example.com~disk")
+
+
 @pytest.mark.parametrize("name", ["volumes", "mount", "pods"])
 @pytest.mark.parametrize("computed", ["kubernetes.io~nfs", _CSI])
 def test_a_volume_may_have_the_name_of_a_part_of_the_path(host_pods: Path, computed: str, name: str) -> None:
