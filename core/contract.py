@@ -177,8 +177,8 @@ class MoverArgs:
     custom resource names none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `exclude`
     are its exclusions as JSON. `read_all_files`: it also reads files whose size and time are unchanged since the last
     one. `mover` is how kopia is run; None: plain. With `require_attributes`, a restore fails if the target does
-    not take owners, modes and times. `tracked` is the snapshot of a backup by block; None: the storage has no handles
-    of it and its volume.
+    not take owners, modes and times. `followed`: another restore of the same volume follows, and ends the wait of the
+    pod. `tracked` is the snapshot of a backup by block; None: the storage has no handles of it and its volume.
     """
 
     verb: MoverVerb
@@ -196,6 +196,7 @@ class MoverArgs:
     exclude: str | None = None
     read_all_files: bool = False
     require_attributes: bool = False
+    followed: bool = False
     tracked: TrackedSnapshot | None = None
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
@@ -224,6 +225,7 @@ class MoverArgs:
             "ignore-files": self.ignore_files,
             "read-all-files": self.read_all_files,
             "require-attributes": self.require_attributes,
+            "followed": self.followed,
         }
         return [
             str(self.verb),

@@ -31,8 +31,8 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster. `compression` is for one that names none itself. `require_attributes`:
-    owners, modes and times that the target does not take fail a restore. `tracked` is the snapshot that a backup reads;
-    None: the storage has no handles of it.
+    owners, modes and times that the target does not take fail a restore. `followed`: it writes no done
+    file. `tracked` is the snapshot that a backup reads; None: the storage has no handles of it.
     """
 
     kind_flag: str
@@ -48,6 +48,7 @@ class PodOptions:
     read_all_files: bool = False
     mover: MoverMethod = MoverMethod.PLAIN
     require_attributes: bool = False
+    followed: bool = False
     tracked: TrackedSnapshot | None = None
     cache_volume: str | None = None
     cache_limit_mib: int | None = None
@@ -149,6 +150,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         read_all_files=getattr(parsed, "read_all_files", False),
         mover=getattr(parsed, "mover", MoverMethod.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
+        followed=getattr(parsed, "followed", False),
         tracked=_parse_tracked(parsed),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),

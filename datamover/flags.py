@@ -173,6 +173,8 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     if verb is MoverVerb.RESTORE:
         about = "fail if the target does not take the owner, mode or time of a file (default: report it)"
         _add_switch(group, "--require-attributes", about)
+        about = "write no done file: another restore of the same volume follows (default: write it)"
+        _add_switch(group, "--followed", about)
     about = "mount path of a volume for kopia's cache (default: the work directory)"
     _add(group, "--cache-volume-path", "PATH", about)
     about = "limit of kopia's cache in MiB, where the repository's is larger (default: none)"

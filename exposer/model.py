@@ -276,7 +276,7 @@ class LocatedVolume:
     """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
 
     `claim` is its PVC, and `storage_class` its PersistentVolume's; None without one.
-    `excluded` is what the annotation of the PVC names.
+    `excluded` is what the annotation of the PVC names. `followed`: another restore of it follows.
     """
 
     node: str
@@ -285,3 +285,4 @@ class LocatedVolume:
     storage_class: str | None = None
     claim: str | None = None
     excluded: str | None = None
+    followed: bool = False

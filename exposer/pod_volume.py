@@ -5,9 +5,10 @@ from dataclasses import replace
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
-from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
-from core.models.phases import Interruption
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, POD_VOLUME_RESTORES, PODS
+from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, UncheckedObject, Volume
+from core.models.names import POD_UID_LABEL, POD_VOLUME_FINALIZER
+from core.models.phases import FINAL_PHASES, Interruption
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, ensure_cache, read_storage_access
@@ -65,6 +66,9 @@ class PodVolumeExposer:
         node = pod["spec"].get("nodeName", "")
         if not node:
             raise ExposeError(f"workload pod {ref} has no node")
+        followed = await _find_followed(request, pod, claim_of(pod, volume), reader=reader)
+        if isinstance(followed, Pending):
+            return followed
         root = request.settings.template.kubelet_root
         return LocatedVolume(
             node=node,
@@ -73,6 +77,7 @@ class PodVolumeExposer:
             storage_class=pv["spec"].get("storageClassName") or None if pv else None,
             claim=claim_of(pod, volume),
             excluded=read_exclusions(claim),
+            followed=followed,
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str | None:
@@ -188,6 +193,35 @@ class PodVolumeExposer:
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:
     return await reader.read(PODS, request.workload.namespace, request.workload.name)
+
+
+async def _find_followed(request: PodVolumeRequest, pod: Pod, claim: str | None, *, reader: Reader) -> Pending | bool:
+    """Return whether another restore of the PVC into this pod follows; Pending: an earlier one has not ended.
+
+    A Velero server makes one for each volume of the pod that names the PVC, and the pod waits for one done file:
+    written by the first, it would let the pod start while the others write. Two at once would mix their files.
+    Source: Velero v1.18, pkg/backup/item_backupper.go: only what other pods have backed up is left out.
+    """
+    sharing = {volume["name"] for volume in pod["spec"].get("volumes") or [] if claim_of(pod, volume) == claim}
+    if request.verb is MoverVerb.BACKUP or not claim or len(sharing) == 1:
+        return False
+    owner, label = request.owner, f"{POD_UID_LABEL}={pod['metadata']['uid']}"
+    listed = await reader.list(Selection(POD_VOLUME_RESTORES, owner.namespace, label))
+    into = [one for one in listed if one["spec"]["volume"] in sharing]
+    into.sort(key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
+    own = next((at for at, one in enumerate(into) if one["metadata"]["uid"] == owner.uid), None)
+    if own is None:
+        return False
+    if earlier := next((one["metadata"]["name"] for one in into[:own] if not _has_ended(one, cleaned_up=True)), None):
+        place = f"PersistentVolumeClaim {request.workload.namespace}/{claim}"
+        text = f"{place} is being restored by PodVolumeRestore {earlier}, for another volume of the pod"
+        return Pending(PendingReason.VOLUME_IN_USE, text)
+    return not all(map(_has_ended, into[own + 1 :]))
+
+
+def _has_ended(restore: UncheckedObject, *, cleaned_up: bool = False) -> bool:
+    ended = (restore.get("status") or {}).get("phase") in FINAL_PHASES
+    return ended and not (cleaned_up and POD_VOLUME_FINALIZER in (restore["metadata"].get("finalizers") or []))
 
 
 async def _read_volume(

@@ -145,6 +145,7 @@ def build_pod_volume_pod(
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     kind_flag = "pod-volume-backup" if backup else "pod-volume-restore"
     args = _build_args(owner, request.verb, kind_flag, request.settings.mover, cache)
+    args = replace(args, followed=located.followed)
     if backup:
         args = _choose_for_backup(
             args,

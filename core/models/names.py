@@ -38,6 +38,8 @@ VELERO_BACKUP_LABEL: Final = "velero.io/backup-name"
 VELERO_SCHEDULE_LABEL: Final = "velero.io/schedule-name"
 """On a Backup that a Schedule created: its name. Source: Velero v1.18, pkg/apis/velero/v1/labels_annotations.go."""
 RESTORE_UID_LABEL: Final = "velero.io/restore-uid"
+POD_UID_LABEL: Final = "velero.io/pod-uid"
+"""On a PodVolumeRestore that a Velero server makes: the UID of its pod. Source: Velero v1.18, PodUIDLabel."""
 DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"
 POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
 

@@ -215,7 +215,7 @@ class PodTransfer:
                 parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
-                if (owner_uid := plan.done_owner_uid) and not done:
+                if (owner_uid := plan.done_owner_uid) and not done and not self._options.followed:
                     await data_path.run_in_thread(
                         lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
                     )

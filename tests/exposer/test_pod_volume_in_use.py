@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUMES, PODS
+from core.kube.resources import PERSISTENT_VOLUMES, POD_VOLUME_RESTORES, PODS
 from core.models.base import JsonDict
 from core.models.transfer_settings import InPlace
 from exposer.model import Pending
 from tests.exposer.support.world import no_guard
 from tests.exposer.test_pod_volume import RESTORE, WAITING_STATE, Scene, init_status
+from tests.support.golden import recorded
 
 RESTORED = {"velero.io/restore-name": "r2"}
 
@@ -141,3 +142,55 @@ async def test_a_plain_restore_asks_for_no_other_pods() -> None:
     _other_pod(scene, "web-0")
     await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
     await scene.exposer.confirm_alone(scene.request)
+
+
+EARLIER, LATER = "2026-11-21T11:15:01Z", "2026-11-21T11:15:03Z"
+FINALIZER = "velero.io/pod-volume-finalizer"
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ({"created": EARLIER}, "pending"),
+        ({"created": EARLIER, "phase": "InProgress"}, "pending"),
+        ({"created": EARLIER, "phase": "Failed", "finalizers": [FINALIZER]}, "pending"),
+        ({"created": EARLIER, "phase": "Completed", "finalizers": ["example.com/x"]}, "last"),
+        ({"created": "2026-11-21T11:15:02Z", "name": "r2-aaaaa"}, "pending"),
+        ({"created": "2026-11-21T11:15:02Z"}, "followed"),
+        ({"created": LATER, "phase": "InProgress"}, "followed"),
+        ({"created": LATER, "phase": "Failed", "finalizers": [FINALIZER]}, "last"),
+        ({"created": LATER, "volume": "own"}, "last"),
+        ({"created": EARLIER, "labels": {"velero.io/pod-uid": "another"}}, "last"),
+    ],
+)
+async def test_restores_of_one_claim_into_one_pod_follow_each_other_and_the_last_one_lets_the_pod_start(
+    other: dict[str, Any], found: str
+) -> None:
+    """Velero makes one for each volume of the pod, and the pod waits for one done file of them."""
+    scene = Scene("podvolumerestore")
+    again = {"name": "again", "persistentVolumeClaim": {"claimName": "fsdata"}}
+    scene.spec["volumes"] += [again, {"name": "own", "persistentVolumeClaim": {"claimName": "other"}}]
+    scene.put_pod(init_status(WAITING_STATE))
+    restore = recorded("podvolumerestore")
+    scene.world.kube.put(restore)
+    scene.world.put(
+        POD_VOLUME_RESTORES,
+        other.get("name", "r2-zzzzz"),
+        namespace="velero",
+        uid="another",
+        labels=other.get("labels", restore["metadata"]["labels"]),
+        finalizers=other.get("finalizers", []),
+        creationTimestamp=other["created"],
+        spec=restore["spec"] | {"volume": other.get("volume", "again")},
+        status={"phase": other.get("phase", "New")},
+    )
+    if found == "pending":
+        text = (
+            "PersistentVolumeClaim app3/fsdata is being restored by PodVolumeRestore {}, for another volume of the pod"
+        )
+        expected = Pending("VolumeInUse", text.format(other.get("name", "r2-zzzzz")))
+        assert await scene.exposer.locate(scene.request, scene.world.client) == expected
+    else:
+        exposed = await scene.world.until_exposed(lambda: scene.exposer.ensure(scene.request, no_guard))
+        (container,) = exposed.pod["spec"]["containers"]
+        assert ("--followed" in container["args"]) is (found == "followed")

@@ -163,6 +163,17 @@ async def test_a_pod_volume_is_restored_with_the_done_file(pod: MoverPod, tree: 
     assert describe_tree(target) == describe_tree(tree)
 
 
+async def test_a_pod_volume_that_another_restore_follows_is_restored_without_the_done_file(
+    pod: MoverPod, tree: Path, tmp_path: Path
+) -> None:
+    await pod.transfer("PodVolumeBackup", tree)
+    target = tmp_path / "target"
+    target.mkdir()
+    pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
+    assert await pod.run("pod-volume-restore", target, followed=True) == 0, pod.message
+    assert describe_tree(target) == describe_tree(tree)
+
+
 @pytest.mark.cause("volume-not-mounted")
 @pytest.mark.parametrize("flag", ["pod-volume-backup", "pod-volume-restore"])
 async def test_a_pod_volume_that_is_not_mounted_fails_the_transfer(pod: MoverPod, tmp_path: Path, flag: str) -> None:
