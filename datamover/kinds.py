@@ -27,7 +27,6 @@ from core.models.names import (
     OBJECT_NAME,
     POD_VOLUME_REQUESTER,
     PVC_NAME_ANNOTATION,
-    RESTORE_UID_LABEL,
     SNAPSHOT_REQUESTER_TAG,
     UPLOADER_TAG,
 )
@@ -51,7 +50,6 @@ NO_PARENT: Final = "none"
 """`spec.parentSnapshot` for reading everything."""
 
 _KOPIA: Final = "kopia"
-_RESTORE_KIND: Final = "Restore"
 _PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
 _PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
 _SPARSE: Final = "WriteSparseFiles"
@@ -141,18 +139,10 @@ def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
 
 
 def _restore_uid(cr: PodVolumeRestore) -> str | None:
-    """Return the UID that the workload's init container waits for; None: none is known.
-
-    Velero uses the first owner, of any kind. A resource that a user writes may have the label of Velero's server
-    instead.
-    Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
-    """
-    owners = cr.metadata.owner_references
-    uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
-    uid = next(iter(uids), None) or cr.metadata.labels.get(RESTORE_UID_LABEL) or None
-    if uid is None:
+    """Return the UID that the workload's init container waits for; None: none is known."""
+    if cr.restore_uid is None:
         _logger.warning("the PodVolumeRestore has no Restore as owner or label: not writing a done file")
-    return uid
+    return cr.restore_uid
 
 
 @dataclass(frozen=True)

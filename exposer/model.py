@@ -258,7 +258,8 @@ class WorkloadRef:
 class PodVolumeRequest:
     """Expose one volume of a workload pod, as mounted on its node, in a mover pod.
 
-    `verb` is BACKUP or RESTORE; only a restore has a `cache`, and `in_place` if the volume may have data.
+    `verb` is BACKUP or RESTORE; only a restore has a `cache`, the UID of its Restore in `restore`, and
+    `in_place` if the volume may have data.
     """
 
     owner: Owner
@@ -268,6 +269,7 @@ class PodVolumeRequest:
     location: str
     settings: ExposeSettings
     cache: CacheVolume | None = None
+    restore: str | None = None
     in_place: InPlace | None = None
 
 

@@ -22,6 +22,7 @@ from exposer.workload import (
     build_block_error,
     build_volume_directory,
     check_alive,
+    check_restore_of,
     check_restore_wait,
     check_running,
     claim_of,
@@ -62,6 +63,8 @@ class PodVolumeExposer:
         check = check_running if request.verb is MoverVerb.BACKUP else check_restore_wait
         if pending := check(ref, pod):
             return pending
+        if request.verb is MoverVerb.RESTORE:
+            check_restore_of(ref, pod, request.restore)
         claim, pv = await _read_volume(request, pod, volume, reader=reader)
         node = pod["spec"].get("nodeName", "")
         if not node:

@@ -20,6 +20,7 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
 from core.kube.event_files import read_start
 from core.kube.types import Container, ContainerState, ContainerStatus, PersistentVolume, Pod, PodToleration, Volume
+from core.models.names import RESTORE_UID_LABEL
 from core.models.reasons import PendingReason
 from core.text import some_of
 from exposer.model import Pending, WorkloadRef
@@ -123,6 +124,22 @@ def describe_restore_wait(pod: Pod) -> str | None:
 def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
     """Return whether the pod's init container found the restored data; later states of the pod do not matter."""
     return pod is not None and ref.matches(pod) and _found_data(pod)
+
+
+_UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def check_restore_of(ref: WorkloadRef, pod: Pod, restore: str | None) -> None:
+    """Raise ExposeError if the pod waits for the data of another Restore than the one with the UID `restore`.
+
+    Its done file would have another name, and the pod would never start. A program may wait for something else.
+    """
+    awaited = read_restore_of(pod)
+    if awaited != restore and awaited is not None and _UID.fullmatch(awaited):
+        raise ExposeError(
+            f"init container {_RESTORE_WAIT} of workload pod {ref} waits for the data of Restore {awaited}, and not of "
+            f"{restore or 'none'}: the PodVolumeRestore names the UID as its owner, or in the label {RESTORE_UID_LABEL}"
+        )
 
 
 def waits_for_restore(pod: Pod, restore: str | None) -> bool:

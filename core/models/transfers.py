@@ -20,6 +20,7 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
     PVC_NAME_ANNOTATION,
     RESTORE_IN_PLACE,
+    RESTORE_UID_LABEL,
 )
 from core.models.phases import HOLDING_PHASES, Attempts, AttemptStage, Phase
 from core.models.transfer_settings import FULL, InPlace
@@ -389,6 +390,11 @@ class _PodVolumeTransfer(Transfer):
         """`spec.uploaderSettings`."""
         return self.spec.uploader_settings
 
+    @property
+    def restore_uid(self) -> str | None:
+        """The UID of the Restore that a restore is part of, for which its pod waits; None: none is known."""
+        return None
+
 
 class PodVolumeBackupSpec(_PodVolumeSpec):
     """`spec` of a PodVolumeBackup."""
@@ -424,6 +430,9 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
     restore_type: str = ""
 
 
+_RESTORE_KIND: Final = "Restore"
+
+
 class PodVolumeRestore(_PodVolumeTransfer):
     """Restore of a kopia snapshot into a pod's volume, before the pod starts."""
 
@@ -434,6 +443,16 @@ class PodVolumeRestore(_PodVolumeTransfer):
     def in_place(self) -> InPlace | None:
         """How it goes into the volume of the pod, which may be an existing one; None: as into a new one."""
         return InPlace.of(self.spec.restore_type, self.settings)
+
+    @property
+    def restore_uid(self) -> str | None:
+        """The UID of the first owner of any kind, as Velero takes it, or of the label that a user may write instead.
+
+        Source: Velero v1.18, writeCompletionMark in pkg/podvolume/restore_micro_service.go.
+        """
+        owners = self.metadata.owner_references
+        uids = [*(owner.uid for owner in owners if owner.kind == _RESTORE_KIND), *(owner.uid for owner in owners)]
+        return next(iter(uids), None) or self.metadata.labels.get(RESTORE_UID_LABEL) or None
 
     @property
     def required_feature(self) -> str | None:

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from core.models.base import JsonDict
-from exposer.model import Pending
-from tests.exposer.test_pod_volume import DONE_STATE, WAITING_STATE, Scene, init_status
+from exposer.model import LocatedVolume, Pending
+from tests.exposer.test_pod_volume import DONE_STATE, RESTORE, WAITING_STATE, Scene, init_status
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,34 @@ async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
         scene.spec["initContainers"] = containers
     scene.put_pod(status)
     assert message in await scene.rejection()
+
+
+OTHER = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
+
+
+@pytest.mark.parametrize(
+    ("args", "restore", "said"),
+    [
+        ([OTHER], RESTORE, f"waits for the data of Restore {OTHER}, and not of {RESTORE}: the PodVolumeRestore names"),
+        ([OTHER], None, f"waits for the data of Restore {OTHER}, and not of none: the PodVolumeRestore names"),
+        ([RESTORE], RESTORE, None),
+        (["-ec", "sleep infinity"], RESTORE, None),
+        (["sleep infinity"], None, None),
+        ([], RESTORE, None),
+    ],
+)
+@pytest.mark.cause("restore-wait-over")
+async def test_a_pod_that_waits_for_another_restore_is_rejected(
+    args: list[str], restore: str | None, said: str | None
+) -> None:
+    """It would wait for ever for a done file of another name."""
+    scene = Scene("podvolumerestore", restore=restore)
+    scene.spec["initContainers"][0]["args"] = args
+    scene.put_pod(init_status(WAITING_STATE))
+    if said is None:
+        assert isinstance(await scene.exposer.locate(scene.request, scene.world.client), LocatedVolume)
+    else:
+        assert said in await scene.rejection()
 
 
 @pytest.mark.parametrize(

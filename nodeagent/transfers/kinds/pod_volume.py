@@ -81,6 +81,7 @@ class PodVolumeKind(Kind[P]):
             location=cr.spec.backup_storage_location,
             settings=settings,
             cache=self._cache(cr, settings),
+            restore=cr.restore_uid,
             in_place=cr.valid_in_place,
         )
 

@@ -128,6 +128,7 @@ def pod_volume_request(recording: str = "podvolumebackup", **changes: Any) -> Po
         "workload": WorkloadRef(cr.spec.pod.namespace, cr.spec.pod.name, cr.spec.pod.uid),
         "volume": cr.spec.volume,
         "location": cr.spec.backup_storage_location,
+        "restore": cr.restore_uid,
     }
     return PodVolumeRequest(**_with_settings(values, changes))
 
