@@ -52,6 +52,7 @@ class _Watched:
 
     part: UnreadPart
     informer: Informer[Any]
+    restores: bool = False
     rejected: str | None = None
 
     @property
@@ -88,15 +89,22 @@ class StatusFollower:
         self._volumes: ObservedVolumes | None = None
         self._planned: tuple[tuple[str, ...] | None, PlannedVolumes] | None = None
 
-        def watched(part: UnreadPart, selection: Selection, trim: Callable[[Any], object]) -> _Watched:
+        def watched(
+            part: UnreadPart, selection: Selection, trim: Callable[[Any], object], *, restores: bool = False
+        ) -> _Watched:
             informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
-            return _Watched(part, informer)
+            return _Watched(part, informer, restores)
 
         def trimmed(parse: Callable[[Any], object]) -> Callable[[Any], object]:
             return partial(_or_fault, parse)
 
         self._transfers = [
-            watched(UnreadPart.TRANSFERS, Selection(kind.resource, namespace), partial(transfer_record, kind))
+            watched(
+                UnreadPart.TRANSFERS,
+                Selection(kind.resource, namespace),
+                partial(transfer_record, kind),
+                restores=kind.restores,
+            )
             for kind in TRANSFER_KINDS
         ]
         self._agents = watched(UnreadPart.AGENTS, Selection(PODS, namespace, AGENT_SELECTOR), trimmed(agent_record))
@@ -142,9 +150,11 @@ class StatusFollower:
         """Return what is known now; what is outdated, or not permitted, counts as not read."""
         if self._rules is None:
             raise RuntimeError("nothing was read yet")
-        lost = [Unread(one.part, one.unread, passing=one.passing) for one in self._all if one.unread]
+        lost = [
+            Unread(one.part, one.unread, passing=one.passing, restores=one.restores) for one in self._all if one.unread
+        ]
         malformed = [
-            Unread(one.part, f"{name} does not have the form of its kind")
+            Unread(one.part, f"{name} does not have the form of its kind", restores=one.restores)
             for one in self._all
             for name in one.informer.malformed
         ]

@@ -117,7 +117,7 @@ class StatusReader:
     async def _read_transfers(self, kinds: Sequence[TransferKind]) -> tuple[TransferRecord, ...]:
         none = list[TransferRecord]()
         found = await asyncio.gather(
-            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in kinds)
+            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none, restores=one.restores) for one in kinds)
         )
         return tuple(record for listed in found for record in listed)
 
@@ -166,7 +166,9 @@ class StatusReader:
             old_schedules=old_schedules,
         )
 
-    async def _try(self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
+    async def _try(
+        self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T, *, restores: bool = False
+    ) -> _T:
         try:
             return await read()
         except (UnreachableError, UnauthorizedError):
@@ -174,7 +176,7 @@ class StatusReader:
                 raise
             self._unread.append(Unread(part, "it did not answer in time"))
         except AgentError as e:
-            self._unread.append(Unread(part, str(e)))
+            self._unread.append(Unread(part, str(e), restores=restores))
         return otherwise
 
     async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:

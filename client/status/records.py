@@ -250,11 +250,15 @@ _OF_COVERAGE: Final = frozenset({UnreadPart.TRANSFERS, UnreadPart.FLAGS, UnreadP
 
 @dataclass(frozen=True)
 class Unread:
-    """What could not be read, and why; `passing`: a watch broke a moment ago, and is being opened again."""
+    """What could not be read, and why; `passing`: a watch broke a moment ago, and is being opened again.
+
+    `restores`: of the transfers, it is a kind that backs nothing up.
+    """
 
     part: UnreadPart
     why: str
     passing: bool = False
+    restores: bool = False
 
 
 @dataclass(frozen=True)
@@ -296,12 +300,13 @@ class ClusterSnapshot:
         if self.volumes is None:
             return None
         copies = [copy for one in self.transfers if (copy := copy_of(one)) is not None]
-        notes = [f"{one.part} cannot be read: {one.why}" for one in self.unread if one.part in _OF_COVERAGE]
+        unread = [one for one in self.unread if one.part in _OF_COVERAGE and not one.restores]
+        notes = [f"{one.part} cannot be read: {one.why}" for one in unread]
         notes += [one.fault for one in self.transfers if one.fault and one.is_backup]
-        if self.is_unread(UnreadPart.TRANSFERS) and not copies:
-            # Without any, each volume would look as if it was never backed up.
-            return Coverage(complete=False, notes=(*notes, *self.volumes.notes))
-        return build_coverage(self.volumes.plans, copies, self.at, (*notes, *self.volumes.notes))
+        notes += self.volumes.notes
+        # What a watch has shown before it broke is still known for a moment.
+        lost = any(one.part is UnreadPart.TRANSFERS and not one.passing for one in unread)
+        return build_coverage(self.volumes.plans, copies, self.at, notes, all_copies=not lost)
 
     def slots_of(self, node: str) -> int | None:
         """Return how many transfers the node runs at a time; None: not known."""

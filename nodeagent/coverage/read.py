@@ -66,11 +66,13 @@ class PlannedVolumes:
 class ObservedVolumes:
     """What was read: the volumes, None if the PVCs may not be listed, and the schedules.
 
-    `passing`: something of it could not be read, for another reason than a missing permission.
+    `all_sources`: no schedule is missing. `passing`: something of it could not be read, for another reason than a
+    missing permission.
     """
 
     cluster: ClusterVolumes | None
     sources: tuple[BackupSource, ...] = ()
+    all_sources: bool = True
     notes: tuple[str, ...] = ()
     passing: bool = False
 
@@ -78,7 +80,8 @@ class ObservedVolumes:
         """Return the plans, with the annotations of PVCs that count in these namespaces; None: they are not known."""
         if self.cluster is None:
             return PlannedVolumes(None, self.notes)
-        return PlannedVolumes(plan_volumes(self.cluster, self.sources, leave_out_namespaces), self.notes)
+        plans = plan_volumes(self.cluster, self.sources, leave_out_namespaces, all_sources=self.all_sources)
+        return PlannedVolumes(plans, self.notes)
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class VolumeReader:
     _intervals: dict[tuple[str, str], timedelta] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
     _passing: bool = field(default=False, init=False)
+    _lost_sources: bool = field(default=False, init=False)
 
     async def read(self) -> ObservedVolumes:
         """Return what there is now.
@@ -122,7 +126,7 @@ class VolumeReader:
             UnauthorizedError: it rejects the credentials.
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
-        self._notes, self._passing = [], False
+        self._notes, self._passing, self._lost_sources = [], False, False
         read_claims = partial(
             self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self.volume_namespace, lambda one: one.matters
         )
@@ -130,7 +134,7 @@ class VolumeReader:
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
             self._try("PVCs", "volumes that were never backed up are not known", read_claims),
             self._try("Namespaces", "those that are left out are not known", read_namespaces),
-            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs),
+            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, sources=True),
             self._read_selected(),
         )
         if claims is None:
@@ -140,7 +144,8 @@ class VolumeReader:
         )
         # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
         sources = await run_for_many(len(claims), self._build_sources, cron_jobs or (), schedules, cluster, defaults)
-        return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
+        known = not self._lost_sources
+        return ObservedVolumes(cluster, sources, known, tuple(self._notes), self._passing)
 
     async def _read_selected(
         self,
@@ -168,7 +173,9 @@ class VolumeReader:
         ours = [source for raw in cron_jobs if (source := self._read_cron_job(raw, cluster.claims)) is not None]
         return (*ours, *(self._build_source(one, cluster, defaults) for one in schedules))
 
-    async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]]) -> _T | None:
+    async def _try(
+        self, what: str, without: str, read: Callable[[], Awaitable[_T]], *, sources: bool = False
+    ) -> _T | None:
         """Return what `read` returns; None, and note why, if the API server rejects that."""
         try:
             return await read()
@@ -180,6 +187,7 @@ class VolumeReader:
         except KubeError as e:
             self._notes.append(f"{what} cannot be read, so {without}: {e}")
             self._passing = self._passing or not isinstance(e, ForbiddenError)
+            self._lost_sources = self._lost_sources or sources
             return None
 
     async def _read_all(
@@ -223,8 +231,12 @@ class VolumeReader:
             ran = cron_job.status.last_schedule_time
             return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices, ran=ran)
         except (ContractError, ValueError) as e:
-            self._notes.append(f"CronJob {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
+            self._note_lost(f"CronJob {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
             return None
+
+    def _note_lost(self, note: str) -> None:
+        self._notes.append(note)
+        self._lost_sources = True
 
     def _interval(self, schedule: str, zone: str = "") -> timedelta:
         """Return how often a schedule runs; ValueError: it is invalid."""
@@ -235,7 +247,7 @@ class VolumeReader:
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
         listing = partial(self.client.list, Selection(kube.SCHEDULES, self.namespace))
-        listed = await self._try("Schedules", "what Velero is to back up is not known", listing)
+        listed = await self._try("Schedules", "what Velero is to back up is not known", listing, sources=True)
         if not listed:
             return [], ServerDefaults()
         without = "the defaults of the Velero server are not known"
@@ -246,7 +258,7 @@ class VolumeReader:
             try:
                 schedule = BackupSchedule.from_wire(raw)
             except ContractError as e:
-                self._notes.append(f"Schedule {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
+                self._note_lost(f"Schedule {self.namespace}/{raw['metadata']['name']} cannot be read: {e}")
                 continue
             if servers == []:
                 plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self.namespace}"))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -105,6 +105,8 @@ class Expectations:
 
 
 _UNEXPECTED: Final = Expectations()
+_UNKNOWN: Final = Expectations()
+"""The schedules could not be read, or not be matched with the volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +145,20 @@ class VolumePlan:
 
 
 def plan_volumes(
-    cluster: ClusterVolumes, sources: Sequence[BackupSource], leave_out_namespaces: Collection[str] | None = ()
+    cluster: ClusterVolumes,
+    sources: Sequence[BackupSource],
+    leave_out_namespaces: Collection[str] | None = (),
+    *,
+    all_sources: bool = True,
 ) -> tuple[VolumePlan, ...]:
     """Return all bound PVCs, and the volumes of pods that fs-backup covers, with the backups that are expected of them.
 
-    `leave_out_namespaces` are those in which the annotation of a PVC counts; None: they are not known.
+    `leave_out_namespaces` are those in which the annotation of a PVC counts; None: they are not known. Unless `sources`
+    are all of them, it is not known what expects backups of the others.
     """
-    expected = _collect_expectations(sources)
+    expected, otherwise = _collect_expectations(sources), _UNEXPECTED if all_sources else _UNKNOWN
     claims = [claim for claim in cluster.claims.values() if claim.bound]
-    plans = [
-        _plan_claim(claim, cluster, expected.pop(claim.key, _UNEXPECTED), leave_out_namespaces) for claim in claims
-    ]
+    plans = [_plan_claim(claim, cluster, expected.pop(claim.key, otherwise), leave_out_namespaces) for claim in claims]
     created = {
         pod.key_of(volume): pod.metadata.creation_timestamp for pod in cluster.pods for volume in pod.spec.volumes
     }
@@ -342,26 +347,39 @@ def _left_out_words(number: int) -> list[str]:
     return [f"{number} {CoverageState.LEFT_OUT.words}"] if number else []
 
 
+_WITHOUT_COPY: Final = frozenset({CoverageState.NEVER_BACKED_UP, CoverageState.SNAPSHOT_ONLY})
+
+
 def build_coverage(
-    plans: Iterable[VolumePlan] | None, copies: Iterable[CompletedBackup], now: datetime, notes: Sequence[str] = ()
+    plans: Iterable[VolumePlan] | None,
+    copies: Iterable[CompletedBackup],
+    now: datetime,
+    notes: Sequence[str] = (),
+    *,
+    all_copies: bool = True,
 ) -> Coverage:
     """Return the state of each volume at `now`, a time by the API server's clock, by the backups that have ended.
 
-    Without `plans`, because no PVCs may be listed, only the volumes that have a backup are known.
+    Without `plans`, because no PVCs may be listed, or unless `copies` are all of them, only the volumes that have a
+    backup are known.
     """
     known = None if plans is None else {plan.key: plan for plan in plans}
     histories: dict[VolumeKey, _History] = {}
-    none, unknown = _History(), VolumePlan(("", ""))
+    none, unknown = _History(), VolumePlan(("", ""), expected=_UNKNOWN)
     for copy in copies:
         plan = (known or {}).get(copy.key, unknown)
         # An older one is of a deleted PVC, which is noted.
         if not is_of_another(copy.claim_uid, plan.uid) or (plan.created and copy.created < plan.created):
             histories.setdefault(copy.key, _History()).add(copy)
-    every = known.values() if known is not None else [VolumePlan(key) for key in histories]
+    every = known.values() if known is not None else [replace(unknown, key=key) for key in histories]
     volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in every]
+    complete = known is not None and all_copies
+    if not complete:
+        # Others would look as if they were never backed up.
+        volumes = [one for one in volumes if one.state not in _WITHOUT_COPY]
     order = list(CoverageState)
     volumes.sort(key=lambda one: (not one.needs_attention, order.index(one.state), one.namespace, one.volume))
-    return Coverage(volumes=tuple(volumes), complete=plans is not None, notes=tuple(notes))
+    return Coverage(volumes=tuple(volumes), complete=complete, notes=tuple(notes))
 
 
 def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCoverage:
@@ -438,7 +456,8 @@ def _why_unexpected(plan: VolumePlan) -> str:
     """Return why nothing is going to copy the volume."""
     expected = plan.expected.each
     if not expected:
-        return "no schedule backs it up"
+        unknown = plan.expected is _UNKNOWN
+        return "whether a schedule backs it up is not known" if unknown else "no schedule backs it up"
     one = min(expected, key=lambda each: (each.choice.method is BackupMethod.SKIPPED, each.interval is None))
     if one.interval is None:
         return f"{one.name} does not run: {one.why}"

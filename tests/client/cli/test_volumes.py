@@ -70,11 +70,30 @@ def test_without_the_permission_to_list_pvcs_it_says_what_it_cannot_see(scene: S
     assert "note: PVCs cannot be read" in shell.run("status").err
 
 
-def test_without_the_permission_to_list_backups_no_volume_looks_unprotected(scene: StatusScene, shell: Shell) -> None:
-    scene.kube.fail_next("GET", "/datauploads", 403, message="forbidden", times=1)
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("DataUpload", "no volumes are known; 2 left out on purpose"),
+        ("PodVolumeBackup", "35 of 37 volumes protected; 1 failing, 1 stale; 2 left out on purpose"),
+    ],
+)
+def test_without_the_permission_to_list_backups_no_volume_looks_unprotected(
+    scene: StatusScene, shell: Shell, kind: str, sentence: str
+) -> None:
+    scene.kube.fail_next("GET", f"/{kind.lower()}s", 403, message="forbidden", times=3)
     done = shell.run("volumes")
-    assert (done.code, done.out) == (0, "no volumes are known\n")
-    assert done.err.startswith("note: transfers cannot be read: list DataUpload velero: 403 ")
+    unknown = "; volumes without a backup are not known" if "of" in sentence.split() else ""
+    assert (done.code, done.out.splitlines()[0]) == (0, sentence + unknown)
+    assert done.err.startswith(f"note: transfers cannot be read: list {kind} velero: 403 ")
+    found = Coverage.from_json(shell.run("volumes", "-o", "json").out)
+    assert (found.complete, "never-backed-up" in found.counts) == (False, False)
+    assert json.loads(shell.run("status", "-o", "json").out)["volumes"]["complete"] is False
+
+
+def test_without_the_permission_to_list_restores_all_volumes_are_known(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/datadownloads", 403, message="forbidden", times=1)
+    status = json.loads(shell.run("status", "-o", "json").out)
+    assert (status["unread"], status["volumes"]["complete"]) == (["transfers"], True)
 
 
 def test_a_backup_that_cannot_be_read_is_named(scene: StatusScene, shell: Shell) -> None:

@@ -159,12 +159,15 @@ async def test_what_may_not_be_read_is_named(path: str, note: str) -> None:
     assert len(found.notes) == 1
     assert found.notes[0].startswith(note)
     assert (found.plans is None) is (path == "/persistentvolumeclaims")
+    unknown = [one.reason for one in build_coverage(found.plans, (), NOW).volumes if "is not known" in one.reason]
+    assert len(unknown) == 2 * (path == "/schedules")
 
 
 async def test_an_object_that_cannot_be_read_is_named() -> None:
     kube = a_kube(a_server(), a_schedule("night", includedNamespaces="app"), a_cron_job("bad", "-n"))
     found = await read(kube)
-    assert len(found.plans or ()) == 2
+    reasons = {one.reason for one in build_coverage(found.plans, (), NOW).volumes}
+    assert (len(found.plans or ()), reasons) == (2, {"whether a schedule backs it up is not known"})
     assert [note.partition(":")[0] for note in sorted(found.notes)] == [
         "CronJob velero/bad cannot be read",
         "Schedule velero/night cannot be read",

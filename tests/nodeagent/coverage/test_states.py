@@ -256,4 +256,6 @@ def test_without_pvcs_only_volumes_with_a_backup_are_known() -> None:
     found = build_coverage(None, [copy(HOUR)], NOW, ["PVCs cannot be read"])
     assert [(one.shown, str(one.state)) for one in found.volumes] == [("app/data", "protected")]
     assert found.sentence == "1 of 1 volume protected; volumes without a backup are not known"
+    assert found.volumes[0].reason == "whether a schedule backs it up is not known"
     assert found.notes == ("PVCs cannot be read",)
+    assert build_coverage(None, [copy(HOUR, complete=False)], NOW).volumes == ()
