@@ -98,10 +98,10 @@ def find_place(backup: Backup, text: str) -> FilePlace:
     _check_text(text)
     first, _, rest = text.strip("/").partition("/")
     second, _, path = rest.partition("/")
-    by_name = {(one.namespace, one.claim): one for one in backup.volumes}
+    by_name = {(one.namespace, one.claim): one for one in backup.newest}
     if (volume := by_name.get((first, second))) is None:
         path = rest
-        named = [one for one in backup.volumes if one.claim == first]
+        named = [one for one in backup.newest if one.claim == first]
         if len(named) > 1:
             forms = " or ".join(f"{one.namespace}/{one.claim}" for one in named)
             raise FilesError(f"backup {backup.name} has several PVCs {first}: name one as {forms}")

@@ -103,6 +103,13 @@ class Backup(WireModel):
         """How many of its volumes are completed, such as `2/3`."""
         return _count_completed(self)
 
+    @property
+    def newest(self) -> list[BackupVolume]:
+        """The newest transfer of each PVC, in the order of `volumes`."""
+        ordered = sorted(self.volumes, key=lambda one: one.created.timestamp() if one.created else 0.0)
+        kept = {(one.namespace, one.claim): one for one in ordered}
+        return [one for one in self.volumes if kept[one.namespace, one.claim] is one]
+
 
 class BackupList(WireModel):
     """Backups, the newest first, and notes about what could not be read."""

@@ -134,7 +134,7 @@ def choose_from_backups(backups: Sequence[Backup], source: Source) -> list[Saved
         if not volumes:
             raise RestoreError(f"no backup in the cluster names {source}: --from-storage-location looks in the bucket")
     else:
-        volumes = _find_backup(backups, source).volumes
+        volumes = _find_backup(backups, source).newest
     by_claim = {ClaimName(one.namespace, one.claim): one for one in volumes}
     return [_of_transfer(by_claim[name]) for name in _choose(by_claim, source)]
 

@@ -69,7 +69,7 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
     Raises:
         VerificationError: there are none, or a PVC has none; the message names it.
     """
-    known = {ClaimName(one.namespace, one.claim): one for one in backup.volumes}
+    known = {ClaimName(one.namespace, one.claim): one for one in backup.newest}
     for name in claims:
         if name not in known:
             raise VerificationError(hinted(f"backup {backup.name} has no PVC {name}", str(name), map(str, known)))

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from client.backups.files import find_place
+from client.backups.plan import ClaimName
 from client.collections.collection import Backups, Found
 from client.collections.models import Backup, BackupOrigin, BackupPhase, build_restore, explain_end
 from client.restores.sources import RestoreError, Source, choose_from_backups
+from client.verifications.report import choose_volumes
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
 from core.kube.types import UncheckedObject
 from core.models.backups import SavedClaim
@@ -163,6 +166,17 @@ def test_a_backup_with_an_unreadable_transfer_is_incomplete(listed: tuple[Any, J
     assert len(found.notes) == 1
     with pytest.raises(RestoreError, match="night: 1 of its transfers cannot be read: name the others by --pvc"):
         choose_from_backups(found.groups, Source("night"))
+
+
+def test_of_several_transfers_of_a_pvc_the_newest_counts() -> None:
+    """Names do not say which one that is."""
+    older, newer = _upload("a", "Completed", snapshotID="s1"), _upload("a", "Completed", snapshotID="s2")
+    older[1]["metadata"]["name"] = "night-z"
+    newer[1]["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
+    backup = _one(newer, older)
+    assert [one.snapshot_id for one in choose_from_backups([backup], Source("night"))] == ["s2"]
+    assert find_place(backup, "a/x").volume.snapshot_id == "s2"
+    assert [one.snapshot_id for one in choose_volumes(backup, [ClaimName("app", "a")])[0]] == ["s2"]
 
 
 def test_a_restore_is_the_sum_of_its_transfers() -> None:
