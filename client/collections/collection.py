@@ -38,6 +38,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import InvalidError, KubeError, NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.types import Pod, UncheckedObject
 from core.models import names as wire
+from core.models.backups import velero_backup_of
 from core.models.base import ObjectMeta, WireModel
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
@@ -326,7 +327,7 @@ class Backups(Collection[BackupTransfer, Backup]):
         """Return who made the backup of the transfer, and its name."""
         if wire.BACKUP_LABEL in meta.labels and (name := meta.annotations.get(wire.BACKUP_ANNOTATION)):
             return BackupOrigin.NODEAGENT, name
-        if name := meta.labels.get(wire.VELERO_BACKUP_LABEL):
+        if name := velero_backup_of(meta):
             return BackupOrigin.VELERO, name
         return None
 

@@ -23,7 +23,8 @@ from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS, VOLUME_SNAPSHOT_CONTENTS
 from core.kube.types import Object, Pod, UncheckedObject
 from core.models import names as wire
-from core.models.base import JsonDict, Time, WireModel, parse_time
+from core.models.backups import velero_backup_of
+from core.models.base import JsonDict, ObjectMeta, Time, WireModel, parse_time
 from core.models.phases import RUNNING_PHASES, Interruption, Phase
 from core.models.transfer_settings import BandwidthLimits, LeftOut
 from core.models.transfers import Transfer
@@ -145,7 +146,7 @@ class TransferReader:
 
     async def _read_schedule(self, raw: UncheckedObject) -> str | None:
         labels = raw["metadata"].get("labels") or {}
-        backup = labels.get(wire.VELERO_BACKUP_LABEL)
+        backup = velero_backup_of(ObjectMeta.from_wire(raw["metadata"]))
         if not backup:
             return labels.get(wire.SCHEDULE_LABEL)
         owner = await self._client.read(BACKUPS, self._namespace, backup)

@@ -23,12 +23,12 @@ from core.errors import ConfigError, ContractError
 from core.kube.errors import parse_json
 from core.kube.types import ConfigObject, LeaseObject
 from core.models import names as wire
-from core.models.backups import Shrinkage
+from core.models.backups import Shrinkage, velero_backup_of
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.phases import FINAL_PHASES, Attempts, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
-from core.models.units import parse_count
+from core.models.units import parse_count, parse_duration
 from core.models.verification import Verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
@@ -69,6 +69,12 @@ class _EndedSpec(WireModel, gc=False):
     pod: _EndedPod | None = None
     volume: str = ""
     backup_storage_location: str = ""
+    operation_timeout: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject what the model of a transfer rejects, and no definition does; msgspec converts the ValueError."""
+        if self.operation_timeout:
+            parse_duration(self.operation_timeout)
 
 
 class _EndedProgress(WireModel, gc=False):
@@ -99,7 +105,8 @@ def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
     """Return the record of a transfer in JSON; one that has ended has only what is shown of it."""
     try:
         one = _DECODER.decode(text)
-        if one.status.phase in FINAL_PHASES:
+        # A label of that length may be the short form of a longer name, which an owner reference has.
+        if one.status.phase in FINAL_PHASES and len(one.metadata.labels.velero_backup) < wire.LABEL_VALUE_LIMIT:
             return _ended_record(kind, one)
         return _record(kind, msgspec.json.decode(text, type=kind.model))
     except (ValueError, RecursionError):
@@ -176,7 +183,7 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         stage=attempts.stage if phase is Phase.IN_PROGRESS else None,
         canceling=cr.cancel_requested and not phase.final,
         datamover=datamover,
-        backup=meta.annotations.get(wire.BACKUP_ANNOTATION) or meta.labels.get(wire.VELERO_BACKUP_LABEL, ""),
+        backup=meta.annotations.get(wire.BACKUP_ANNOTATION) or velero_backup_of(meta),
         new_bytes=status.incremental_bytes,
         verification=Verification.from_annotations(meta.annotations),
         files=parse_count(meta.annotations.get(wire.FILES_ANNOTATION, "")),

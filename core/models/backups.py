@@ -12,13 +12,15 @@ from typing import Any, ClassVar, Final, Self, cast
 from msgspec import field, structs
 
 from core.errors import ContractError
-from core.models.base import Int64, SparseModel, Time, WireModel, format_time
+from core.models.base import Int64, ObjectMeta, SparseModel, Time, WireModel, format_time
 from core.models.names import (
     CLAIM_ANNOTATION,
     OBJECT_NAME,
     RETENTION_IMAGE_ANNOTATION,
     SCHEDULE_COMMAND,
     SHRUNK_ANNOTATION,
+    VELERO_BACKUP_LABEL,
+    label_value,
 )
 from core.models.units import parse_quantity
 
@@ -260,6 +262,17 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
     return Shrinkage(
         bytes=new.bytes, full_bytes=full.bytes, full_snapshot=full.snapshot_id, files=new.files, full_files=full.files
     )
+
+
+def velero_backup_of(meta: ObjectMeta) -> str:
+    """Return the name of the Velero Backup of a transfer; empty: it has none.
+
+    Its label has a long name in the form of `label_value`, an owner reference as it is. Source: Velero v1.18,
+    newDataUpload in pkg/backup/actions/csi/pvc_action.go, newPodVolumeBackup in pkg/podvolume/backupper.go.
+    """
+    label = meta.labels.get(VELERO_BACKUP_LABEL, "")
+    owners = (one.name for one in meta.owner_references if one.kind == "Backup")
+    return next((name for name in owners if label_value(name) == label), label)
 
 
 def is_shrunk(annotations: Mapping[str, str]) -> bool:

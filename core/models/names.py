@@ -268,7 +268,7 @@ OBJECT_NAME: Final = re.compile(rf"(?!.{{254}}){SUBDOMAIN}")
 Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain.
 """
 
-_LABEL_VALUE_LIMIT: Final = 63
+LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6
 
@@ -292,7 +292,7 @@ def repo_name_label(name: str) -> str:
 
     Source: Velero v1.18, ReturnNameOrHash in pkg/label/label.go.
     """
-    return name if len(name) <= _LABEL_VALUE_LIMIT else hashlib.sha3_224(name.encode()).hexdigest()
+    return name if len(name) <= LABEL_VALUE_LIMIT else hashlib.sha3_224(name.encode()).hexdigest()
 
 
 def label_value(name: str) -> str:
@@ -300,7 +300,7 @@ def label_value(name: str) -> str:
 
     Source: Kubernetes, label values have at most 63 characters.
     """
-    if len(name) <= _LABEL_VALUE_LIMIT:
+    if len(name) <= LABEL_VALUE_LIMIT:
         return name
     digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
     return name[:_HASHED_PREFIX] + digest[:_HASH_DIGITS]

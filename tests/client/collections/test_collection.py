@@ -14,7 +14,7 @@ from client.collections.models import Backup, BackupPhase, explain_end
 from client.restores.create import plan_restore, start_restore
 from core.kube.errors import NotFoundError
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
-from core.models.names import VELERO_BACKUP_LABEL
+from core.models.names import VELERO_BACKUP_LABEL, label_value
 from core.models.phases import Phase
 from tests.client.support.backup_scene import BackupScene, SteppingClock
 from tests.client.support.backups import DATA_VOLUME, build_backup
@@ -84,15 +84,17 @@ async def test_all_are_listed_for_a_wrong_name_to_suggest_the_closest_one() -> N
     assert _lists(scene)[-2:] == ["", ""]
 
 
-async def test_a_backup_of_velero_is_shown_and_not_canceled() -> None:
+@pytest.mark.parametrize("name", ["nightly", f"nightly-{'of-the-east-' * 6}20261121120000"], ids=["short", "long"])
+async def test_a_backup_of_velero_is_shown_and_not_canceled(name: str) -> None:
     scene = await _started("night")
     (raw,) = scene.kube.objects(DATA_UPLOADS)
-    labels = {VELERO_BACKUP_LABEL: "nightly"}
-    meta = {"name": "v", "namespace": "velero", "labels": labels}
-    scene.kube.put(raw | {"metadata": meta})
-    assert [one.name for one in (await _backups(scene).find(("nightly",))).groups] == ["nightly"]
-    with pytest.raises(BackupError, match=r"^backup nightly is Velero's: use the command velero backup for it$"):
-        await _backups(scene).cancel("nightly")
+    owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": name, "uid": "u"}
+    meta = {"name": "v", "namespace": "velero", "labels": {VELERO_BACKUP_LABEL: label_value(name)}}
+    scene.kube.put(raw | {"metadata": meta | {"ownerReferences": [owner]}})
+    for names in ((name,), ()):
+        assert name in [one.name for one in (await _backups(scene).find(names)).groups]
+    with pytest.raises(BackupError, match=rf"^backup {name} is Velero's: use the command velero backup for it$"):
+        await _backups(scene).cancel(name)
 
 
 async def test_transfers_of_others_are_no_restore_of_ours() -> None:

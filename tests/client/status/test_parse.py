@@ -14,8 +14,9 @@ from client.status.parse import (
     lease_record,
     transfer_record,
 )
-from client.status.records import TRANSFER_KINDS, TransferKind
+from client.status.records import TRANSFER_KINDS, TransferKind, copy_of
 from core.errors import ContractError
+from core.models.names import label_value
 from core.models.phases import Phase
 from tests.client.support.status_scene import transfer
 from tests.support.objects import only
@@ -67,6 +68,23 @@ def test_a_field_that_is_null_counts_as_absent(kind: TransferKind) -> None:
     raw = transfer(kind.name, "t")
     raw["status"]["message"] = raw["metadata"]["annotations"] = None
     assert decode_transfer(kind, _text(raw)).fault == ""
+
+
+def test_one_that_has_ended_is_unreadable_where_its_timeout_is() -> None:
+    """Such a backup can be neither listed nor restored."""
+    raw = transfer("DataUpload", "t", "Completed")
+    raw["spec"]["operationTimeout"] = "4 hours"
+    for record in (decode_transfer(TRANSFER_KINDS[0], _text(raw)), transfer_record(TRANSFER_KINDS[0], raw)):
+        assert "operationTimeout" in record.fault
+        assert copy_of(record) is None
+
+
+@pytest.mark.parametrize("length", [63, 64, 253])
+def test_one_that_has_ended_has_the_whole_name_of_its_backup(length: int) -> None:
+    raw, name = transfer("DataUpload", "t", "Completed"), "n" * length
+    owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": name, "uid": "u"}
+    raw["metadata"] |= {"labels": {"velero.io/backup-name": label_value(name)}, "ownerReferences": [owner]}
+    assert decode_transfer(TRANSFER_KINDS[0], _text(raw)).backup == name
 
 
 @_each_kind
