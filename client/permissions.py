@@ -86,6 +86,7 @@ VOLUMES_PERMISSIONS: Final = (
     own(kube.DEPLOYMENTS, "list", "the Velero server and its flags", without=_UNSEEN),
     own(kube.DAEMON_SETS, "get", "the flags of the agents", names=(wire.AGENT_DAEMONSET,), without=_UNSEEN),
     own(kube.CONFIG_MAPS, "get", "volume policies; the configuration", without=_UNSEEN),
+    own(kube.BACKUP_STORAGE_LOCATIONS, "list", "locations that still exist", without=_UNSEEN),
     everywhere(kube.PERSISTENT_VOLUME_CLAIMS, "list", "the volumes", without=_UNSEEN),
     everywhere(kube.NAMESPACES, "list", "namespaces that are left out", without=_UNSEEN),
     everywhere(kube.PODS, "list", "what fs-backup covers", without=_UNSEEN),

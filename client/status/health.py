@@ -259,8 +259,9 @@ def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
 def _newest(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     """Yield what is wrong with the newest backups of volumes."""
     newest: dict[tuple[str, str, str], TransferRecord] = {}
-    for one in sorted(snapshot.transfers, key=lambda one: one.created):
-        if one.is_backup and one.phase is Phase.COMPLETED and is_managed(snapshot, one):
+    complete = [one for one in snapshot.transfers if one.is_backup and one.phase is Phase.COMPLETED]
+    for one in sorted(complete, key=lambda one: one.made.timestamp() if one.made else 0.0):
+        if is_managed(snapshot, one):
             # Each pod that mounts a PVC, one after the other, has another name.
             newest[one.queue, one.claim or one.volume, one.location] = one
     for (namespace, volume, _), one in newest.items():

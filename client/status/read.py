@@ -29,6 +29,7 @@ from client.status.records import (
     ClusterSnapshot,
     ConfigRecord,
     LeaseRecord,
+    LocationRecord,
     TransferKind,
     TransferRecord,
     Unread,
@@ -68,7 +69,6 @@ class StatusReader:
         """Return everything, as far as it can be read."""
         self._unread = []
         namespace = self._namespace
-        places = Selection(kube.BACKUP_STORAGE_LOCATIONS, namespace)
         no_agents = tuple[AgentRecord, ...]()
         reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
         cron_jobs = asyncio.create_task(self._list_cron_jobs(), name="CronJobs")
@@ -78,7 +78,7 @@ class StatusReader:
             self._read_transfers(TRANSFER_KINDS),
             VolumeReader(self._client, namespace, self.now, cron_jobs=cron_jobs).read(),
             self._read_all(UnreadPart.REPOSITORIES, Selection(kube.BACKUP_REPOSITORIES, namespace), repository_record),
-            self._read_all(UnreadPart.LOCATIONS, places, location_record),
+            self._read_locations(),
         )
         return dataclasses.replace(
             rules,
@@ -98,10 +98,11 @@ class StatusReader:
     async def read_volumes(self, volume_namespace: str = "") -> ClusterSnapshot:
         """Return the backups and volumes, of one namespace if one is named, and the configuration alone."""
         self._unread = []
-        installed, transfers, volumes = await asyncio.gather(
+        installed, transfers, volumes, locations = await asyncio.gather(
             self._try(UnreadPart.FLAGS, self._read_installed, None),
             self._read_transfers([kind for kind in TRANSFER_KINDS if not kind.restores]),
             self.observe_volumes(volume_namespace),
+            self._read_locations(),
         )
         settings = installed.settings if installed is not None else None
         config, _ = await self._try(UnreadPart.CONFIG, lambda: self._read_config(settings), _NO_CONFIG)
@@ -111,8 +112,13 @@ class StatusReader:
             transfers=transfers,
             config=config,
             volumes=volumes.plan(config.leave_out_namespaces),
+            locations=locations,
             unread=tuple(self._unread),
         )
+
+    async def _read_locations(self) -> tuple[LocationRecord, ...]:
+        places = Selection(kube.BACKUP_STORAGE_LOCATIONS, self._namespace)
+        return await self._read_all(UnreadPart.LOCATIONS, places, location_record)
 
     async def _read_transfers(self, kinds: Sequence[TransferKind]) -> tuple[TransferRecord, ...]:
         none = list[TransferRecord]()

@@ -134,6 +134,12 @@ class TransferRecord(WireModel):
         return f"{self.kind} {self.namespace}/{self.name}"
 
     @property
+    def made(self) -> datetime | None:
+        """When it was created, which is not before its data, as `Transfer.made_at`."""
+        times = (parse_time(self.created) if self.created else None, self.began, self.completed)
+        return min((time for time in times if time is not None), default=None)
+
+    @property
     def is_backup(self) -> bool:
         """Whether it backs a volume up."""
         return self.kind in _BACKUPS
@@ -156,11 +162,11 @@ class TransferRecord(WireModel):
 
 def copy_of(one: TransferRecord) -> CompletedBackup | None:
     """Return the backup of a volume that a transfer was; None: it has not ended, or is none."""
-    if not one.phase.final or one.fault or one.kind not in _BACKUPS or not one.created or not one.volume:
+    if not one.phase.final or one.fault or one.kind not in _BACKUPS or not one.volume or (made := one.made) is None:
         return None
     return CompletedBackup(
         (one.queue, one.claim or one.volume),
-        min(time for time in (parse_time(one.created), one.began, one.completed) if time is not None),
+        made,
         f"{_BACKUPS[one.kind]}/{one.name}",
         complete=one.phase is Phase.COMPLETED and not one.damaged,
         failed=one.phase is Phase.FAILED or one.damaged,
@@ -168,6 +174,7 @@ def copy_of(one: TransferRecord) -> CompletedBackup | None:
         bytes=one.total_bytes,
         shrunk=one.shrunk.text if one.shrunk is not None and one.shrunk.acknowledged is None else None,
         claim_uid=one.claim_uid,
+        location=one.location,
     )
 
 
@@ -244,7 +251,7 @@ class UnreadPart(StrEnum):
     RETENTION = "retention"
 
 
-_OF_COVERAGE: Final = frozenset({UnreadPart.TRANSFERS, UnreadPart.FLAGS, UnreadPart.CONFIG})
+_OF_COVERAGE: Final = frozenset({UnreadPart.TRANSFERS, UnreadPart.FLAGS, UnreadPart.CONFIG, UnreadPart.LOCATIONS})
 """What decides, beside volumes and schedules, which state a volume has."""
 
 
@@ -306,7 +313,8 @@ class ClusterSnapshot:
         notes += self.volumes.notes
         # What a watch has shown before it broke is still known for a moment.
         lost = any(one.part is UnreadPart.TRANSFERS and not one.passing for one in unread)
-        return build_coverage(self.volumes.plans, copies, self.at, notes, all_copies=not lost)
+        locations = None if self.is_unread(UnreadPart.LOCATIONS) else {one.name for one in self.locations}
+        return build_coverage(self.volumes.plans, copies, self.at, notes, all_copies=not lost, locations=locations)
 
     def slots_of(self, node: str) -> int | None:
         """Return how many transfers the node runs at a time; None: not known."""

@@ -21,6 +21,9 @@ _UNSCHEDULED: Final = timedelta(days=7)
 _LONGEST_RUN: Final = timedelta(hours=1)
 """How late a run may complete a volume before it counts as missed; a quarter of the interval, if that is shorter."""
 
+_CLOCK_TOLERANCE: Final = timedelta(minutes=5)
+"""How far in the future a backup may be: one that a wrong clock has dated would be the newest until then."""
+
 _EARLIER: Final = "older backups do not count: they are of a deleted PVC of the same name"
 
 
@@ -236,7 +239,7 @@ class CompletedBackup:
 
     `created` is when its transfer was created: the data is not newer. One whose verification failed is `failed`, one
     that is neither complete nor failed was canceled. `shrunk` is the reason to show if it is Shrunk, and not
-    acknowledged. `claim_uid` is the UID of its PVC; empty: not known.
+    acknowledged. `claim_uid` is the UID of its PVC; empty: not known. `location` is the name of its storage location.
     """
 
     key: VolumeKey
@@ -248,6 +251,7 @@ class CompletedBackup:
     bytes: int = 0
     shrunk: str | None = None
     claim_uid: str = ""
+    location: str = ""
 
 
 def is_of_another(backed_up: str, uid: str) -> bool:
@@ -260,12 +264,17 @@ def is_of_another(backed_up: str, uid: str) -> bool:
 
 @dataclass(slots=True)
 class _History:
-    """The newest complete and the newest failed backup of a volume."""
+    """The newest complete and the newest failed backup of a volume, and the newest complete one that does not count."""
 
     good: CompletedBackup | None = None
     bad: CompletedBackup | None = None
+    unusable: CompletedBackup | None = None
 
-    def add(self, copy: CompletedBackup) -> None:
+    def add(self, copy: CompletedBackup, *, usable: bool) -> None:
+        if not usable:
+            if copy.complete and (self.unusable is None or copy.created >= self.unusable.created):
+                self.unusable = copy
+            return
         if copy.complete and (self.good is None or copy.created >= self.good.created):
             self.good = copy
         if copy.failed and (self.bad is None or copy.created >= self.bad.created):
@@ -273,8 +282,8 @@ class _History:
 
     def since(self, began: datetime | None) -> "_History":
         """Return the history of a volume that began then: without the backups of a deleted PVC of the same name."""
-        good, bad = (one if one and (began is None or one.created >= began) else None for one in (self.good, self.bad))
-        return _History(good, bad)
+        every = (self.good, self.bad, self.unusable)
+        return _History(*(one if one and (began is None or one.created >= began) else None for one in every))
 
 
 class VolumeCoverage(WireModel):
@@ -357,11 +366,13 @@ def build_coverage(
     notes: Sequence[str] = (),
     *,
     all_copies: bool = True,
+    locations: Collection[str] | None = None,
 ) -> Coverage:
     """Return the state of each volume at `now`, a time by the API server's clock, by the backups that have ended.
 
     Without `plans`, because no PVCs may be listed, or unless `copies` are all of them, only the volumes that have a
-    backup are known.
+    backup are known. A backup does not count unless its storage location is one of `locations`; None: they are not
+    known.
     """
     known = None if plans is None else {plan.key: plan for plan in plans}
     histories: dict[VolumeKey, _History] = {}
@@ -370,7 +381,9 @@ def build_coverage(
         plan = (known or {}).get(copy.key, unknown)
         # An older one is of a deleted PVC, which is noted.
         if not is_of_another(copy.claim_uid, plan.uid) or (plan.created and copy.created < plan.created):
-            histories.setdefault(copy.key, _History()).add(copy)
+            gone = locations is not None and copy.location not in locations and not copy.failed
+            usable = not gone and copy.created - now <= _CLOCK_TOLERANCE
+            histories.setdefault(copy.key, _History()).add(copy, usable=usable)
     every = known.values() if known is not None else [replace(unknown, key=key) for key in histories]
     volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in every]
     complete = known is not None and all_copies
@@ -396,7 +409,7 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
         volume=plan.key[1],
         state=state,
         reason=reason,
-        note="; ".join(note for note in (plan.note, _EARLIER if good is not earlier else None) if note),
+        note="; ".join(filter(None, (plan.note, _EARLIER if good is not earlier else None, _explain(history, now)))),
         expected_by=plan.by,
         interval_seconds=interval.total_seconds() if interval is not None else None,
         last_backup=good.created if good is not None else None,
@@ -404,6 +417,19 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
         due=due,
         overdue=overdue,
     )
+
+
+def _explain(history: _History, now: datetime) -> str | None:
+    """Return why a newer backup than the last one that counts does not; None: there is none."""
+    one = history.unusable
+    if one is None or (history.good is not None and history.good.created >= one.created):
+        return None
+    why = (
+        "it is from the future"
+        if one.created - now > _CLOCK_TOLERANCE
+        else f"BackupStorageLocation {one.location} does not exist"
+    )
+    return f"{one.name} does not count: {why}"
 
 
 def _add(moment: datetime, interval: timedelta) -> datetime | None:

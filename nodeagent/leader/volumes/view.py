@@ -4,15 +4,16 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Final
 
 from core.aio import run_for_many, wait_for_event
-from core.kube.client import KubeClient
-from core.kube.errors import KubeError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ForbiddenError, KubeError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.backups import HeldBackup, RetentionReport, deletes_by_old_rules
 from core.models.base import format_time
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
@@ -44,16 +45,24 @@ _MOST_NOTES: Final = 10
 
 @dataclass(frozen=True)
 class PlannedCoverage:
-    """The PVCs with the backups that are expected of them, None if they are not known; and whose names are shown."""
+    """The PVCs with the backups that are expected of them, None if they are not known; and whose names are shown.
+
+    `locations` are the names of storage locations at `read_at`; None: they are not known.
+    """
 
     plans: tuple[VolumePlan, ...] | None = None
     alerting: frozenset[str] = field(default_factory=frozenset)
+    locations: frozenset[str] | None = None
+    read_at: datetime | None = None
 
 
 class CoverageReader:
     """Reads what is expected of the PVCs; what it has read of the cluster is not kept."""
 
     def __init__(self, client: KubeClient, namespace: str, now: Callable[[], datetime]) -> None:
+        self._client = client
+        self._now = now
+        self._places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
         self._volumes = VolumeReader(client, namespace, now, most=_MOST_OBJECTS)
         self._last = PlannedCoverage()
         self._failures = 0
@@ -62,6 +71,7 @@ class CoverageReader:
     async def read(self, rules: CoverageRules) -> PlannedCoverage:
         """Return what there is now; for six reads that fail, what the last good one returned."""
         try:
+            read_at, locations = self._now(), await self._read_locations()
             observed = await self._volumes.read()
         except TooManyObjectsError as e:
             self._say(logging.WARNING, "the metrics do not show which volumes are protected", [str(e)])
@@ -74,8 +84,15 @@ class CoverageReader:
             self._say(logging.INFO, "cannot read all about which volumes are protected, will retry", observed.notes)
             if self._is_given_up(failed=observed.passing) or not observed.passing or self._last.plans is None:
                 number = len(observed.cluster.claims) if observed.cluster else 0
-                self._last = await run_for_many(number, plan_coverage, observed, rules)
+                planned = await run_for_many(number, plan_coverage, observed, rules)
+                self._last = replace(planned, locations=locations, read_at=read_at)
         return self._last
+
+    async def _read_locations(self) -> frozenset[str] | None:
+        try:
+            return frozenset(one["metadata"]["name"] for one in await self._client.list(self._places))
+        except ForbiddenError:
+            return None
 
     def _is_given_up(self, *, failed: bool) -> bool:
         """Count a read, and return whether too many in a row have failed."""
@@ -109,8 +126,8 @@ async def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Seq
     if planned.plans is None:
         hide_coverage(metrics)
         return
-    number, plans, alerting = len(planned.plans) + len(entries), planned.plans, planned.alerting
-    states, named = await run_for_many(number, _build_series, plans, alerting, entries, now)
+    number = len(planned.plans) + len(entries)
+    states, named = await run_for_many(number, _build_series, planned, entries, now)
     metrics.show(metric.VOLUMES, states)
     metrics.show(metric.VOLUME_NOT_PROTECTED, named)
 
@@ -121,9 +138,7 @@ def hide_coverage(metrics: Metrics) -> None:
     metrics.show(metric.VOLUME_NOT_PROTECTED, {})
 
 
-def _build_series(
-    plans: Sequence[VolumePlan], alerting: Collection[str], entries: Iterable[Entry], now: datetime
-) -> tuple[_Series, _Series]:
+def _build_series(planned: PlannedCoverage, entries: Sequence[Entry], now: datetime) -> tuple[_Series, _Series]:
     """Return the values of both metrics by labels: how many PVCs are in each state, and those that are named."""
     copies = (
         CompletedBackup(
@@ -134,12 +149,17 @@ def _build_series(
             failed=entry.phase is Phase.FAILED or copy.damaged,
             shrunk="" if copy.shrunk else None,
             claim_uid=copy.claim_uid,
+            location=entry.location or "",
         )
         for entry in entries
         if (copy := entry.copy) is not None
     )
-    coverage = build_coverage(plans, copies, now)
-    urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in alerting]
+    locations, read_at = planned.locations, planned.read_at
+    if locations is not None and read_at is not None:
+        # A location may be younger than the list.
+        locations |= {one.location or "" for one in entries if one.copy is not None and one.copy.created >= read_at}
+    coverage = build_coverage(planned.plans, copies, now, locations=locations)
+    urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in planned.alerting]
     named: _Series = {(one.namespace, one.volume, str(one.state)): 1 for one in urgent[: metric.MAX_NAMED_VOLUMES]}
     return _count(coverage), named
 

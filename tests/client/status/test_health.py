@@ -157,13 +157,17 @@ async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it
     assert judge(await scene.reader.read()) == []
 
 
-async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod(scene: StatusScene) -> None:
+@pytest.mark.parametrize("found", [False, True], ids=["here", "found in a bucket"])
+async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod(scene: StatusScene, found: bool) -> None:
+    """A Velero server creates those that it finds in a bucket long after they ended, in any order."""
     for day, pod in enumerate(("web-a", "web-b"), start=1):
         raw = transfer("PodVolumeBackup", pod, "Completed")
         marks = {PVC_NAME_ANNOTATION: "data"} | (
             {SHRUNK_ANNOTATION: '{"bytes": 1, "fullBytes": 100}'} if day == 1 else {}
         )
-        raw["metadata"] |= {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}
+        created = 9 - day if found else day
+        raw["metadata"] |= {"annotations": marks, "creationTimestamp": f"2026-11-2{created}T00:00:00Z"}
+        raw["status"]["completionTimestamp"] = f"2026-11-2{day}T01:00:00Z"
         raw["spec"]["pod"] |= {"name": pod}
         scene.kube.put(raw)
         messages = [finding.message for finding in judge(await scene.reader.read())]

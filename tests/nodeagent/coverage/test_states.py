@@ -184,6 +184,21 @@ def test_a_backup_of_another_cluster_does_not_count(foreign: dict[str, bool], ui
 
 
 @pytest.mark.parametrize(
+    ("lost", "why"),
+    [(copy(-DAY), "it is from the future"), (copy(HOUR, location="old"), "BackupStorageLocation old does not exist")],
+    ids=["future", "no location"],
+)
+def test_a_backup_that_cannot_be_the_newest_or_not_be_restored_does_not_count(lost: CompletedBackup, why: str) -> None:
+    plans = plan_volumes(a_cluster(a_claim("data"), NAMESPACE), [source()])
+    other = [copy(3 * DAY, location="here"), copy(4 * DAY, location="old")]
+    for copies, state in (([lost], "never-backed-up"), ([lost, *other], "stale"), ([*other, lost], "stale")):
+        (found,) = build_coverage(plans, copies, NOW, locations=("here", "")).volumes
+        assert (str(found.state), found.note) == (state, f"DataUpload velero/du-1 does not count: {why}")
+    (found,) = build_coverage(plans, [lost, copy(HOUR / 2, location="here")], NOW, locations=("here", "")).volumes
+    assert (found.state, found.note == "") == (CoverageState.PROTECTED, lost.created < NOW)
+
+
+@pytest.mark.parametrize(
     ("ran", "ending"),
     [((), "night; no run yet"), ((3 * DAY, HOUR), "night; last run 60m ago")],
     ids=["never", "by several"],

@@ -5,6 +5,7 @@ import logging
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
@@ -62,11 +63,26 @@ async def test_the_states_of_pvcs_are_counted_by_namespace() -> None:
 async def test_backups_that_ended_decide_the_state() -> None:
     kube = FakeKube()
     kube.put(a_claim("data"))
+    kube.fail_next("GET", "/backupstoragelocations", 403, times=9)
     assert await show(kube, [backup(20)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
     assert await show(kube, [backup(1)]) == {'volumes{state="stale",volume_namespace="app"} 1.0'}
-    damaged = [backup(19), backup(20, verified="failed")]
+    damaged = [backup(18), backup(19, verified="failed")]
     assert await show(kube, damaged) == {'volumes{state="failing",volume_namespace="app"} 1.0'}
-    assert await show(kube, [*damaged, backup(21)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
+    assert await show(kube, [*damaged, backup(20)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
+
+
+async def test_a_backup_whose_location_does_not_exist_does_not_count() -> None:
+    """One that is younger than the list of locations may be in a new one."""
+    kube, there, copy = (
+        FakeKube(),
+        an_object("BackupStorageLocation", "there", "velero", "velero.io/v1"),
+        backup(20).copy,
+    )
+    for one in (a_claim("data"), there | {"spec": {}}):
+        kube.put(one)
+    for location, made, state in (("there", -1, "protected"), ("gone", -1, "never-backed-up"), ("new", 0, "protected")):
+        one = replace(backup(20), location=location, copy=replace(copy, created=NOON + timedelta(minutes=made)))
+        assert await show(kube, [one]) == {f'volumes{{state="{state}",volume_namespace="app"}} 1.0'}
 
 
 async def test_backups_are_counted_without_holding_all_of_them() -> None:
@@ -158,9 +174,9 @@ async def test_what_takes_seconds_does_not_block_the_loop(name: str, monkeypatch
     module, _, function = f"nodeagent.{name}".rpartition(".")
     real, threads = getattr(importlib.import_module(module), function), []
 
-    def observed(*args: object) -> object:
+    def observed(*args: object, **more: object) -> object:
         threads.append(threading.current_thread())
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(f"{module}.{function}", observed)
     monkeypatch.setattr("core.aio._MANY", 0)
