@@ -73,11 +73,9 @@ async def test_backups_that_ended_decide_the_state() -> None:
 
 async def test_a_backup_whose_location_does_not_exist_does_not_count() -> None:
     """One that is younger than the list of locations may be in a new one."""
-    kube, there, copy = (
-        FakeKube(),
-        an_object("BackupStorageLocation", "there", "velero", "velero.io/v1"),
-        backup(20).copy,
-    )
+    kube, there = FakeKube(), an_object("BackupStorageLocation", "there", "velero", "velero.io/v1")
+    copy = backup(20).copy
+    assert copy is not None
     for one in (a_claim("data"), there | {"spec": {}}):
         kube.put(one)
     for location, made, state in (("there", -1, "protected"), ("gone", -1, "never-backed-up"), ("new", 0, "protected")):
