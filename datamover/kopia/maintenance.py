@@ -34,6 +34,9 @@ Source: kopia 0.23.1, repo/maintenance/content_index_to_pack_check.go."""
 
 _FIRST_YEAR: Final = 1970
 _MICROSECOND_NANOSECONDS: Final = 1000
+_CLOCKS: Final = timedelta(minutes=15)
+"""More than two clocks differ: what began later than that in the future, began by one that was wrong."""
+
 _ROUNDING: Final = timedelta(milliseconds=1)
 """Times have nanoseconds in kopia and microseconds here."""
 
@@ -153,6 +156,8 @@ def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> ModeDe
             return ModeDecision(mode, f"{mode} maintenance is due since {format_time(due)}")
         elif _is_unfinished(info, cycle, due, last_task):
             return ModeDecision(mode, f"the last {mode} maintenance did not finish")
+        elif due - cycle.duration > now + _CLOCKS:
+            return ModeDecision(mode, f"{mode} maintenance is due at {format_time(due)}, by a clock that was wrong")
         else:
             waiting.append(f"{mode} maintenance is due at {format_time(due)}")
     return ModeDecision(MaintenanceMode.NONE, f"nothing is due: {', '.join(waiting)}")
@@ -201,13 +206,14 @@ class Span(NamedTuple):
 def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span], now: datetime) -> datetime | None:
     """Return the start of the newest run outside of all spans, also of one in progress; None: there is none.
 
-    Whose runs were before the oldest span is not known, because histories are limited. Without any span, each counts.
+    Whose runs were before the oldest span is not known, because histories are limited. Without any span, each counts,
+    but none of the future: a wrong clock would hold maintenance until then.
     """
     oldest = min((span.start for span in known), default=datetime.min.replace(tzinfo=UTC))
     foreign = (
         start
         for start in (*info.starts, *info.begun(now))
-        if start >= oldest and not any(span.start <= start <= span.end for span in known)
+        if oldest <= start <= now + _CLOCKS and not any(span.start <= start <= span.end for span in known)
     )
     return max(foreign, default=None)
 

@@ -53,6 +53,10 @@ def _info(name: str, **changes: Mapping[str, Any]) -> MaintenanceInfo:
     return MaintenanceInfo.from_wire(document | {part: {**document[part], **new} for part, new in changes.items()})
 
 
+def _of_next_year() -> MaintenanceInfo:
+    return MaintenanceInfo.from_wire(json.loads(json.dumps(_document("full")).replace("2026-11-2", "2027-11-2")))
+
+
 def _begun_at(moment: str, *, full: bool) -> dict[str, Any]:
     """Return the changed schedule after a run that began then."""
     began = datetime.fromisoformat(f"{moment[:19]}Z")
@@ -88,6 +92,12 @@ _DECISIONS = {
         "the last quick maintenance did not finish",
     ),
     "a killed quick": (_info("full", schedule=_KILLED_QUICK), _SOON, _QUICK, "did not finish"),
+    "by a clock that was ahead": (
+        _of_next_year(),
+        _SOON,
+        _FULL,
+        "due at 2027-11-24T01:43:18Z, by a clock that was wrong",
+    ),
     "refused for a clock that was ahead": (_info("full", schedule=_AHEAD), _SOON, _FULL, "did not finish"),
 }
 
@@ -184,6 +194,10 @@ def test_a_run_is_foreign_outside_of_the_jobs_of_this_cluster(name: str, known: 
 def test_a_failed_run_is_foreign_too() -> None:
     last = datetime(2026, 11, 23, 1, 43, 19, 647345, UTC)
     assert find_foreign_run(_info("failed"), [Span(_OLD, last - timedelta(milliseconds=1))], _LATE) == last
+
+
+def test_a_run_of_the_future_holds_nothing_until_then() -> None:
+    assert find_foreign_run(_of_next_year(), [], _LATE) is None
 
 
 @pytest.mark.parametrize(
