@@ -4,12 +4,13 @@ Pure functions over a frozen view. What runs, quick or full, is decided in the p
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -210,16 +211,22 @@ def _find_hold(view: MaintenanceView) -> Decision | None:
 
 def _find_recorded_hold(view: MaintenanceView) -> Decision | None:
     """Return what the last runs say that forbids another one."""
-    if view.switch is MaintenanceSwitch.AUTO and (foreign_at := view.record.foreign_at) is not None:
-        until = foreign_at + FOREIGN_INTERVALS * view.full_interval
-        if view.now < until:
-            return Decision(Hold.FOREIGN, until)
-    if view.record.blocked_inputs and view.record.blocked_inputs == view.inputs:
+    record, until = view.record, _foreign_until(view)
+    if view.switch is MaintenanceSwitch.AUTO and until is not None and view.now < until:
+        return Decision(Hold.FOREIGN, until)
+    # Without a time, it was blocked by a clock that was wrong.
+    if record.blocked_inputs and record.blocked_inputs == view.inputs and record.last_failure is not None:
         # What was corrected may be out of sight, such as the owner.
-        again = view.record.last_failure + _IDLE if view.record.last_failure is not None else None
-        if again is None or view.now < again:
+        again = record.last_failure + _IDLE
+        if view.now < again:
             return Decision(Hold.BLOCKED, again)
     return None
+
+
+def _foreign_until(view: MaintenanceView) -> datetime | None:
+    """Return until when another cluster's maintenance holds ours; None: there was none."""
+    foreign_at = view.record.foreign_at
+    return None if foreign_at is None else foreign_at + FOREIGN_INTERVALS * view.full_interval
 
 
 class _Due(NamedTuple):
@@ -231,8 +238,8 @@ class _Due(NamedTuple):
 
 def _find_due(view: MaintenanceView) -> _Due:
     earliest = (view.last_maintenance or view.created_at) + view.frequency
-    if view.record.at is not None and view.record.mode is MaintenanceMode.NONE:
-        # A run that had nothing to do moves no time of the status.
+    if view.record.at is not None:
+        # A run that had nothing to do moves no time of the status; and those are by other clocks.
         earliest = max(earliest, view.record.at + view.frequency)
     if (retry_at := _retry_at(view)) is not None:
         return _Due(max(earliest, retry_at), Hold.BACK_OFF if retry_at > earliest else Hold.NOT_DUE)
@@ -242,11 +249,13 @@ def _find_due(view: MaintenanceView) -> _Due:
     began = record.at - timedelta(seconds=record.seconds)
     idle_until = max(earliest, (record.last_full or record.at) + _IDLE)
     wanted: list[datetime] = []
-    changed = view.fingerprint != record.fingerprint
+    changed, none = view.fingerprint != record.fingerprint, record.mode is MaintenanceMode.NONE
+    # A run that was held for another cluster ran nothing, whatever is enabled.
+    held = none and began < (_foreign_until(view) or began)
     if changed:
-        wanted.append(_when_enabled(record.next_quick, began, ran=record.mode is not MaintenanceMode.NONE))
+        wanted.append(_when_enabled(record.next_quick, began, ran=held or not none))
     if changed or record.fulls_since_change < FULLS_AFTER_CHANGE:
-        wanted.append(_when_enabled(record.next_full, began, ran=record.mode is MaintenanceMode.FULL))
+        wanted.append(_when_enabled(record.next_full, began, ran=held or record.mode is MaintenanceMode.FULL))
     if view.new_full_interval not in (None, view.full_interval):
         wanted.append(earliest)
     soon = max(earliest, min(wanted, default=idle_until))
@@ -265,11 +274,13 @@ def _when_enabled(next_at: datetime | None, began: datetime, *, ran: bool) -> da
 
 def _retry_at(view: MaintenanceView) -> datetime | None:
     """Return when to try again after the attempts that failed; None: the last one succeeded, or there was none."""
-    failures = count_failures(view.entries)
+    record = view.record
+    # The leader's own time counts, too, where the API server's clock is ahead of it.
+    failures = count_failures(view.entries) or int(record.last_failure is not None)
     if not failures:
         return None
-    last, record = view.entries[-1], view.record
-    moments = [moment for moment in (last.start_timestamp, last.complete_timestamp, record.last_failure) if moment]
+    times = [(entry.start_timestamp, entry.complete_timestamp) for entry in view.entries[-1:]]
+    moments = [moment for moment in (*chain(*times), record.last_failure) if moment]
     delay = view.frequency if record.retry_at_frequency else retry_delay(failures, view.frequency)
     return max(moments) + delay if moments else view.now
 
@@ -314,20 +325,22 @@ def count_failures(entries: tuple[MaintenanceEntry, ...]) -> int:
 
 
 def merge_history(entries: Iterable[MaintenanceEntry], new: Iterable[MaintenanceEntry]) -> tuple[MaintenanceEntry, ...]:
-    """Return the history with the `new` entries, which replace those with the same start; oldest first, the newest 25.
+    """Return the history with the `new` entries, which replace those with the same start; oldest first, 25 at most.
 
+    The newest others stay: a clock that was wrong may have left later ones than the new entries.
     Only a success has a completion: a Velero server would take a failure's for the last maintenance.
     Source: Velero v1.18, consolidateHistory in pkg/controller/backup_repository_controller.go.
     """
-    by_start = {entry.start_timestamp: entry for entry in entries}
+    added: dict[datetime | None, MaintenanceEntry] = {}
     for entry in new:
-        if entry.result is MaintenanceOutcome.SUCCEEDED:
-            by_start[entry.start_timestamp] = replace(entry, message=None)
-        else:
-            by_start[entry.start_timestamp] = replace(entry, complete_timestamp=None)
+        succeeded = entry.result is MaintenanceOutcome.SUCCEEDED
+        change = {"message": None} if succeeded else {"complete_timestamp": None}
+        added[entry.start_timestamp] = replace(entry, **change)
     # One without a start is of no use to anybody.
-    ordered = sorted((start, entry) for start, entry in by_start.items() if start is not None)
-    return tuple(entry for _, entry in ordered[-_HISTORY:])
+    others = {start: entry for entry in entries if (start := entry.start_timestamp) is not None and start not in added}
+    kept = sorted(others)[max(0, len(others) + len(added) - _HISTORY) :]
+    merged = {start: others[start] for start in kept} | added
+    return tuple(merged[start] for start in sorted(filter(None, merged))[-_HISTORY:])
 
 
 def slot_of(now: datetime, frequency: timedelta, uid: str) -> int:
@@ -341,13 +354,17 @@ def slot_of(now: datetime, frequency: timedelta, uid: str) -> int:
     return ((int(now.timestamp()) - offset) // length * length + offset) * 1000
 
 
-def job_name(repository: str, slot_ms: int, failures: int) -> str:
-    """Return the name of the Job of an attempt, which follows that many `failures` in a row."""
+def job_name(repository: str, slot_ms: int, failures: int, taken: Collection[str] = ()) -> str:
+    """Return the name of the Job of an attempt, which follows that many `failures` in a row, or a later one's.
+
+    No Job that exists has it: their names are `taken`.
+    """
     ending = f"-maintain-job-{slot_ms + failures}"
     if len(repository) + len(ending) > _LONGEST_NAME:
         digest = hashlib.sha256(repository.encode()).hexdigest()[:_DIGEST_DIGITS]
         repository = f"{repository[:_SHORTENED].rstrip('.-')}-{digest}"
-    return f"{repository}{ending}"
+    name = f"{repository}{ending}"
+    return job_name(repository, slot_ms, failures + 1, taken) if name in taken else name
 
 
 class Memory(NamedTuple):

@@ -74,7 +74,7 @@ FORBIDDEN: dict[Hold, dict[str, Any]] = {
     Hold.LOCATION_READ_ONLY: {"location_hold": Hold.LOCATION_READ_ONLY},
     Hold.LOCATION_UNAVAILABLE: {"location_hold": Hold.LOCATION_UNAVAILABLE},
     Hold.FOREIGN: {"record": with_record(foreign_at=NOW - 2 * DAY)},
-    Hold.BLOCKED: {"record": with_record(blocked_inputs="inputs")},
+    Hold.BLOCKED: {"record": with_record(blocked_inputs="inputs", last_failure=NOW - 3 * HOUR)},
     Hold.BACK_OFF: {"entries": failed(0)},
     Hold.IDLE: {"fingerprint": "now"},
     Hold.NOT_DUE: {"last_maintenance": NOW - 59 * MINUTE},
@@ -91,7 +91,6 @@ WITHOUT_TIME = {
     Hold.LOCATION_MISSING,
     Hold.LOCATION_READ_ONLY,
     Hold.LOCATION_UNAVAILABLE,
-    Hold.BLOCKED,
     Hold.CONCURRENCY,
 }
 
@@ -139,7 +138,7 @@ def test_a_hold_that_time_ends_says_when() -> None:
 
 
 def test_a_repository_that_is_blocked_goes_on_when_its_inputs_change() -> None:
-    record = with_record(blocked_inputs="inputs")
+    record = with_record(blocked_inputs="inputs", last_failure=NOW - 3 * HOUR)
     assert decide(record=record, entries=failed(3)).hold is Hold.BLOCKED
     assert decide(record=record, entries=failed(3), inputs="others").hold is None
 
@@ -233,7 +232,8 @@ def test_failures_double_the_pause_up_to_the_frequency(failures: int, minutes: i
     decision = decide(entries=entries)
     assert (decision.hold, decision.wait_until) == (Hold.BACK_OFF, NOW + minutes * MINUTE)
     assert decide(entries=entries, now=NOW + minutes * MINUTE).hold is None
-    hourly = decide(entries=entries, frequency=7 * DAY, last_maintenance=NOW - 8 * DAY)
+    last: dict[str, Any] = {"last_maintenance": NOW - 8 * DAY, "record": with_record(at=NOW - 8 * DAY)}
+    hourly = decide(entries=entries, frequency=7 * DAY, **last)
     assert hourly.wait_until == NOW + min(5 * 2 ** (failures - 1) * MINUTE, 7 * DAY)
 
 
@@ -248,6 +248,7 @@ def test_the_pause_counts_from_the_end_of_a_long_attempt() -> None:
     record = with_record(last_failure=NOW)
     assert decide(entries=failed(6), record=record).wait_until == NOW + 5 * MINUTE
     assert decide(entries=failed(6)).hold is None
+    assert decide(entries=failed(-1), record=record).wait_until == NOW + 5 * MINUTE
 
 
 def test_failures_without_any_time_do_not_hold() -> None:
@@ -264,7 +265,29 @@ def test_times_of_a_clock_that_was_wrong_hold_nothing(mode: MaintenanceMode) -> 
         of_view = {name: ahead.pop(name) for name in _TIMES[:3] if name in ahead}
         if "entries" in of_view:
             of_view["entries"] = failed(-365 * 24)
-        assert decide(record=with_record(mode=mode, **ahead), **of_view).hold is None, wrong
+        blocked = "inputs" if "last_failure" in ahead else None
+        record = with_record(mode=mode, blocked_inputs=blocked, **ahead)
+        assert decide(record=record, **of_view).hold is None, wrong
+
+
+@pytest.mark.parametrize("last_maintenance", [NOW + HOUR, NOW - DAY], ids=["a clock ahead", "a clock behind"])
+def test_no_run_follows_within_a_frequency_of_the_leaders_own_clock(last_maintenance: datetime) -> None:
+    record = with_record(at=NOW - 10 * MINUTE)
+    assert decide(last_maintenance=last_maintenance, record=record).wait_until == NOW + 50 * MINUTE
+
+
+def test_what_was_due_while_another_cluster_held_it_is_due_when_that_ends() -> None:
+    held = with_record(
+        at=NOW - 2 * DAY,
+        mode=MaintenanceMode.NONE,
+        seconds=0.0,
+        foreign_at=NOW - 3 * DAY,
+        next_quick=NOW - 3 * DAY,
+        next_full=NOW - 3 * DAY,
+        last_full=None,
+    )
+    assert decide(record=held, last_maintenance=NOW - 4 * DAY, now=NOW - MINUTE).hold is Hold.FOREIGN
+    assert decide(record=held, last_maintenance=NOW - 4 * DAY).hold is None
 
 
 def test_a_wrong_clock_is_tried_again_once_a_frequency() -> None:

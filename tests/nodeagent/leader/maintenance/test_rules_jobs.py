@@ -65,6 +65,8 @@ def test_the_slots_of_repositories_are_spread_over_their_frequency() -> None:
 def test_the_name_is_veleros_and_differs_for_each_attempt() -> None:
     assert job_name("app1-default-kopia", 1795331162000, 0) == "app1-default-kopia-maintain-job-1795331162000"
     assert job_name("app1-default-kopia", 1795331162000, 3) == "app1-default-kopia-maintain-job-1795331162003"
+    taken = {job_name("app1-default-kopia", 1795331162000, failures) for failures in (0, 1, 3)}
+    assert job_name("app1-default-kopia", 1795331162000, 0, taken) == "app1-default-kopia-maintain-job-1795331162002"
 
 
 @pytest.mark.parametrize("length", [35, 36, 37, 63, 253])
@@ -99,10 +101,10 @@ def test_the_history_is_ordered_and_has_one_entry_for_each_start() -> None:
     assert merge_history([], entries) == entries
 
 
-def test_of_the_history_the_newest_25_are_kept() -> None:
+def test_of_the_history_the_new_entries_and_the_newest_others_are_kept() -> None:
     entries = tuple(success(minute) for minute in range(40))
     assert merge_history(entries[:39], entries[39:]) == entries[15:]
-    assert merge_history(entries[1:26], entries[:1]) == entries[1:26]
+    assert merge_history(entries[1:26], entries[:1]) == (entries[0], *entries[2:26])
 
 
 def test_only_a_success_has_a_completion_and_only_a_failure_a_message() -> None:
