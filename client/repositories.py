@@ -39,6 +39,7 @@ from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotRepo
 from exposer.pod_status import diagnose_pod
 from nodeagent.config.repositories import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.maintenance.jobs import (
+    SUSPENDED,
     MaintenanceJob,
     count_running,
     describe_end,
@@ -213,7 +214,7 @@ class RepositoryReader:
     async def _read_running(self, job: MaintenanceJob) -> RunningJobState:
         read = read_pod(self._client, self._namespace, job.name)
         pod = await self._try(f"the pod of Job {job.name}", read, None)
-        state: JsonDict = {}
+        state: JsonDict = {"pending": SUSPENDED} if job.suspended else {}
         if pod is not None:
             state = {
                 "pod": pod["metadata"]["name"],

@@ -401,6 +401,7 @@ class JobStatus(TypedDict, total=False):
 
 class JobSpec(TypedDict, total=False):
     activeDeadlineSeconds: int
+    suspend: bool
     template: PodTemplate
 
 

@@ -93,5 +93,5 @@ class ServerAbsence:
                 await self.look()
             except AgentError:
                 # Not looked is not absent: a server may have been there meanwhile.
-                self.server, self._since_seconds = True, None
+                self._since_seconds = None
             await self._clock.sleep(_LOOK_SECONDS)

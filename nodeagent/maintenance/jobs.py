@@ -40,6 +40,7 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 _JOB_NAME_LABEL: Final = "job-name"
 _NOT_FOUND: Final = "Repo maintenance failed but result is not retrieveable"
 """What Velero 1.18 writes, misspelled, for a Job whose pod left no result."""
+SUSPENDED: Final = "the Job is suspended (spec.suspend)"
 POD_DELETED: Final = "its pod was deleted before its result was read, as a drain or an eviction does"
 
 
@@ -50,6 +51,7 @@ class MaintenanceJob:
     `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
     None: it has none. `reason` and `message` are of its failure. `verifies` is the UID of the BackupRepository that it
     verifies instead; None: it is of another kind. `restores` is the PVC whose restore it tests; None: it reads shares.
+    `suspended`: it has no pod, and none of its deadlines counts, until that changes.
     """
 
     name: str
@@ -65,6 +67,7 @@ class MaintenanceJob:
     message: str = ""
     verifies: str | None = None
     restores: str | None = None
+    suspended: bool = False
 
     @classmethod
     def parse(cls, raw: Job) -> Self:
@@ -100,6 +103,7 @@ class MaintenanceJob:
             message=failed.get("message", ""),
             verifies=labels.get(names.VERIFIED_REPOSITORY_LABEL),
             restores=(meta.get("annotations") or {}).get(names.RESTORE_TEST_ANNOTATION) or None,
+            suspended=bool((raw.get("spec") or {}).get("suspend")),
         )
 
     @classmethod

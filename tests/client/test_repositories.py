@@ -151,7 +151,10 @@ async def test_a_running_job_is_shown_with_the_reason_why_its_pod_is_pending(sce
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     status = {"phase": "Pending", "conditions": [unschedulable]}
     scene.put("Pod", "job-1-x", "v1", labels={"job-name": "job-1"}, status=status)
-    (job,) = (await scene.reader.describe(NAME)).running
+    labels = {"velero.io/repo-name": NAME}
+    scene.put("Job", "job-2", "batch/v1", labels=labels, spec={"suspend": True}, status={})
+    job, suspended = (await scene.reader.describe(NAME)).running
+    assert suspended.pending == "the Job is suspended (spec.suspend)"
     assert (job.job, job.pod, job.phase) == ("job-1", "job-1-x", "Pending")
     assert job.pending == "Pod velero/job-1-x cannot be scheduled: 0/3 nodes"
 

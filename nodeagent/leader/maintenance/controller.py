@@ -21,6 +21,7 @@ from core.models.names import repo_name_label
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent import metrics as metric
 from nodeagent.leader.context import Cluster
+from nodeagent.leader.maintenance.jobs import Places
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.maintenance.jobs import MaintenanceJob
@@ -33,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _WORKERS: Final = 4
 _FAULT_SECONDS: Final = 60.0
+
+_NOT_DUE: Final = "~"
+"""After all times, in the order of text."""
 
 _LEFT_JOBS: Final = ""
 """The key, which no repository has, for the Jobs of those that no longer exist."""
@@ -79,7 +83,8 @@ class MaintenanceController:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
             if not job.ours and not job.labeled and job.verifies is None:
                 return
-            for raw in repositories.items():
+            # What has been due for longest gets the place first.
+            for raw in sorted(repositories.items(), key=self._when_due):
                 meta = raw["metadata"]
                 if job.ended or job.verifies == meta["uid"] or job.maintains(meta["name"], meta["uid"]):
                     queue.add(meta["name"])
@@ -87,11 +92,11 @@ class MaintenanceController:
         jobs = Informer(client, Selection(JOBS, namespace), clock=clock, trim=MaintenanceJob.parse, on_change=enqueue)
         absence = ServerAbsence(client, clock, namespace)
         # Two repositories must not both take the last place of maxConcurrentJobs.
-        launching = asyncio.Lock()
+        places = Places(clock, self._sources.settings)
         steps = MaintenanceSteps(
-            cluster, self._sources, absence, namespace=namespace, switch=self._switch, launching=launching
+            cluster, self._sources, absence, namespace=namespace, switch=self._switch, places=places
         )
-        verifications = VerificationSteps(cluster, self._sources, namespace=namespace, launching=launching)
+        verifications = VerificationSteps(cluster, self._sources, namespace=namespace, places=places)
 
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
@@ -128,6 +133,9 @@ class MaintenanceController:
             self._decisions.clear()
             self._waiting.clear()
 
+    def _when_due(self, raw: RepositoryObject) -> str:
+        return str(self._decisions.get(raw["metadata"]["name"], {}).get("due") or _NOT_DUE)
+
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
         self._decisions.pop(name, None)
         self._waiting.discard(name)
@@ -139,13 +147,17 @@ class MaintenanceController:
     async def _maintain(
         self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
     ) -> Requeue | None:
-        repository = BackupRepository.parse(raw)
-        if self._switch is MaintenanceSwitch.OFF or not _is_kept(repository):
+        if self._switch is MaintenanceSwitch.OFF:
             return None
         try:
+            repository = BackupRepository.parse(raw)
+            if not _is_kept(repository):
+                return None
             requeue, decision = await steps.step(repository, jobs)
         except AgentError:
-            self._waiting.discard(repository.name)
+            # What was decided before may be wrong.
+            self._decisions.pop(raw["metadata"]["name"], None)
+            self._waiting.discard(raw["metadata"]["name"])
             raise
         if decision.hold is Hold.CONCURRENCY:
             self._waiting.add(repository.name)
@@ -204,8 +216,7 @@ class MaintenanceController:
             if job.owner_uid is None or job.owner_uid in uids or job.repo_name in labels:
                 continue
             try:
-                await steps.delete_left(job)
-                left |= not job.ended
+                left |= await steps.delete_left(job)
             except AgentError as e:
                 _log.debug("could not delete Job %s, will retry: %s", job.name, e)
                 left = True

@@ -7,6 +7,7 @@ only once its pod runs, and no Job with that label is deleted before its end. It
 in the repository's status, in Velero's form.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Final
 
 from msgspec import structs
 
+from core.clock import Clock
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ExposeError, RepositoryError
 from core.kube.client import KubeClient
@@ -45,7 +47,16 @@ from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_jo
 from exposer.settings import ExposeSettings, StorageAccess
 from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
-from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, has_started, jobs_of, list_jobs, may_write, read_pod
+from nodeagent.maintenance.jobs import (
+    SUSPENDED,
+    JobEnd,
+    MaintenanceJob,
+    has_started,
+    jobs_of,
+    list_jobs,
+    may_write,
+    read_pod,
+)
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.restore_tests import without_future
 from nodeagent.maintenance.rules import CLOCKS, Decision, Memory, full_interval_of, merge_history, record_of
@@ -178,6 +189,15 @@ def starts_of(repository: BackupRepository) -> set[datetime]:
     return {entry.start_timestamp for entry in repository.status.recent_maintenance if entry.start_timestamp}
 
 
+def had_end(repository: BackupRepository, created: datetime, now: datetime) -> bool:
+    """Return whether the history has, or had, the end of the Job that was created then.
+
+    A Velero server keeps 3 entries, and may keep more Jobs.
+    """
+    starts = starts_of(repository)
+    return created in starts or created < min((start for start in starts if start <= now + CLOCKS), default=created)
+
+
 def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:
     if entry.message is None:
         return entry
@@ -198,12 +218,33 @@ LOOK_AGAIN_SECONDS: Final = 60.0
 START_SECONDS: Final = 600.0
 """How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
 
+HELD_SECONDS: Final = 300.0
+"""Between two looks at what holds a Job that is due: each costs half a dozen requests."""
+
 _ABANDONED_SECONDS: Final = 3600.0
 """How long a Job of a Velero server that is gone may have no pod."""
 
 
 class PodRejectedError(RepositoryError):
     """The API server rejects the pod of the Job: a quota, or an admission webhook."""
+
+
+class Places:
+    """The places of Jobs that run at a time, for all repositories; `taking` is held by who takes one."""
+
+    def __init__(self, clock: Clock, settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]) -> None:
+        """Read the number of places from `settings`, which may raise a KubeError."""
+        self.taking = asyncio.Lock()
+        self._clock = clock
+        self._settings = settings
+        self._known: tuple[float, int] | None = None
+
+    async def count(self, key: RepositoryKey) -> int:
+        """Return how many there are, as read with any repository's settings five minutes ago or later."""
+        now = self._clock.monotonic()
+        if self._known is None or now - self._known[0] >= HELD_SECONDS:
+            self._known = (now, (await self._settings(key)).max_concurrent_jobs)
+        return self._known[1]
 
 
 @dataclass(frozen=True)
@@ -313,9 +354,9 @@ async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
     return manifest
 
 
-async def explain_start(causes: CauseFinder, pod: Pod | None) -> str:
-    """Return that the pod of a Job did not start in time, and why; None: it has none."""
-    cause = "the Job controller did not create it"
+async def explain_start(causes: CauseFinder, job: MaintenanceJob, pod: Pod | None) -> str:
+    """Return that the pod of the Job did not start in time, and why; None: it has none."""
+    cause = SUSPENDED if job.suspended else "the Job controller did not create it"
     if pod is not None:
         try:
             pending = await causes.explain(pod)
@@ -345,13 +386,13 @@ class JobAttendant:
     async def attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Label the Job once its pod runs; delete one whose pod never comes."""
         cluster = self._cluster
-        seconds = self._ages.seconds(repository.name, job.uid)
+        seconds = self._ages.seconds(repository.name, f"{job.uid} {job.suspended}")
         running = record_of(repository).running
         if job.ours and (running is None or running.uid != job.uid) and job.created not in starts_of(repository):
             # An earlier leader created it, and could not store that.
             await self._history.note_running(repository, RunningJob(name=job.name, uid=job.uid, created=job.created))
             return Requeue(STEP_SECONDS)
-        if job.labeled and job.ours:
+        if job.labeled and job.ours and not job.suspended:
             # It ends by itself: its pod has a deadline, and so has the Job.
             return Requeue(LOOK_AGAIN_SECONDS)
         pod = await read_pod(cluster.client, self._namespace, job.name)
@@ -366,9 +407,11 @@ class JobAttendant:
         if not has_started(pod):
             if seconds < START_SECONDS:
                 return Requeue(STEP_SECONDS)
-            message = await explain_start(self._causes, pod)
+            message = await explain_start(self._causes, job, pod)
             await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
             await self.delete(job)
+            return Requeue(STEP_SECONDS)
+        if job.labeled:
             return Requeue(STEP_SECONDS)
         jobs = await list_jobs(cluster.client, self._namespace)
         others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
@@ -382,7 +425,7 @@ class JobAttendant:
 
     async def look_for(self, repository: BackupRepository, running: RunningJob) -> Requeue:
         """Store the loss of a Job that was deleted before it ended, once its pod is gone."""
-        if running.created in starts_of(repository):
+        if had_end(repository, running.created, self._cluster.now()):
             # A Velero server has stored its end.
             await self._history.note_running(repository, None)
             return Requeue(STEP_SECONDS)

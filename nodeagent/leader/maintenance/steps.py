@@ -1,12 +1,12 @@
 """The steps of one repository's maintenance: attend a Job, store how it ended, or start the next one."""
 
 import hashlib
-from asyncio import Lock
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
+from core.contract import FOREIGN_INTERVALS
 from core.errors import ContractError
 from core.kube.velero_server import ServerAbsence
 from core.models.names import REPOSITORY_ID_ANNOTATION
@@ -26,8 +26,8 @@ from nodeagent.metrics import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
 
-_HELD_SECONDS: Final = 300.0
-"""Between two looks at what holds a maintenance that is due: each costs half a dozen requests."""
+_REMEMBERED: Final = timedelta(days=FOREIGN_INTERVALS)
+"""How long the run of another cluster holds maintenance, by kopia's full interval of a day."""
 
 _WATCHED: Final = frozenset({Hold.JOB_UNFINISHED, Hold.CONCURRENCY, Hold.NOT_OBSERVED})
 """Holds whose end is observed without further reads."""
@@ -57,12 +57,12 @@ class _Known:
     """What this term of the leader remembers about a repository.
 
     `held` is when it was last decided, in seconds, that its maintenance is due and does not start, and why. `reported`
-    is the last Warning, unless a Job has started since, `skip` slot and reason of the skip that was counted last. So
-    many ended Jobs are `kept`; None: the surplus was not deleted yet.
+    has the last Warning of each reason, unless a Job has started since, `skip` slot and reason of the skip that was
+    counted last. So many ended Jobs are `kept`; None: the surplus was not deleted yet.
     """
 
     held: tuple[float, Decision] | None = None
-    reported: str | None = None
+    reported: dict[str, str] = field(default_factory=dict)
     kept: int | None = None
     skip: tuple[int, Hold] | None = None
 
@@ -77,10 +77,9 @@ class MaintenanceSteps:
     _: KW_ONLY
     namespace: str
     switch: MaintenanceSwitch
-    launching: Lock
+    places: leader_jobs.Places
     _known: dict[str, _Known] = field(default_factory=dict, init=False)
     _inputs: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
-    _most: int = field(default=MaintenanceSettings.max_concurrent_jobs, init=False)
 
     def __post_init__(self) -> None:
         """Build what attends the Jobs and stores their ends."""
@@ -150,7 +149,7 @@ class MaintenanceSteps:
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
         for job in jobs:
-            if job.ours and not job.labeled and not job.ended:
+            if job.ours and not job.labeled:
                 running = rules.record_of(repository).running
                 if running is not None and running.uid == job.uid:
                     # It ran nothing, so its end is no failure.
@@ -166,10 +165,7 @@ class MaintenanceSteps:
         self, repository: BackupRepository, ended: list[MaintenanceJob]
     ) -> tuple[Requeue, Decision] | None:
         """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
-        starts = leader_jobs.starts_of(repository)
-        # A Velero server keeps 3 entries, and may keep more Jobs.
-        since = min((start for start in starts if start <= self.cluster.now() + rules.CLOCKS), default=None)
-        new = [job for job in ended if job.created not in starts and (since is None or job.created >= since)]
+        new = [job for job in ended if not leader_jobs.had_end(repository, job.created, self.cluster.now())]
         if new:
             client, namespace = self.cluster.client, self.namespace
             pods = [(job, await read_pod(client, namespace, job.name)) for job in new]
@@ -196,9 +192,8 @@ class MaintenanceSteps:
         view = await self._view(repository)
         if view is None:
             return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
-        decision = rules.decide_maintenance(
-            replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most)
-        )
+        most = await self.places.count(repository.key)
+        decision = rules.decide_maintenance(replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=most))
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
@@ -224,13 +219,13 @@ class MaintenanceSteps:
     def _recall_hold(self, repository: BackupRepository, now: datetime) -> Decision | None:
         """Return what held the maintenance a few minutes ago, or None if that may be over."""
         at_seconds, decision = self._of(repository).held or (0.0, None)
-        if decision is None or self.cluster.clock.monotonic() - at_seconds >= _HELD_SECONDS:
+        if decision is None or self.cluster.clock.monotonic() - at_seconds >= leader_jobs.HELD_SECONDS:
             return None
         return decision if decision.wait_until is None or now < decision.wait_until else None
 
     async def _start_alone(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Start a Job while no other repository's is being started; remember what holds it."""
-        async with self.launching:
+        async with self.places.taking:
             decision = await self._start(repository, view)
         held = None if decision.hold in _WATCHED else (self.cluster.clock.monotonic(), decision)
         self._of(repository).held = held
@@ -244,7 +239,6 @@ class MaintenanceSteps:
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
-        self._most = settings.max_concurrent_jobs
         view = replace(
             view,
             server=server,
@@ -260,7 +254,7 @@ class MaintenanceSteps:
             return decision
         slot, most_bytes = rules.slot_of(view.now, view.frequency, repository.uid), settings.memory_limit_max_bytes
         request = leader_jobs.JobRequest(
-            rules.job_name(repository.name, slot, rules.count_failures(view.entries)),
+            rules.job_name(repository.name, slot, rules.count_failures(view.entries), {job.name for job in jobs}),
             repository,
             location,
             settings,
@@ -274,8 +268,8 @@ class MaintenanceSteps:
             job = await leader_jobs.create_tried(cluster.client, manifest, cluster.check_leading)
         except leader_jobs.PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
-            return Decision(Hold.REJECTED, due_at=decision.due_at)
-        self._of(repository).reported = None
+            return replace(decision, hold=Hold.REJECTED)
+        self._of(repository).reported.clear()
         running = RunningJob(
             name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint, inputs=inputs
         )
@@ -295,8 +289,9 @@ class MaintenanceSteps:
             await self._report_once(repository, "MaintenanceOverdue", text)
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
-        if self._of(repository).reported != message:
-            self._of(repository).reported = message
+        reported = self._of(repository).reported
+        if reported.get(reason) != message:
+            reported[reason] = message
             await self.cluster.events.record(repository, reason, redact(message), warning=True)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
@@ -308,7 +303,14 @@ class MaintenanceSteps:
             self._inputs[location] = (now, inputs)
         return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"
 
-    async def delete_left(self, job: MaintenanceJob) -> None:
-        """Delete the Job of a BackupRepository that no longer exists, unless it runs."""
-        if job.ended or not job.labeled:
+    async def delete_left(self, job: MaintenanceJob) -> bool:
+        """Delete the Job of a BackupRepository that no longer exists; return whether that is tried again.
+
+        One that runs stays, and so does one of the last days: it is history of the next repository of that name, in
+        which its run would pass for another cluster's.
+        """
+        recent = job.ended and abs(self.cluster.now() - job.created) < _REMEMBERED
+        running = not (job.ended or job.suspended)
+        if not (job.labeled and (recent or running)):
             await self._attendant.delete(job)
+        return recent or not job.ended

@@ -7,7 +7,6 @@ Job is stored is the only thing that keeps it from being taken again.
 """
 
 import logging
-from asyncio import Lock
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -39,7 +38,6 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from core.redact import redact
 from exposer.pod_status import parse_pod_end
-from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
 from nodeagent.leader.maintenance.restore_tests import build_restore_test, restorable
@@ -78,9 +76,6 @@ _CLOCKS: Final = timedelta(minutes=15)
 _NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
 _NO_RESULT: Final = "the Job has no result"
 
-_HELD_SECONDS: Final = 300.0
-"""Between two looks at what holds a verification that is due: each costs some requests."""
-
 _NO_COPY_SECONDS: Final = 6 * 3600.0
 """Between two looks for a copy to restore where there was none, or the pod was rejected: each lists all transfers."""
 
@@ -98,12 +93,13 @@ class _Found:
 class VerificationSteps:
     """Takes the steps of all repositories of a namespace during one term of this leader."""
 
-    def __init__(self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, launching: Lock) -> None:
+    def __init__(
+        self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, places: leader_jobs.Places
+    ) -> None:
         self._cluster = cluster
         self._sources = sources
         self._namespace = namespace
-        self._launching = launching
-        self._most = MaintenanceSettings().max_concurrent_jobs
+        self._places = places
         self._ages = Timers(cluster.clock)
         self._held: dict[tuple[str, bool], float] = {}
         self._reported: dict[str, str] = {}
@@ -143,7 +139,7 @@ class VerificationSteps:
             ready_once=was_ready(repository),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
             running_jobs=count_running(jobs) + waiting,
-            max_concurrent_jobs=self._most,
+            max_concurrent_jobs=await self._places.count(repository.key),
         )
         decision = await self._decide(repository, view, waiting, restores=False)
         again = leader_jobs.look_again(decision, self._cluster.now())
@@ -158,11 +154,11 @@ class VerificationSteps:
         """Start a Job of one kind if it is due and nothing holds it."""
         decision, now = _decide_by(view, restores=restores), self._cluster.clock.monotonic()
         if decision.hold is None and now >= self._held.get((repository.name, restores), 0.0):
-            async with self._launching:
+            async with self._places.taking:
                 decision = await self._start(repository, view, waiting, restores=restores)
             if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
                 listed = restores and decision.hold in {Hold.IDLE, Hold.REJECTED}
-                seconds = _NO_COPY_SECONDS if listed else _HELD_SECONDS
+                seconds = _NO_COPY_SECONDS if listed else leader_jobs.HELD_SECONDS
                 self._held[repository.name, restores] = self._cluster.clock.monotonic() + seconds
         return decision
 
@@ -181,7 +177,7 @@ class VerificationSteps:
             return Requeue(leader_jobs.LOOK_AGAIN_SECONDS)
         if seconds < leader_jobs.START_SECONDS:
             return Requeue(leader_jobs.START_SECONDS - seconds)
-        failure = await leader_jobs.explain_start(self._sources.causes, pod)
+        failure = await leader_jobs.explain_start(self._sources.causes, job, pod)
         await self._write(repository, job, _Found(failure=failure), [])
         self._cluster.check_leading()
         await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
@@ -196,7 +192,6 @@ class VerificationSteps:
         if read is None:
             return Decision(Hold.NOT_OBSERVED)
         jobs, location, settings = read
-        self._most = settings.max_concurrent_jobs
         own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
         view = replace(
             view,

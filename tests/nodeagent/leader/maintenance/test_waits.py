@@ -1,0 +1,189 @@
+"""Each repository that is due is maintained within a bounded time, whatever else happens, and never in a tight loop."""
+
+import asyncio
+import json
+
+import pytest
+
+from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, JOBS, PODS
+from core.models.base import format_time
+from core.models.names import MAINTENANCE_ANNOTATION
+from nodeagent.config.repositories import MaintenanceSettings
+from nodeagent.runtime.settings import MaintenanceSwitch
+from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.objects import JsonDict
+
+pytestmark = pytest.mark.looptime
+
+_HOUR = 60 * MINUTE
+_ERROR = "Repo maintenance error: "
+_AHEAD = "2027-11-21T12:00:00Z"
+
+
+def _suspend(scene: MaintenanceScene, job: JsonDict) -> None:
+    """Suspend the Job, as a queue of Jobs does; the Job controller deletes its pod."""
+    job = scene.current(job)
+    scene.kube.put(job | {"spec": job["spec"] | {"suspend": True}})
+
+
+@pytest.mark.parametrize("step", ["created", "labeled"])
+async def test_a_job_that_stays_suspended_is_a_failure_with_that_cause(step: str) -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        if step == "labeled":
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+            await asyncio.sleep(20 * MINUTE)
+            await scene.client.delete(PODS, "velero", f"{job['metadata']['name']}-x")
+        _suspend(scene, job)
+        await asyncio.sleep(9 * MINUTE)
+        assert scene.history == []
+        await asyncio.sleep(3 * MINUTE)
+        assert "the Job is suspended" in scene.history[0]["message"]
+        assert not any(one["metadata"]["uid"] == job["metadata"]["uid"] for one in scene.jobs)
+        await scene.run_once(result(), seconds=10 * MINUTE)
+
+
+async def test_more_places_count_although_the_job_in_the_only_one_never_ends() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(repository_object("other-default-kopia"))
+    async with scene.running():
+        await scene.start_job()
+        await asyncio.sleep(_HOUR)
+        assert len(scene.jobs) == 1
+        scene.settings = MaintenanceSettings(max_concurrent_jobs=2)
+        await scene.until_job(seconds=10 * MINUTE, but=1)
+
+
+async def test_where_more_is_due_than_fits_no_repository_is_left_out() -> None:
+    names = [f"r{number}-default-kopia" for number in range(3)]
+    settings = MaintenanceSettings(keep_jobs=99)
+    scene = MaintenanceScene(switch=MaintenanceSwitch.ON, settings=settings)
+    for name in names:
+        scene.kube.put(repository_object(name))
+    async with scene.running():
+        await scene.until_job(seconds=2 * _HOUR)
+        for number in range(10):
+            await asyncio.sleep(MINUTE)
+            job = next(one for one in scene.jobs if "status" not in one)
+            scene.start_pod(job)
+            await scene.until_labeled(job)
+            scene.backups.append(f"uid-{number}")
+            await asyncio.sleep(40 * MINUTE)
+            scene.end(job, 0, result(nextFull="2026-12-01T00:00:00Z"))
+        counts = [len(scene.repository(name)["status"].get("recentMaintenance", [])) for name in names]
+    assert min(counts) >= 2, counts
+
+
+async def test_a_pod_that_is_rejected_for_long_makes_the_maintenance_overdue() -> None:
+    scene = MaintenanceScene(switch=MaintenanceSwitch.ON)
+    scene.kube.put(repository_object(lastMaintenanceTime="2026-11-17T10:00:00Z"))
+    scene.kube.fail_next("POST", "pods", 403, message="exceeded quota: all", times=10_000)
+    async with scene.running() as controller:
+        await asyncio.sleep(2 * _HOUR)
+        shown = controller.report()["app-default-kopia"]
+    assert (shown["hold"], shown["overdue"]) == ("rejected", True)
+    assert scene.reasons().count("MaintenanceOverdue") == 1
+    assert scene.reasons().count("MaintenanceRejected") <= 3
+
+
+async def test_a_job_is_named_like_none_that_exists() -> None:
+    """A clock that was wrong has left a success behind which no failure is counted."""
+    scene = MaintenanceScene()
+    ahead = {"result": "Succeeded", "startTimestamp": _AHEAD, "completeTimestamp": _AHEAD}
+    scene.kube.put(repository_object(frequency="24h0m0s", recentMaintenance=[ahead]))
+    async with scene.running():
+        for minutes in (25 * 60, 8, 13):
+            await scene.run_once(f"{_ERROR}again", exit_code=1, seconds=minutes * MINUTE)
+        assert len({job["metadata"]["name"] for job in scene.jobs}) == 3
+
+
+async def test_a_full_history_of_a_wrong_clock_keeps_no_end_from_being_stored_once() -> None:
+    scene = MaintenanceScene()
+    ahead = [
+        {"result": "Succeeded", "startTimestamp": f"2027-11-21T{hour:02}:00:00Z", "completeTimestamp": _AHEAD}
+        for hour in range(24)
+    ]
+    last = {"result": "Succeeded", "startTimestamp": "2027-11-22T00:00:00Z", "completeTimestamp": _AHEAD}
+    scene.kube.put(repository_object(recentMaintenance=[*ahead, last]))
+    async with scene.running():
+        await scene.run_once(result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
+        await asyncio.sleep(10 * MINUTE)
+    assert scene.reasons() == ["Maintained"]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "deleted"])
+async def test_a_job_whose_end_a_server_has_stored_and_dropped_is_waited_for_no_more(*, kept: bool) -> None:
+    """A Velero server keeps three entries."""
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.start_job()
+        scene.kube.put(SERVER)
+        await asyncio.sleep(MINUTE)
+        scene.end(job, 0, result())
+        if not kept:
+            await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
+        later = format_time(scene.clock.now())
+        entry = {"result": "Succeeded", "startTimestamp": later, "completeTimestamp": later}
+        stored = scene.repository()
+        status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": later}
+        scene.kube.put(stored | {"status": status})
+        await asyncio.sleep(5 * MINUTE)
+        await scene.remove_server()
+        await asyncio.sleep(5 * MINUTE)
+        assert "running" not in scene.record
+        assert scene.history == [entry]
+        await scene.until_job(seconds=2 * _HOUR, but=int(kept))
+
+
+async def test_a_failed_job_that_a_server_does_not_see_does_not_outlive_our_maintenance() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * _HOUR)
+        scene.start_pod(job, "Pending")
+        scene.end(job, 1, "", reason="Evicted")
+        await asyncio.sleep(MINUTE)
+        assert len(scene.jobs) == 1
+        scene.kube.put(SERVER)
+        await asyncio.sleep(5 * MINUTE)
+        assert scene.jobs == []
+
+
+async def test_a_search_for_a_server_that_fails_finds_none() -> None:
+    scene = MaintenanceScene()
+    async with scene.running() as controller:
+        await asyncio.sleep(MINUTE)
+        scene.kube.fail_next("GET", DEPLOYMENTS.plural, 403, times=10_000)
+        await asyncio.sleep(5 * MINUTE)
+        assert controller.report()["app-default-kopia"]["hold"] == "server-seen"
+
+
+async def test_a_decision_that_can_no_longer_be_made_is_not_shown() -> None:
+    scene = MaintenanceScene()
+    async with scene.running() as controller:
+        await asyncio.sleep(MINUTE)
+        assert "app-default-kopia" in controller.report()
+        stored = scene.repository()
+        annotations = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 1e15})}
+        scene.kube.put(stored | {"metadata": stored["metadata"] | {"annotations": annotations}})
+        await asyncio.sleep(2 * _HOUR)
+        assert "app-default-kopia" not in controller.report()
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["created again", "gone"])
+async def test_the_runs_of_a_repository_are_known_when_it_is_created_again(*, again: bool) -> None:
+    """Otherwise each would pass for another cluster's, and hold maintenance for three intervals."""
+    scene = MaintenanceScene()
+    async with scene.running():
+        await scene.run_once(result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-12-01T00:00:00Z"))
+        history = scene.history
+        await scene.client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        await asyncio.sleep(2 * 24 * _HOUR)
+        if again:
+            scene.kube.put(repository_object(lastMaintenanceTime=format_time(scene.clock.now())))
+            await asyncio.sleep(MINUTE)
+            assert scene.history == history
+        await asyncio.sleep(24 * _HOUR + 2 * MINUTE)
+        assert bool(scene.jobs) is again
