@@ -19,6 +19,7 @@ WRONG_PASSWORD: Final = "the repository password does not match"  # noqa: S105 -
 NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
 _BAD_FORMAT: Final = "the repository's format file is damaged"
 _BAD_FILE: Final = "a repository file is damaged"
+_OTHER_FORMAT: Final = "the repository has a format that this version of kopia does not support"
 _NO_FILE: Final = "a repository file is missing"
 _REFUSED: Final = "the storage does not accept the credentials"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
@@ -35,6 +36,18 @@ _OUTAGES: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _BROKEN, _UNAVAILABLE,
 
 DAMAGED: Final = frozenset({_BAD_FORMAT, _BAD_FILE, _NO_FILE})
 """Causes that are faults of what the storage has: it answers, and the credentials and the password are right."""
+
+_OF_CONTENT: Final = (
+    r"checksum mismatch|unable to decrypt|error decrypting|ciphertext too short"
+    r"|error decompressing|decompression (reset )?error|invalid compression header|unexpected chunk length"
+    r"|invalid slice offset|invalid blob offset|invalid length|invalid \(offset=\d+,length=\d+\)"
+    r"|(invalid|requested) ?range|\b(content|object)( \S+)? not found"
+    r"|unable to parse directory object|invalid directory stream|invalid indirect object|malformed (object|content) id"
+)
+"""What kopia and storages say of data that is there and wrong, or is not there; bare words may be part of a name.
+Source: kopia 0.23.1, repo/blob (storage.go, filesystem), repo/content, repo/compression, repo/encryption, repo/format
+(blobcfg_blob.go; another password fails before it), repo/object, internal/cache, snapshot/snapshotfs; S3 error
+codes."""
 
 _CAUSES: Final = (
     ("invalid repository password", WRONG_PASSWORD),
@@ -60,11 +73,11 @@ _CAUSES: Final = (
     ("cannot access storage path", "the directory does not exist or cannot be read"),
     ("found existing data in storage location", "there is no repository, and the storage is not empty"),
     ("invalid format blob", _BAD_FORMAT),
+    ("can't handle repositories created|kopia does not support feature|index version .* not supported", _OTHER_FORMAT),
+    ("unsupported key derivation algorithm|unknown (hash function|encryption algorithm)", _OTHER_FORMAT),
     ("message authentication failed", _BAD_FILE),
     ("invalid checksum", _BAD_FILE),
-    # kopia looks for what it has written, and shows that error alone. Source: repo/blob/s3/s3_storage.go (PutBlob).
-    ("error writing index blob: statobject: blob not found", "the storage has not accepted an index blob"),
-    ("blob not found", _NO_FILE),
+    ("(?<!statobject: )blob not found|backed by missing blob", _NO_FILE),
     (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", CACHE_FULL),
     ("no space left on device", "the disk is full"),
     ("disk quota exceeded", "the disk quota is exceeded"),
@@ -94,6 +107,10 @@ _CAUSES: Final = (
     ("quota ?exceeded", "the storage's quota is exceeded"),
     ("too many open files", "too many files are open"),
     ("cannot allocate memory", "there is no memory left"),
+    (_OF_CONTENT, _BAD_FILE),
+    # kopia looks for what it has written, and shows that error alone; why it was not written may be in another line.
+    # Source: repo/blob/s3/s3_storage.go (PutBlob).
+    ("statobject: blob not found", "the storage has not accepted a file"),
 )
 """A regular expression for kopia's error in lower case, and the cause as messages name it. Quoted texts are empty in
 it, and a path in the volume is `<volume>`: a file may have any name."""

@@ -142,7 +142,7 @@ def _fault(document: JsonDict, summary: JsonDict) -> str | None:
     errors = [f"{one.get('path', '')}: {one.get('error', '')}" for one in summary.get("errors") or []]
     failed = int(summary.get("numFailed", 0))
     if failed:
-        return f"{failed} entries could not be read, the first: {errors[0] if errors else 'unknown'}"
+        return f"{failed} entries could not be backed up, the first: {errors[0] if errors else 'unknown'}"
     if "incomplete" in document or "incomplete" in summary:
         return f"it is incomplete ({document.get('incomplete') or summary.get('incomplete')})"
     return None

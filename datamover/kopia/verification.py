@@ -33,18 +33,6 @@ _FAULT_CHARACTERS: Final = 600
 _QUEUE: Final = 1000
 """Files that wait to be read; kopia's own 20,000 take tens of megabytes with long paths."""
 
-_OF_CONTENT: Final = re.compile(
-    r"invalid checksum|checksum mismatch|unable to decrypt|error decrypting|ciphertext too short"
-    r"|error decompressing|decompression (reset )?error|invalid compression header|unexpected chunk length"
-    r"|invalid slice offset|invalid blob offset|invalid length|invalid \(offset=\d+,length=\d+\)"
-    r"|(invalid|requested) ?range|backed by missing blob|\b(content|object)( \S+)? not found"
-    r"|unable to parse directory object|invalid directory stream|invalid indirect object|malformed (object|content) id"
-)
-"""What kopia and storages say of data that is there and wrong, or is not there; bare words may be part of a name.
-Source: kopia 0.23.1, repo/blob (storage.go, filesystem), repo/content, repo/compression, repo/encryption, repo/format
-(blobcfg_blob.go; another password fails before it), repo/object, internal/cache, snapshot/snapshotfs; S3 error
-codes."""
-
 _PREFIX: Final = "error processing "
 _ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"
 """What follows the source in kopia's name of a snapshot's root. Source: kopia 0.23.1, formatTimestamp in cli/app.go."""
@@ -160,9 +148,7 @@ def _parse(answer: KopiaAnswer) -> _Result:
 
 def _is_fault(error: str) -> bool:
     """Return whether the error is one of the data; an unknown one says nothing about it."""
-    if cause := find_cause(error.splitlines()):
-        return cause in DAMAGED
-    return _OF_CONTENT.search(error.lower()) is not None
+    return find_cause(error.splitlines()) in DAMAGED
 
 
 def _name_faults(answer: KopiaAnswer, result: _Result, snapshot: Snapshot) -> list[str]:

@@ -50,7 +50,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapshot(
     repository: Path, kopia: PlainKopia
 ) -> None:
-    with pytest.raises(KopiaError, match=f"back up {_UNREADABLE}: 1 entries could not be read, the first: flush: "):
+    with pytest.raises(
+        KopiaError, match=f"back up {_UNREADABLE}: 1 entries could not be backed up, the first: flush: "
+    ):
         await build_local_mover(str(repository)).back_up(_UNREADABLE, "", None)
     assert kopia.snapshots() == []
 
@@ -58,7 +60,7 @@ async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapsh
 async def test_an_incomplete_snapshot_is_not_restored(repository: Path, kopia: PlainKopia, tmp_path: Path) -> None:
     kopia.run("snapshot", "create", str(_UNREADABLE), "--fail-fast", "--json", fails=True)
     (incomplete,) = kopia.snapshots()
-    with pytest.raises(DataPathError, match=r"cannot restore snapshot .*: 1 entries could not be read"):
+    with pytest.raises(DataPathError, match=r"cannot restore snapshot .*: 1 entries could not be backed up"):
         await build_local_mover(str(repository)).restore(incomplete["id"], tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 
@@ -145,8 +147,8 @@ def _format(repository: Path) -> list[Path]:
     return [*repository.glob("kopia.repository*")]
 
 
-@pytest.mark.sample("zeros-_indexes", "cut-_manifests", "gone-_format")
-@pytest.mark.parametrize("found", [_indexes, _manifests, _format])
+@pytest.mark.sample("zeros-_indexes", "cut-_packs", "gone-_format")
+@pytest.mark.parametrize("found", [_indexes, _manifests, _packs, _format])
 @pytest.mark.parametrize("damage", ["zeros", "cut", "gone"])
 async def test_a_damaged_repository_is_reported(
     repository: Path, tree: Path, tmp_path: Path, found: Callable[[Path], list[Path]], damage: str
@@ -165,8 +167,8 @@ async def test_a_damaged_repository_is_reported(
         await build_local_mover(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
     first = str(failed.value).splitlines()[0]
     assert str(repository) in first or backup.snapshot_id in first
-    assert re.search("damaged|file is missing|is not in the repository|no repository found|exited with code", first)
-    assert "damaged" in first or damage != "zeros"
+    assert re.search("damaged|file is missing|is not in the repository|no repository found", first)
+    assert "damaged" in first or damage == "gone"
     assert PASSWORD not in str(failed.value)
 
 

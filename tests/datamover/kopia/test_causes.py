@@ -36,6 +36,7 @@ _GET = 'Get "https://s3.example.com/b/.storageconfig": '
         # Source: Go's golang.org/x/net, http2/errors.go.
         ("stream error: stream ID 57; INTERNAL_ERROR; received from peer", _BROKEN),
         ("Please reduce your request rate.", _BUSY),
+        ("unable to write session marker: s1: StatObject: BLOB not found\nPutBlob(p1): SlowDown", _BUSY),
         ("Error response code TooManyRequests.", _BUSY),
         ("429 Too Many Requests", _BUSY),
         ("googleapi: Error 429: Quota exceeded for egress bandwidth., rateLimitExceeded", _BUSY),
@@ -73,6 +74,9 @@ _UNTRUSTED = "the endpoint's certificate is not trusted"
 _WRONG_PASSWORD = "the repository password does not match"
 _DENIED = "the credentials have no access"
 _SKEWED = "the node's clock differs too much from the storage's"
+_FORMAT = "the repository has a format that this version of kopia does not support"
+_NO_MARKER = "async write error: unable to write session marker: s1: StatObject: BLOB not found"
+_NO_MANAGER = "error connecting to repository: unable to create format manager: "
 
 
 @pytest.mark.parametrize(
@@ -110,9 +114,20 @@ _SKEWED = "the node's clock differs too much from the storage's"
         ("open repository: unable to open repository: invalid repository password", _WRONG_PASSWORD),
         ("open repository: invalid format blob: unexpected EOF", "the repository's format file is damaged"),
         ("error reading blob: message authentication failed", "a repository file is damaged"),
+        # Source: kopia 0.23.1, repo/format (blobcfg_blob.go, format_provider.go), repo/hashing, internal/feature.
+        (
+            _NO_MANAGER + "deserialize blob config: unable to decrypt repository blobcfg blob",
+            "a repository file is damaged",
+        ),
+        (_NO_MANAGER + "can't handle repositories created using version 4 (min supported 1, max supported 3)", _FORMAT),
+        (_NO_MANAGER + "Failed to derive format encryption key: unsupported key derivation algorithm: a", _FORMAT),
+        (_NO_MANAGER + "unable to create hash: unknown hash function a", _FORMAT),
+        ("error: This version of Kopia does not support feature 'a'.", _FORMAT),
         ("<html>\n<head><title>413 Request Entity Too Large</title></head>", None),
         ("<!DOCTYPE html>\n<html lang=en>\n<title>Error 400 (Bad Request)!!1</title>", None),
-        ("error writing index blob: StatObject: BLOB not found", "the storage has not accepted an index blob"),
+        ("error writing index blob: StatObject: BLOB not found", "the storage has not accepted a file"),
+        (_NO_MARKER, "the storage has not accepted a file"),
+        (f"{_NO_MARKER}\nERROR flush error: error writing pack file: p1: Bucket quota exceeded", _QUOTA),
         ("read file a: input/output error", "disk I/O error"),
         ("downloading: write /cache/kopia-cache/indexes/a: no space left on device", _FULL_CACHE),
         ("downloading: write /volume/a: no space left on device", "the disk is full"),

@@ -92,7 +92,9 @@ _ROWS: Final = {
     "truncated format": _everywhere(
         lambda _, blobs: _cut(blobs, "kopia.repository", 30), "the repository's format file is damaged"
     ),
-    "flipped bit of the storage's format": _everywhere(lambda _, blobs: flip(blobs, "kopia.blobcfg", 5), ""),
+    "flipped bit of the storage's format": _everywhere(
+        lambda _, blobs: flip(blobs, "kopia.blobcfg", 5), "a repository file is damaged"
+    ),
     "lost repository": _everywhere(lambda _, blobs: blobs.clear(), "no repository found"),
 }
 
