@@ -4,6 +4,7 @@ Volumes are opened by descriptors: each system call would resolve a path again, 
 put a link into it in between.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -23,6 +24,11 @@ _SCRATCH: Final = "/scratch"
 
 _MEMORY: Final = "/dev/shm"  # noqa: S108 - a directory with a random name is created in it
 """A file system in memory, which every container has."""
+
+_FILE_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}
+)
+"""Errors of the node, and no defect of the data mover."""
 
 _PREFIX: Final = "datamover-"
 _CACHE: Final = "kopia-cache"
@@ -76,12 +82,17 @@ def open_work_dir(
 
     Raises:
         ConfigError: none of them is writable.
+        DataPathError: the node does not let the block use a file: its disk is full, or access to it is denied.
     """
     scratch = environment.get("VELERO_SCRATCH_DIR", "") or _SCRATCH
     path = _create_directory([_MEMORY, scratch] if apart else [scratch, _SCRATCH])
     place = Path(cache_volume or (scratch if apart else path)) / _CACHE
     try:
         yield WorkDir(path, place, cache_limit_mib)
+    except OSError as e:
+        if e.errno not in _FILE_ERRORS:
+            raise
+        raise DataPathError(f"cannot use {e.filename or f'a file in {path}'}: {e.strerror}") from e
     finally:
         if keep_cache:
             _empty(path, but=place)

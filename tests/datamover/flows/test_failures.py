@@ -135,6 +135,14 @@ async def test_a_target_that_is_not_writable_is_reported(local_mover: LocalMover
         await local_mover.restore(backup.snapshot_id, target, None)
 
 
+async def test_a_node_whose_disk_is_full_is_reported(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "scratch", "nr_inodes=2") as scratch:
+        pod.environment = {**os.environ, "VELERO_SCRATCH_DIR": str(scratch)}
+        pod.put_transfer("DataUpload")
+        assert await pod.run("data-upload", tree) == DataPathError.exit_code
+    assert re.fullmatch(rf"cannot use {scratch}/.*/repository.config: No space left on device", pod.message)
+
+
 def _indexes(repository: Path) -> list[Path]:
     return [path for path in repository.glob("x*/**/*") if path.is_file()]
 

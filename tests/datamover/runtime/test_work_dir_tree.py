@@ -1,9 +1,11 @@
+import errno
 import os
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from core.errors import DataPathError
 from datamover.runtime.work_dir import escape_controls, open_below, open_work_dir, walk_tree
 
 _MORE_THAN_KEPT = 2500
@@ -144,3 +146,27 @@ def test_a_cache_on_its_own_volume_remains_and_nothing_else(tmp_path: Path) -> N
 def test_a_work_directory_that_cannot_be_removed_does_not_lose_the_result(tmp_path: Path) -> None:
     with open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}, keep_cache=True) as folder:
         folder.path.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/cache/kopia-cache"),
+            "cannot use /cache/kopia-cache: Read",
+        ),
+        (OSError(errno.EACCES, "Permission denied", "/cache/kopia-cache"), "cannot use /cache/kopia-cache: Permission"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot use a file in /.*/datamover-[^/]*: No space left"),
+    ],
+)
+def test_an_error_of_the_node_names_the_file(tmp_path: Path, error: OSError, shown: str) -> None:
+    with (
+        pytest.raises(DataPathError, match=f"^{shown}"),
+        open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}),
+    ):
+        raise error
+
+
+def test_any_other_error_is_a_defect(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), open_work_dir({"VELERO_SCRATCH_DIR": str(tmp_path)}):
+        (tmp_path / "missing").read_bytes()
