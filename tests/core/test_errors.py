@@ -20,7 +20,6 @@ from core.kube.errors import (
     UnauthorizedError,
     UnknownPathError,
     build_error,
-    raise_for_status,
 )
 
 
@@ -92,10 +91,6 @@ def test_long_body_is_truncated() -> None:
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), (None, None)])
 def test_retry_after_is_parsed_where_it_is_in_seconds(header: str | None, seconds: float | None) -> None:
     assert build_error(429, b"", attempted="get", retry_after=header).retry_after_seconds == seconds
-
-
-def test_success_raises_nothing() -> None:
-    raise_for_status(201, b"", attempted="create")
 
 
 def test_errors_of_a_mover_have_distinct_exit_codes() -> None:

@@ -131,8 +131,14 @@ def test_other_command_lines_have_no_specification(argv: list[str]) -> None:
         ("list-files --volume-namespace=app --snapshot=k --limit=0", "limit: Expected `int` >= 1"),
         ("maintain-repository --job=j --verify-blobs=x", "verify-blobs: Expected `int`"),
         ("delete-snapshots --cluster=c --transfer=a/b/c --check=app/s1", "--check is for --dry-run"),
-        ("delete-snapshots --cluster=c --transfer=a/b", 'not NAMESPACE/BACKUP/UID: "a/b"'),
-        ("delete-snapshots --cluster=c --transfer=a/b/c --check=app --dry-run", 'not NAMESPACE/SNAPSHOT: "app"'),
+        *(
+            (f"delete-snapshots --cluster=c --transfer={text}", f'not NAMESPACE/BACKUP/UID: "{text}"')
+            for text in ("a/b", "app/night/u/1", "app//u1", "")
+        ),
+        *(
+            (f"delete-snapshots --cluster=c --transfer=a/b/c --check={text} --dry-run", f'/SNAPSHOT: "{text}"')
+            for text in ("app", "app/", "/s1", "app/s1/x")
+        ),
         ("verify-snapshots --volume-path=/v --snapshot=s1 --snapshot=s2", "--volume-path is for one --snapshot"),
         *(
             (f"verify-snapshots --snapshot=s1 --percent={percent}", "percent: Expected `float`")
@@ -149,4 +155,5 @@ def test_a_deletion_names_transfers_copies_and_their_namespaces() -> None:
     spec = DeleteSnapshots(transfer=("app/night/u1",), check=("db/s2",), cluster="c", dry_run=True)
     assert spec.transfers == [TransferToDelete("app", "night", "u1")]
     assert spec.checks == [CopyToCheck("db", "s2")]
+    assert [*map(str, spec.transfers), *map(str, spec.checks)] == ["app/night/u1", "db/s2"]
     assert spec.volume_namespaces == ["app", "db"]

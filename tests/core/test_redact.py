@@ -188,10 +188,6 @@ def test_a_secret_is_redacted(name: str) -> None:
         assert redact(redacted) == redacted
 
 
-def test_the_corpus_has_at_least_60_forms() -> None:
-    assert len(SECRETS) >= 60
-
-
 @pytest.mark.parametrize("text", HARMLESS)
 def test_a_harmless_text_is_unchanged(text: str) -> None:
     assert redact(text) == text

@@ -138,14 +138,6 @@ async def test_delete_whose_response_was_lost_counts_as_not_found(kube: FakeKube
     assert kube.objects(CONFIG_MAPS) == []
 
 
-async def test_a_page_of_a_pod_is_read_through_the_proxy_of_the_api_server(kube: FakeKube, client: KubeClient) -> None:
-    kube.pages["a", "p:8085", "/status"] = {"x": 1}
-    assert await client.pod_page("a", "p", port=8085, path="/status") == {"x": 1}
-    assert kube.requests[-1].path == "/api/v1/namespaces/a/pods/p:8085/proxy/status"
-    with pytest.raises(UnknownPathError, match="get /other of Pod a/p on port 8085: 404"):
-        await client.pod_page("a", "p", port=8085, path="/other")
-
-
 @pytest.mark.parametrize(("container", "asked"), [("c", "c"), ("", None)], ids=["named", "the only one"])
 async def test_pod_log_is_asked_of_one_container(
     kube: FakeKube, client: KubeClient, container: str, asked: str | None

@@ -81,10 +81,7 @@ async def test_list_is_framed_and_watch_follows(kube: FakeKube) -> None:
         kube.put(pod("b"))
         await asyncio.sleep(0.1)
         assert follower.take() == [("LISTING", ""), ("ADDED", "a"), ("LISTED", ""), ("ADDED", "b")]
-
-
-async def test_list_is_a_quorum_read(kube: FakeKube) -> None:
-    async with following(kube):
+        # The list is a quorum read.
         assert "resourceVersion" not in kube.requests[0].query
 
 
@@ -118,14 +115,6 @@ async def test_compacted_history_is_listed_again(kube: FakeKube) -> None:
         kube.compact()
         await asyncio.sleep(5)
         assert follower.take() == [("LISTING", ""), ("ADDED", "b"), ("LISTED", "")]
-
-
-async def test_rejection_with_410_is_listed_again(kube: FakeKube) -> None:
-    async with following(kube) as follower:
-        kube.fail_next("WATCH", "/pods", 410)
-        kube.watches.cut()
-        await asyncio.sleep(5)
-        assert follower.count()["list"] == 2
 
 
 async def test_list_whose_pages_expire_is_restarted(kube: FakeKube) -> None:
@@ -179,11 +168,12 @@ async def test_failing_watch_is_retried_with_backoff(kube: FakeKube, what: int) 
         assert follower.count()["watch"] < 300
 
 
-async def test_collection_is_listed_again_after_repeated_failures(kube: FakeKube) -> None:
+@pytest.mark.parametrize(("status", "times", "seconds"), [(410, 1, 5), (500, 3, 60)], ids=["gone", "failures"])
+async def test_collection_is_listed_again_after(kube: FakeKube, status: int, times: int, seconds: int) -> None:
     async with following(kube) as follower:
-        kube.fail_next("WATCH", "/pods", 500, times=3)
+        kube.fail_next("WATCH", "/pods", status, times=times)
         kube.watches.cut()
-        await asyncio.sleep(60)
+        await asyncio.sleep(seconds)
         assert follower.count()["list"] == 2
         assert len(kube.watches) == 1
 

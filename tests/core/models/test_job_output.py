@@ -54,10 +54,6 @@ def test_the_termination_message_still_has_the_result() -> None:
     assert json.loads(message) == json.loads(seal(SnapshotDeletion(deleted=2, checked=1), *log.splitlines()))
 
 
-def test_without_a_line_there_is_nothing_to_read() -> None:
-    assert read_output(DELETED_LINE, JobOutput(io.StringIO()).seal(SnapshotDeletion()), _NOISE) == []
-
-
 @pytest.mark.parametrize(
     ("damage", "error"),
     [

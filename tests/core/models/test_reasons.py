@@ -3,10 +3,7 @@
 import re
 from pathlib import Path
 
-from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.reasons import PendingReason
-from core.models.transfers import DataUpload
-from tests.nodeagent.support.transfers import data_upload
 
 PRODUCT = [Path(__file__).parents[3] / package for package in ("core", "exposer", "nodeagent", "client")]
 ABOUT_TEXT = re.compile(
@@ -16,11 +13,6 @@ ABOUT_TEXT = re.compile(
 
 def test_every_reason_is_one_camel_case_word() -> None:
     assert all(re.fullmatch(r"([A-Z][a-z]+)+", reason) for reason in PendingReason)
-
-
-def test_a_transfer_has_the_reason_of_its_annotation() -> None:
-    cr = DataUpload.parse(data_upload(annotations={PENDING_REASON_ANNOTATION: "NodeBusy"}))
-    assert cr.pending_reason == PendingReason.NODE_BUSY
 
 
 def test_no_decision_depends_on_the_text_of_a_message() -> None:

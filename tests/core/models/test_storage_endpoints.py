@@ -38,8 +38,3 @@ def test_an_invalid_address_is_rejected(url: str) -> None:
 def test_a_valid_address_is_passed_on_as_it_is(address: str) -> None:
     assert parse_endpoint(f"http://{address}") == (address, False)
     assert parse_endpoint(f"{address}/") == (address, True)
-
-
-def test_an_address_with_a_path_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="must not have a path"):
-        parse_endpoint("https://s3.example.com/minio")

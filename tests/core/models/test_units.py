@@ -27,6 +27,7 @@ from core.models.units import format_duration, parse_count, parse_duration, pars
         ("2us", 2e-6),
         ("-1m", -60),
         ("+1m", 60),
+        ("2562047h47m16.8s", 9_223_372_036.8),
     ],
 )
 def test_go_duration_is_parsed(text: str, seconds: float) -> None:
@@ -48,10 +49,6 @@ def test_a_duration_that_go_cannot_hold_is_invalid(text: str) -> None:
     with pytest.raises(ValueError, match="duration") as raised:
         parse_duration(text)
     assert len(str(raised.value)) < 300
-
-
-def test_longest_duration_of_go_is_parsed() -> None:
-    assert parse_duration("2562047h47m16.8s") > timedelta(days=106_000)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +124,8 @@ def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
     assert format_time(parse_time("9999-12-31T23:59:59-14:00")) == "9999-12-31T23:59:59Z"
 
 
-def test_short_name_is_the_label_value() -> None:
+def test_only_a_long_name_becomes_a_prefix_and_a_digest() -> None:
     assert label_value("n" * 63) == "n" * 63
-
-
-def test_long_name_becomes_a_prefix_and_a_digest() -> None:
     value = label_value("n" * 64)
     assert len(value) == 63
     assert value.startswith("n" * 57)
