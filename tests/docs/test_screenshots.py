@@ -14,16 +14,12 @@ from client.cli.output import Printer
 from client.cli.status import print_status
 from client.cli.volumes import print_table
 from client.status.view import build_view
+from tests.client.support.commands import FakeTerminal
 from tests.client.support.status_scene import StatusScene
 from tests.client.support.volumes_scene import volumes_scene
 
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _COLUMNS = 132
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def _picture(text: str, title: str) -> str:
@@ -35,28 +31,28 @@ def _picture(text: str, title: str) -> str:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
     for name, value in (("TERM", "xterm-256color"), ("COLUMNS", str(_COLUMNS)), ("LINES", "60")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return _Terminal()
+    return FakeTerminal()
 
 
-def _assert_current(terminal: _Terminal, title: str, name: str) -> None:
+def _assert_current(terminal: FakeTerminal, title: str, name: str) -> None:
     drawn, path = _picture(terminal.getvalue(), title), _IMAGES / name
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == drawn
 
 
-async def test_the_picture_of_the_status_is_current(terminal: _Terminal) -> None:
+async def test_the_picture_of_the_status_is_current(terminal: FakeTerminal) -> None:
     scene = StatusScene()
     scene.put_transfers()
     print_status(Printer(terminal), build_view(await scene.reader.read()), wide=False)
     _assert_current(terminal, "nodeagent status -w", "status.svg")
 
 
-async def test_the_picture_of_the_volumes_is_current(terminal: _Terminal) -> None:
+async def test_the_picture_of_the_volumes_is_current(terminal: FakeTerminal) -> None:
     snapshot = await volumes_scene().reader.read_volumes()
     coverage = snapshot.coverage
     assert coverage is not None

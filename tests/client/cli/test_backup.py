@@ -9,7 +9,6 @@ import pytest
 from client.collections.models import BackupList
 from core.kube.resources import DATA_UPLOADS
 from core.models.backups import Shrinkage
-from nodeagent.__main__ import main
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden, assert_golden_text
 
@@ -79,17 +78,6 @@ def test_a_backup_of_velero_with_the_same_name_is_a_note(shell: BackupShell) -> 
     assert done.err == "note: velero has another backup of this name\n"
 
 
-def test_cancel_names_what_it_ends(shell: BackupShell) -> None:
-    done = shell.run("cancel", "night")
-    assert done.code == 0
-    assert "app/files" in done.out
-    assert "app/data" not in done.out
-    assert done.err == "note: cancel requested: nodeagent backup describe night shows how it ends\n"
-    assert "Canceling" in shell.run("describe", "night").out
-    shell.scene.move("files", "Canceled")
-    assert shell.run("cancel", "night").err == "note: backup night has ended already: nothing to cancel\n"
-
-
 def test_cancel_names_what_it_cannot_end(shell: BackupShell) -> None:
     shell.scene.move("data", "InProgress")
     shell.scene.kube.fail_next("PATCH", "/datauploads/", 403, message="denied")
@@ -124,17 +112,16 @@ def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "error"),
+    ("words", "error"),
     [
-        (["describe", "\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
-        (["cancel", "weekly"], 1, "backup weekly is Velero's: use the command velero backup for it"),
-        (["get", "--agent-namespace", "a/../b"], 1, "a/../b"),
+        (["describe", "\x1b[2J"], r"there is no backup \\x1b\[2J in namespace velero"),
+        (["cancel", "weekly"], "backup weekly is Velero's: use the command velero backup for it"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=["no such name", "of Velero"],
 )
-def test_an_error_is_one_line_with_an_exit_code(shell: BackupShell, words: list[str], code: int, error: str) -> None:
+def test_an_error_is_one_line_with_an_exit_code(shell: BackupShell, words: list[str], error: str) -> None:
     done = shell.run(*words)
-    assert (done.code, done.out) == (code, "")
+    assert (done.code, done.out) == (1, "")
     assert re.fullmatch(rf"error: .*{error}.*\n", done.err)
 
 
@@ -153,8 +140,3 @@ def test_a_document_of_one_backup_comes_with_notes_about_what_cannot_be_read(she
     assert (json.loads(done.out)["phase"], json.loads(done.out)["unreadable"]) == ("Incomplete", 1)
     assert done.err.startswith("note: invalid DataUpload velero/odd: ")
     assert "1 transfers cannot be read" in shell.run("describe", "weekly").out
-
-
-def test_a_command_of_the_group_is_required(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["backup"]) == 2
-    assert "missing command (see nodeagent backup --help)" in capsys.readouterr().err

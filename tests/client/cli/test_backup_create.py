@@ -1,7 +1,6 @@
 """`nodeagent backup create`: what it prints with and without a terminal, its errors and exit codes."""
 
 import asyncio
-import io
 import json
 import re
 from functools import partial
@@ -11,18 +10,13 @@ import pytest
 
 from client.cli import backup as backup_commands
 from client.cli.output import Printer
-from core.kube.transport import Request
 from tests.client.cli.backup_shell import BackupShell, backup_shell
+from tests.client.support.commands import FakeTerminal
 from tests.support.golden import assert_golden_text
 
 __all__ = ["backup_shell"]
 
 _BOTH = ("--pvc=app/data", "--pvc=app/files")
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def _run_to_the_end(shell: BackupShell, last: str = "Completed", **status: str) -> None:
@@ -59,7 +53,7 @@ def test_a_terminal_shows_the_volumes_in_place(backup_shell: BackupShell, monkey
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "110")
-    terminal = _Terminal()
+    terminal = FakeTerminal()
     monkeypatch.setattr(backup_commands, "Printer", partial(Printer, terminal, terminal))
     _run_to_the_end(backup_shell)
     assert backup_shell.run("create", "night", *_BOTH, "-w").code == 0
@@ -94,17 +88,10 @@ def test_an_interrupted_wait_ends_no_backup_and_says_how_to(backup_shell: Backup
 
 
 def test_each_volume_that_is_rejected_is_named_also_if_the_wait_is_interrupted(backup_shell: BackupShell) -> None:
-    kube, names = backup_shell.scene.kube, [f"app/more-{number}" for number in range(5)]
+    names = [f"app/more-{number}" for number in range(5)]
     for name in names:
         backup_shell.scene.put_claim(name.removeprefix("app/"), "fast")
-    inner = kube.request
-
-    async def reject(what: Request) -> object:
-        if what.method == "POST" and what.path.endswith("/datauploads") and "dryRun" not in str(what):
-            kube.fail_next("POST", "/datauploads", 403, message="quota")
-        return await inner(what)
-
-    kube.request = reject  # type: ignore[assignment, method-assign]
+    backup_shell.scene.reject_after_check("/datauploads")
     backup_shell.scene.clock.steps = [_interrupt]
     words = [f"--pvc={name}" for name in names]
     for backup, more, code in (

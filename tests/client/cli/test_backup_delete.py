@@ -127,14 +127,6 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -
     assert shell.scene.kube.bucket.keys() == {"s-day-data"}
 
 
-def test_a_location_with_velero_s_backups_is_refused_before_anything_is_deleted(shell: Shell) -> None:
-    shell.scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
-    code, out, err = shell.run("night", "--confirm")
-    assert (code, out) == (1, "")
-    assert "error: backup night cannot be deleted: Pod " in err
-    assert len(shell.scene.names()) == 3
-
-
 def test_a_missing_permission_is_one_line(shell: Shell) -> None:
     shell.scene.kube.fail_next("POST", "/jobs", 403, times=9, message="eve cannot create jobs in velero")
     code, out, err = shell.run("night", "--confirm")

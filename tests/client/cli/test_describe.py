@@ -112,12 +112,6 @@ def test_a_transfer_that_ended_has_no_pods_and_advice(shell: Shell, word: str) -
     assert done.out.endswith("What to do next: nothing: it is complete\n")
 
 
-def test_an_error_is_one_line_with_an_exit_code(shell: Shell) -> None:
-    done = shell.run("describe", "du/zzz\x1b[2J")
-    assert (done.code, done.out) == (1, "")
-    assert re.fullmatch(r"error: .*DataUpload velero/zzz\\x1b\[2J does not exist.*\n", done.err)
-
-
 def test_the_log_is_the_data_mover_s_whatever_else_is_in_its_pod(scene: StatusScene, shell: Shell) -> None:
     (pod,) = (one for one in scene.kube.objects(PODS) if one["metadata"]["name"] == "long")
     names = ("istio-proxy", pod["metadata"]["labels"][OWNER_UID_LABEL])

@@ -4,12 +4,11 @@ import json
 import re
 import shlex
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -19,7 +18,7 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from nodeagent.__main__ import main
 from nodeagent.runtime import connection
-from tests.client.support.commands import Shell, open_shell, reach
+from tests.client.support.commands import Shell, open_shell, reach, walk_commands
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.support.golden import assert_golden_text
 from tests.support.sockets import free_port
@@ -124,24 +123,14 @@ run-schedule
 run-schedule new
 run-schedule new --pvc app/data --ttl 0s
 run-schedule new --pvc app/data --keep-daily 1 --time-zone Mars
+run-restore-test DataUpload x --agent-namespace=velero --timeout=soon
 """
 
 _every_command = pytest.mark.parametrize("command", sorted(_WORDS))
 
 
-def _walk(command: click.Command, path: str = "") -> Iterator[str]:
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        found = command.get_command(context, name)
-        assert found is not None
-        yield from _walk(found, f"{path} {name}".strip())
-
-
 def test_no_command_is_left_out() -> None:
-    assert sorted(_walk(_root)) == sorted(_WORDS)
+    assert sorted(dict(walk_commands(_root))) == sorted(_WORDS)
     named = {one for one in _WORDS if any(not word.startswith("-") for word in _WORDS[one])}
     assert _MISSPELLED.keys() == named
 

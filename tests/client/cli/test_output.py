@@ -8,13 +8,9 @@ import pytest
 import yaml
 
 from client.cli.output import BAD, LiveRow, OutputFormat, Printer, Styled
+from tests.client.support.commands import FakeTerminal
 
 _EVIL = "\x1b]0;title\x07[bold]x[/bold] :smile: \u202e"
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +30,12 @@ def test_colors_are_for_terminals_only() -> None:
         printer.table(["A"], [[Styled("red", BAD)]])
 
     assert _print(io.StringIO(), use) == "A\nred\n"
-    assert "\x1b[31mred" in _print(_Terminal(), use)
+    assert "\x1b[31mred" in _print(FakeTerminal(), use)
 
 
 def test_no_color_is_honored_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = _print(_Terminal(), lambda printer: printer.line(Styled("red", BAD)))
+    shown = _print(FakeTerminal(), lambda printer: printer.line(Styled("red", BAD)))
     assert "\x1b[31m" not in shown
     assert "red" in shown
 
@@ -68,7 +64,7 @@ def test_rows_are_never_wrapped_where_a_program_reads() -> None:
 
 def test_nothing_is_cut_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    shown = _print(_Terminal(), lambda printer: printer.table(["A", "B"], [["x" * 30, "y" * 30]]))
+    shown = _print(FakeTerminal(), lambda printer: printer.table(["A", "B"], [["x" * 30, "y" * 30]]))
     assert (shown.count("x"), shown.count("y")) == (30, 30)
 
 
@@ -97,7 +93,7 @@ def test_notes_and_progress_go_to_standard_error() -> None:
 
 def test_a_line_that_is_printed_meanwhile_does_not_stand_behind_the_progress() -> None:
     """Both go to one terminal: before the line, what shows the progress is erased."""
-    terminal = _Terminal()
+    terminal = FakeTerminal()
     printer = Printer(terminal, terminal)
     with printer.progress("working"):
         printer.line("done")
@@ -118,7 +114,7 @@ def test_rows_that_change_are_lines_where_no_terminal_is() -> None:
 
 def test_rows_that_change_stay_in_their_lines_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    err = _Terminal()
+    err = FakeTerminal()
     with Printer(io.StringIO(), err).live() as show:
         for number in range(3):
             show([LiveRow("a", [f"{number}{_EVIL}" + "z" * 80, "b"], str(number))])

@@ -1,7 +1,6 @@
 """`nodeagent restore`, and `nodeagent backup get --from-storage-location`: output, errors and exit codes."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,14 +96,6 @@ def test_an_empty_bucket_is_said_to_be_empty(shell: _Shell) -> None:
     assert "there is no snapshot in BackupStorageLocation default" in done.err
 
 
-def test_a_restore_of_a_backup_in_the_cluster(shell: _Shell) -> None:
-    done = shell.run("restore", "create", "back", "--from-backup", "night")
-    assert done.code == 0, done.err
-    assert_golden_text("cli/restore-create", done.out)
-    assert "the restore was started: nodeagent restore describe back shows it" in done.err
-    assert shell.scene.claims.keys() == {"app/data", "db/files"}
-
-
 def test_a_volume_of_velero_s_backup_that_cannot_be_read_is_named(shell: _Shell) -> None:
     for claim, phase in ((DATA, "Completed"), (FILES, "Newer")):
         raw = shell.scene.put_upload(claim, "s1", phase)
@@ -129,17 +120,6 @@ def test_a_partial_creation_says_what_exists_and_how_to_continue(
     again = shell.run("restore", "create", "night-20261121120000", *words)
     assert (again.code, len(shell.scene.downloads)) == (0, 2), again.err
     assert "nothing was created" not in again.err
-
-
-def test_a_repetition_says_that_nothing_was_created(shell: _Shell) -> None:
-    words = ("restore", "create", "back", "--from-backup", "night")
-    first = shell.run(*words)
-    assert "note: the restore was started: nodeagent restore describe back shows it\n" in first.err
-    again = shell.run(*words)
-    assert (again.code, again.out) == (0, first.out)
-    assert re.search(r"note: restore back exists since 20[-:0-9TZ]+: nothing was created\n", again.err)
-    assert "was started" not in again.err
-    assert "note: nodeagent restore describe back shows it\n" in again.err
 
 
 def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
@@ -218,10 +198,6 @@ def test_only_the_repositories_of_the_named_claims_are_listed(shell: _Shell) -> 
     assert shell.asked == [("default", ("app",))]
 
 
-def test_without_a_name_it_has_that_of_the_backup_and_the_time(shell: _Shell) -> None:
-    assert shell.document("restore", "create", "--from-backup", "night")["name"] == "night-20261121120000"
-
-
 def _completing(shell: _Shell, phase: str, **status: Any) -> Callable[[float], Any]:
     async def sleep(_: float) -> None:
         shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
@@ -274,7 +250,6 @@ def test_programs_get_documents_of_the_schema(model: type[RestoreList] | type[St
 
 
 def test_get_describe_and_cancel(shell: _Shell) -> None:
-    assert shell.run("restore", "get").err == "note: there is no restore in namespace velero\n"
     assert shell.run("restore", "create", "back", "--from-backup", "night").code == 0
     shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
     shell.scene.move("files", "InProgress", message="waiting\x1b[2J", progress={"totalBytes": 3})

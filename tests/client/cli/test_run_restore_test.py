@@ -17,7 +17,7 @@ from core.models.job_output import JobOutput, read_output
 from core.models.verification import VERIFIED_LINE, VerificationOutcome, VerifiedSnapshot
 from exposer.pods import JOB_VARIABLE
 from nodeagent.maintenance.restore_tests import RestoreTestRequest
-from tests.client.support.commands import Shell, open_shell
+from tests.client.support.commands import open_shell
 from tests.client.support.restore_scene import DATA
 from tests.client.support.verification_scene import VerificationScene, failed
 
@@ -98,8 +98,3 @@ def test_why_it_failed_is_the_message_of_its_pod(
     cause = "DataUpload velero/gone is gone, or has no snapshot" if name == "gone" else "get Job velero/job: 404 "
     assert done.err.startswith(f"error: {cause}")
     assert done.err == f"error: {message.read_text()}\n"
-
-
-def test_an_invalid_duration_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run-restore-test", "DataUpload", "x", "--agent-namespace=velero", "--timeout=soon"]
-    assert Shell(capsys).run(*words).err.startswith("error: --timeout: ")

@@ -92,15 +92,6 @@ def test_without_the_permission_to_ask_the_leader_its_errors_are_not_known(scene
     assert re.fullmatch(r"note: the leader did not answer, so positions .* get /status of Pod .*403.*\n", done.err)
 
 
-def test_a_missing_permission_is_named_and_nothing_looks_healthy(scene: StatusScene, shell: Shell) -> None:
-    scene.kube.fail_next("GET", "/podvolumebackups", 403, message="cannot list resource podvolumebackups")
-    done = shell.run("status")
-    assert done.code == 0
-    assert done.out.startswith("UNKNOWN: ")
-    assert "unknown: transfers not read: list PodVolumeBackup velero: 403" in done.out
-    assert "cannot list resource podvolumebackups" in done.out
-
-
 @pytest.mark.parametrize("words", [[], ["-w"], ["--wait-idle"]], ids=["once", "watch", "wait"])
 def test_without_a_cluster_one_line_says_so(scene: StatusScene, shell: Shell, words: list[str]) -> None:
     scene.kube.fail_next("GET", "/", "lost", times=99)

@@ -17,6 +17,7 @@ from client.volume_check_plan import CheckChoice
 from core.errors import ConfigError
 from nodeagent.__main__ import main
 from nodeagent.runtime.connection import ClusterAccess, Connection
+from tests.client.support.commands import walk_commands
 
 _IN_INSTALL: Final = {"--dry-run", "--output", "-o", "--wait"}
 """Of `nodeagent install`, which has the flags of `velero install`, written as in Go."""
@@ -57,17 +58,7 @@ _METAVARS: Final = {
 }
 
 
-def _walk(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            found = command.get_command(click.Context(command), name)
-            assert found is not None
-            yield from _walk(found, f"{path} {name}".strip())
-    else:
-        yield path, command
-
-
-_COMMANDS: Final = dict(_walk(_root))
+_COMMANDS: Final = dict(walk_commands(_root))
 
 
 def _options(*, hidden: bool = False) -> Iterator[tuple[str, str, click.Option]]:
@@ -151,6 +142,7 @@ def test_each_command_that_asks_and_no_other_has_yes() -> None:
         ("backup delet x", 'no such command "delet" (did you mean delete?)'),
         ("repo show", 'no such command "show" (did you mean describe?)'),
         ("repo zzz", 'no such command "zzz"'),
+        ("backup", "missing command"),
         ("schedule create x", "missing option --schedule"),
         ("backup describe", "missing argument NAME"),
         ("backup get -o xml", "--output: 'xml' is not one of 'table', 'wide', 'json', 'yaml'"),

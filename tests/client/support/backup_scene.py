@@ -9,7 +9,7 @@ from client.session import Session
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, VOLUME_SNAPSHOTS, Resource
-from core.kube.transport import Retry
+from core.kube.transport import Request, Response, Retry
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
@@ -93,6 +93,17 @@ class BackupScene:
             "volumes": [{"name": "vol", "persistentVolumeClaim": {"claimName": claim}}],
         }
         return self.put("Pod", name, "v1", namespace="app", spec=spec, status={"phase": phase})
+
+    def reject_after_check(self, path: str = "") -> None:
+        """Let the API server reject what is created there, but not its dry run."""
+        inner = self.kube.request
+
+        async def request(what: Request) -> Response:
+            if what.method == "POST" and path in what.path and not what.query.get("dryRun"):
+                self.kube.fail_next("POST", path, 403, message="quota")
+            return await inner(what)
+
+        self.kube.request = request  # type: ignore[method-assign]
 
     def request(self, name: str = "night", **more: Any) -> BackupRequest:
         return BackupRequest(name, "velero", **{"location": "", **more})

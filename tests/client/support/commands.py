@@ -1,12 +1,14 @@
 """Runs commands for users against a fake API server, at noon."""
 
 import asyncio
+import io
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import click
 import pytest
 
 from core.kube.transport import Transport
@@ -45,6 +47,24 @@ def mask(text: str) -> str:
     return re.sub(
         r"\b(?:[0-9a-f]{8}){1,2}\b", "HASH", re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID", text)
     )
+
+
+class FakeTerminal(io.StringIO):
+    """What a command takes for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def walk_commands(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield the command, or each one of the group and of the groups below it, with the words that call it."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), name)
+            assert found is not None
+            yield from walk_commands(found, f"{path} {name}".strip())
+    else:
+        yield path, command
 
 
 class _HastyClock(HandClock):
