@@ -1,14 +1,12 @@
 """What a user sees of backup repositories, with and without the leader, and with few permissions."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from client.repository_view import RepositorySummary
 from core.errors import ContractError
-from core.kube.errors import ForbiddenError, NotFoundError
 from tests.client.support.user_scene import NAME, RECORD, UserScene
 from tests.nodeagent.support.maintenance_scene import result
 from tests.support.objects import JsonDict
@@ -23,17 +21,6 @@ async def _only(scene: UserScene) -> RepositorySummary:
     found = await scene.reader.summarize()
     assert [one.name for one in found.repositories] == [NAME]
     return found.repositories[0]
-
-
-async def test_without_the_permission_to_ask_the_leader_it_is_computed_and_a_note_says_so(scene: UserScene) -> None:
-    scene.hush()
-    found = await scene.reader.summarize()
-    following = found.repositories[0].next
-    assert (following.hold, following.from_leader) == ("not-due", False)
-    assert following.due == datetime(2026, 11, 21, 13, tzinfo=UTC)
-    (note,) = found.notes
-    assert note.startswith("the leader did not answer, so the next maintenance is computed here: get /status of Pod")
-    assert "403" in note
 
 
 def _put_job(scene: UserScene, name: str = "job-1", **status: object) -> JsonDict:
@@ -87,13 +74,6 @@ async def test_without_the_leader_its_rules_decide(scene: UserScene, hold: str) 
     assert bool(following.reason) is bool(hold)
 
 
-async def test_a_repository_that_the_leader_does_not_name_is_computed_alone(scene: UserScene) -> None:
-    scene.put_repository(name="db-default-kopia")
-    found = await scene.reader.summarize()
-    assert [one.next.from_leader for one in found.repositories] == [True, False]
-    assert found.notes == []
-
-
 async def test_a_time_out_of_range_is_no_error(scene: UserScene) -> None:
     scene.put_repository(RECORD | {"fullIntervalSeconds": 1e15})
     scene.hush()
@@ -115,29 +95,6 @@ async def test_chosen_repositories_come_once_and_in_order(scene: UserScene) -> N
     scene.put_repository(name="db-default-kopia")
     found = await scene.reader.summarize(["db-default-kopia", NAME, NAME])
     assert [one.name for one in found.repositories] == [NAME, "db-default-kopia"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("app-defalt-kopia", f"BackupRepository velero/app-defalt-kopia does not exist (did you mean {NAME}?)"),
-        ("zzz", "BackupRepository velero/zzz does not exist"),
-    ],
-    ids=["misspelled", "unknown"],
-)
-async def test_a_wrong_name_is_an_error_that_says_which_one_may_be_meant(
-    scene: UserScene, name: str, message: str
-) -> None:
-    for ask in (scene.reader.describe(name), scene.reader.summarize([name])):
-        with pytest.raises(NotFoundError) as caught:
-            await ask
-        assert str(caught.value) == message
-
-
-async def test_without_the_permission_to_list_repositories_there_is_no_answer(scene: UserScene) -> None:
-    scene.kube.fail_next("GET", "/backuprepositories", 403)
-    with pytest.raises(ForbiddenError, match="list BackupRepository velero"):
-        await scene.reader.summarize()
 
 
 async def test_a_full_maintenance_that_did_not_finish_is_named(scene: UserScene) -> None:

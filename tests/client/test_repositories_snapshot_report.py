@@ -225,10 +225,3 @@ async def test_what_a_job_needs_is_read_before_it_is_created(
     with pytest.raises(error):
         await report.run()
     assert not any(request.method == "POST" for request in report.scene.kube.requests)
-
-
-async def test_without_the_permission_to_create_jobs_there_is_no_report(report: _Report) -> None:
-    report.scene.kube.fail_next("POST", "/jobs", 403)
-    with pytest.raises(ForbiddenError, match=f"create Job velero/{NAME}-report-"):
-        await report.run()
-    assert report.notes == []

@@ -15,7 +15,7 @@ from client.backups.deletion_jobs import DeletionRecord
 from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import Check, DeletionError
 from core.errors import AgentError, ContractError
-from core.kube.errors import KubeError, NotFoundError, UnreachableError
+from core.kube.errors import KubeError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, JOBS, LEASES
 from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import FreeClock
@@ -171,12 +171,6 @@ async def test_a_location_that_refuses_is_found_before_anything_is_deleted(scene
     assert "second-data" in scene.names()
 
 
-async def test_beside_a_velero_server_nothing_is_planned(scene: DeletionScene) -> None:
-    scene.put("Deployment", "velero", "apps/v1")
-    with pytest.raises(DeletionError, match="a Velero server is in namespace velero"):
-        await plan_deletion(scene.tools)
-
-
 async def test_a_backup_that_a_person_names_goes_before_it_expires_and_with_the_last_copy(scene: DeletionScene) -> None:
     plan, found = await check_plan(scene.tools, await plan_deletion(scene.tools, DeletionWish("first")))
     deletion = build_deletion(plan, found, done=False)
@@ -228,11 +222,6 @@ async def test_a_backup_that_a_rule_holds_is_refused(
     scene.put("DataDownload", "back", "velero.io/v2alpha1", spec=spec, status={"phase": "Accepted"})
     with pytest.raises(DeletionError, match=message):
         await plan_deletion(scene.tools, DeletionWish("run"))
-
-
-async def test_an_unknown_name_has_a_hint(scene: DeletionScene) -> None:
-    with pytest.raises(NotFoundError, match=r"there is no backup thrid in namespace velero \(did you mean third\?\)"):
-        await plan_deletion(scene.tools, DeletionWish("thrid"))
 
 
 async def test_a_backup_whose_location_was_removed_stays_until_it_is_back(scene: DeletionScene) -> None:

@@ -124,15 +124,6 @@ async def test_a_machine_that_slept_deletes_nothing_before_it_has_renewed_the_le
         guard.check()
 
 
-async def test_without_the_permission_nothing_is_deleted_and_what_gives_it_is_named() -> None:
-    scene = _Scene()
-    scene.kube.fail_next("GET", "/leases/", 403, message="night cannot get leases")
-    with pytest.raises(
-        DeletionError, match=r"^nothing is deleted, .*night cannot get leases.*; nodeagent schedule renew, or"
-    ):
-        await scene.hold(1, [])
-
-
 async def test_a_command_that_never_ends_is_named_after_two_hours() -> None:
     scene = _Scene()
     async with hold_deletions(scene.tools), asyncio.timeout(timedelta(hours=3).total_seconds()):

@@ -8,7 +8,7 @@ from client.backups.manifests import BackupError, DataMover, Method
 from client.backups.plan import Choice, ClaimName, plan_backup, start_backup
 from core.errors import AgentError, ConfigError
 from core.kube.errors import ForbiddenError
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, VOLUME_SNAPSHOT_CLASSES
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, VOLUME_SNAPSHOT_CLASSES
 from tests.client.support.backup_scene import BackupScene
 
 _DATA, _FILES, _LOOSE = (ClaimName("app", name) for name in ("data", "files", "loose"))
@@ -128,12 +128,6 @@ async def test_without_the_permission_it_cannot_be_known_that_there_is_no_server
     assert message.endswith("--ignore-velero-server creates the backup nevertheless")
 
 
-async def test_without_agents_nothing_would_move(scene: BackupScene) -> None:
-    await scene.client.delete(DAEMON_SETS, "velero", "node-agent")
-    message = await _fail(scene, _choose(_DATA))
-    assert message == "DaemonSet velero/node-agent does not exist: run nodeagent install, or set --agent-namespace"
-
-
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -174,13 +168,6 @@ async def test_a_missing_permission_is_named(
     scene.kube.fail_next("GET", path, 403, times=9, message="the user cannot do that")
     with pytest.raises(error, match="the user cannot do that"):
         await plan_backup(scene.tools, scene.request(), _choose(claim))
-
-
-async def test_a_repeated_backup_has_nothing_left_to_start(scene: BackupScene) -> None:
-    await start_backup(scene.tools, await plan_backup(scene.tools, scene.request(), _choose(_DATA, _FILES)))
-    made = scene.made
-    assert await _plan(scene, _choose(_DATA, _FILES)) == []
-    assert scene.made == made
 
 
 @pytest.mark.parametrize(

@@ -119,14 +119,6 @@ async def test_a_snapshot_that_cannot_be_deleted_is_noted_with_the_command() -> 
     assert f"kubectl -n app delete volumesnapshot {volumes[0].name}" in scene.notes[0]
 
 
-async def test_a_lost_answer_creates_nothing_twice() -> None:
-    scene, volumes = await _planned()
-    await start_backup(scene.tools, volumes)
-    await start_backup(scene.tools, volumes)
-    await check_backup(scene.tools, volumes)
-    assert len(scene.made) == 5
-
-
 @pytest.mark.parametrize(
     ("resource", "change", "error"),
     [

@@ -72,18 +72,6 @@ async def test_one_backup_is_found_without_listing_the_others() -> None:
     assert sorted(_lists(scene)) == sorted(2 * ["nodeagent.io/backup=night", "velero.io/backup-name=night"])
 
 
-async def test_all_are_listed_for_a_wrong_name_to_suggest_the_closest_one() -> None:
-    scene = await _started("night")
-    backups = _backups(scene)
-    expected = r"^there is no backup nigth in namespace velero \(did you mean night\?\)$"
-    for step in (backups.find_one, backups.find_own, backups.cancel):
-        with pytest.raises(NotFoundError, match=expected):
-            await step("nigth")
-    with pytest.raises(NotFoundError, match=expected):
-        await backups.find(("night", "nigth"))
-    assert _lists(scene)[-2:] == ["", ""]
-
-
 @pytest.mark.parametrize("name", ["nightly", f"nightly-{'of-the-east-' * 6}20261121120000"], ids=["short", "long"])
 async def test_a_backup_of_velero_is_shown_and_not_canceled(name: str) -> None:
     scene = await _started("night")
@@ -113,20 +101,6 @@ async def test_a_restore_of_unreadable_transfers_is_not_found_and_the_error_says
         await Restores(scene.client, "velero").find(("back",))
 
 
-async def test_a_wait_shows_each_reading_and_ends_with_the_last_transfer() -> None:
-    scene, shown = await _started_both(), list[list[str]]()
-    scene.clock.steps = [
-        partial(scene.move, "data", "InProgress"),
-        partial(scene.move, "data", "Completed"),
-        partial(scene.move, "files", "Failed", message="disk\nfull"),
-    ]
-    backup = await _backups(scene).wait(
-        "night", scene.clock, lambda rows: shown.append([str(row.volume.phase) for row in rows])
-    )
-    assert shown == [["New", "New"], ["InProgress", "New"], ["Completed", "New"], ["Completed", "Failed"]]
-    assert explain_end(backup) == "PVC app/files is Failed: disk\nfull"
-
-
 async def test_a_long_wait_asks_less_often_and_never_for_other_transfers() -> None:
     clock = _CountingClock()
     scene = await _started("night", "noon", clock=clock)
@@ -141,18 +115,6 @@ async def test_an_outage_of_the_api_server_is_waited_for() -> None:
     scene.kube.fail_next("GET", "/datauploads", "lost", times=10)
     scene.clock.steps = [*[lambda: None] * 10, partial(scene.move, "data", "Completed")]
     assert (await _backups(scene).wait("night", scene.clock, lambda _: None)).counted == "1/1"
-
-
-async def test_a_backup_whose_transfers_vanish_while_waiting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = await _started("night")
-    (name,) = scene.objects(DATA_UPLOADS)
-
-    async def vanish(_: float) -> None:
-        await scene.client.delete(DATA_UPLOADS, "velero", name)
-
-    monkeypatch.setattr(scene.clock, "sleep", vanish)
-    with pytest.raises(NotFoundError, match=r"^backup night has no transfer in namespace velero any more"):
-        await _backups(scene).wait("night", scene.clock, lambda _: None)
 
 
 async def test_a_backup_that_becomes_unreadable_while_waiting_was_not_deleted() -> None:

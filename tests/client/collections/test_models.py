@@ -139,14 +139,6 @@ def test_backups_of_velero_are_shown_by_its_label(annotations: dict[str, str], c
     assert (backup.volumes[0].namespace, backup.volumes[0].claim) == ("app", claim)
 
 
-def test_backups_of_one_name_and_two_makers_are_two() -> None:
-    found = _gather(_upload("a"), _of_velero("vol"))
-    assert {(one.origin, one.name) for one in found.groups} == {
-        (BackupOrigin.NODEAGENT, "night"),
-        (BackupOrigin.VELERO, "night"),
-    }
-
-
 def test_a_transfer_of_no_backup_is_left_out_and_an_unreadable_one_is_noted() -> None:
     resource, stray = _upload("a")
     stray["metadata"]["annotations"].pop("nodeagent.io/backup")

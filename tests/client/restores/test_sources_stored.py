@@ -77,14 +77,6 @@ async def test_a_log_that_lacks_snapshots_is_an_error_with_a_remedy() -> None:
         await listing.run()
 
 
-async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
-    listing = _Listing()
-    listing.kube.end(12, "none of 2 repositories can be listed: wrong password")
-    with pytest.raises(JobError, match=r"of the list failed: Error \(exit code 12\): none of 2 repositories"):
-        await listing.run()
-    assert listing.kube.objects(JOBS) == []
-
-
 async def test_an_unknown_location_is_an_error_with_the_one_that_may_be_meant() -> None:
     with pytest.raises(NotFoundError, match=r"velero/defalt does not exist \(did you mean default\?\)"):
         await _Listing().run("defalt")

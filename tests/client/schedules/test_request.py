@@ -78,24 +78,6 @@ async def _explain(scene: DeletionScene) -> dict[str, ExplainedCopy]:
     return {f"{one.backup}-{one.claim}": one for one in found.copies}
 
 
-async def test_each_copy_has_the_rules_that_keep_it(scene: DeletionScene) -> None:
-    found = await _explain(scene)
-    assert {name: (one.stays, one.rules) for name, one in found.items()} == {
-        "night-0-data": (True, ["newest-copy", "kept-by-schedule"]),
-        "night-1-data": (True, ["kept-by-schedule"]),
-        # One was completed within a day: three may go, one by hand.
-        "night-2-data": (True, ["limit"]),
-        "night-3-data": (True, ["limit"]),
-        "night-4-data": (False, []),
-        "night-5-data": (True, ["newest-copy"]),
-        "night-6-data": (False, []),
-        "night-5-gone": (True, ["newest-copy", "kept-by-schedule"]),
-    }
-    assert found["night-4-data"].reasons == ["no rule keeps it"]
-    assert found["night-5-data"].reasons == ["it goes only with app/gone: it has the only copy of app/gone in default"]
-    assert list(found)[:3] == ["night-0-data", "night-1-data", "night-2-data"]
-
-
 async def test_what_is_said_to_go_is_what_a_run_deletes(scene: DeletionScene) -> None:
     going = {name for name, one in (await _explain(scene)).items() if not one.stays}
     before = scene.names()

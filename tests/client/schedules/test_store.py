@@ -18,7 +18,6 @@ from client.schedules.store import (
     delete_schedule,
     find_applier,
     find_schedules,
-    read_image,
     read_request,
     renew_schedules,
 )
@@ -29,7 +28,6 @@ from core.kube.resources import (
     CLUSTER_ROLES,
     CONFIG_MAPS,
     CRON_JOBS,
-    DAEMON_SETS,
     LEASES,
     ROLE_BINDINGS,
     ROLES,
@@ -149,14 +147,6 @@ async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene,
     assert len(scene.lines) == 8
 
 
-async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
-    await _create(scene)
-    with pytest.raises(NotFoundError, match=r"there is no schedule nigth in namespace velero \(did you mean night\?\)"):
-        await _find(scene, "nigth")
-    with pytest.raises(NotFoundError, match=r"did you mean night\?"):
-        await _delete(scene, "nigt")
-
-
 async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> None:
     await _create(scene)
     (cron_job,) = scene.cron_jobs
@@ -165,13 +155,6 @@ async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> 
     found = await _find(scene)
     assert found.schedules == []
     assert found.notes[0].startswith("CronJob velero/night cannot be read: unrecognized arguments: --later")
-
-
-async def test_without_agents_there_is_no_image(scene: ScheduleScene) -> None:
-    assert await read_image(scene.old.client, "velero") == AgentImage("mover:1")
-    await scene.claims.client.delete(DAEMON_SETS, "velero", "node-agent")
-    with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist: run nodeagent install"):
-        await read_image(scene.old.client, "velero")
 
 
 async def _create_old(scene: ScheduleScene) -> JsonDict:

@@ -8,7 +8,7 @@ import pytest
 from client.status.describe import Moment, TransferDetails, _facts, find_stages, tell_story
 from client.status.parse import transfer_record
 from client.status.records import kind_named
-from core.models.phases import Interruption, InterruptionCause, Phase
+from core.models.phases import Phase
 from core.models.transfers import DataUpload
 from tests.nodeagent.support.transfers import data_upload
 
@@ -58,15 +58,6 @@ BEGAN = [
 )
 def test_each_step_that_is_known_is_a_sentence(one: TransferDetails, story: list[str]) -> None:
     assert tell_story(one, NOW) == story
-
-
-def test_a_running_transfer_says_what_interrupted_it_and_how_far_it_is() -> None:
-    end = Interruption(at=NOW - 20 * MINUTE, cause=InterruptionCause.OUT_OF_MEMORY, node="b")
-    one = details("InProgress", **MOVED | {"completed": None}, bytes_done=1024, number=2, interruptions=(end,))
-    assert tell_story(one, NOW)[3:] == [
-        "It was interrupted 20m ago on node b: OOMKilled.",
-        "It has moved 1.0 KiB of 2.0 KiB in attempt 2.",
-    ]
 
 
 @pytest.mark.parametrize("accepted", [None, -90, -30, 10])

@@ -28,12 +28,6 @@ async def _view(scene: StatusScene) -> StatusView:
     return build_view(await scene.reader.read())
 
 
-async def test_positions_are_those_of_the_leader(scene: StatusScene) -> None:
-    view = await _view(scene)
-    assert [(row.position, row.name) for row in view.pending] == [(1, "first"), (2, "second"), (3, "third")]
-    assert (view.queued, view.queue_length, view.positions_computed, view.notes) == (3, 5, False, [])
-
-
 async def test_without_the_leaders_page_positions_follow_from_the_custom_resources_and_a_note_says_so(
     scene: StatusScene,
 ) -> None:
@@ -52,25 +46,6 @@ async def test_restores_come_first_where_the_configuration_says_so(scene: Status
     scene.put_config('{"loadConcurrency": {"restoresFirst": true}}')
     scene.hush()
     assert (await _view(scene)).pending[0].name == "restore"
-
-
-async def test_a_transfer_that_moves_has_a_rate_and_the_time_left(scene: StatusScene) -> None:
-    moving, ready = (await _view(scene)).transfers
-    assert (moving.name, moving.bytes_per_second, moving.eta_seconds) == ("moving", _MIB, 400.0)
-    assert (ready.name, ready.reason, ready.bytes_per_second, ready.eta_seconds) == (
-        "ready",
-        "WaitingForSlot",
-        None,
-        None,
-    )
-
-
-async def test_a_node_shows_its_slots_and_those_that_are_not_ready_come_first(scene: StatusScene) -> None:
-    scene.put_agent("c", ready=False)
-    rows = [
-        (row.node, row.ready, row.leader, row.running, row.slots, row.preparing) for row in (await _view(scene)).nodes
-    ]
-    assert rows == [("c", False, False, 0, 2, 0), ("a", True, True, 1, 2, 0), ("b", True, False, 0, 2, 1)]
 
 
 async def test_slots_of_single_nodes_follow_their_labels_and_are_unknown_without_nodes() -> None:

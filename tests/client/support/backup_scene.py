@@ -103,7 +103,7 @@ class BackupScene:
                 self.kube.fail_next("POST", path, 403, message="quota")
             return await inner(what)
 
-        self.kube.request = request  # type: ignore[method-assign]
+        self.kube.request = request  # type: ignore[assignment, method-assign]
 
     def request(self, name: str = "night", **more: Any) -> BackupRequest:
         return BackupRequest(name, "velero", **{"location": "", **more})
