@@ -56,8 +56,8 @@ async def test_each_agent_says_its_version() -> None:
 
 
 async def test_agents_of_another_program_have_none() -> None:
-    client: KubeClient = UserScene(serve=("--unknown",)).client
+    client: KubeClient = UserScene(serve=("serve", "--unknown")).client
     found = await read_versions(client, "velero")
     assert [one.version for one in found.agents] == [""]
-    unknown = "DaemonSet velero/node-agent: unrecognized arguments: --unknown"
+    unknown = "DaemonSet velero/node-agent: unrecognized arguments: --unknown (see nodeagent serve --help)"
     assert found.notes == [f"the agents are not of this version: {unknown}"]

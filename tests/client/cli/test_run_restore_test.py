@@ -9,7 +9,6 @@ import pytest
 
 from client.cli import run_restore_test
 from client.cli.run_restore_test import prove_restore
-from client.verifications.report import VerificationError
 from core.kube.resources import DATA_UPLOADS
 from core.kube.types import OwnerRef
 from core.models.base import JsonDict
@@ -75,12 +74,6 @@ async def test_a_backup_of_velero_has_the_size_and_class_of_its_pvc() -> None:
     assert found.outcome is VerificationOutcome.PASSED
     assert made[0]["spec"]["resources"] == {"requests": {"storage": "4Gi"}}
     assert made[0]["spec"]["storageClassName"] == "fast"
-
-
-@pytest.mark.looptime
-async def test_a_copy_that_is_gone_is_an_error() -> None:
-    with pytest.raises(VerificationError, match="DataUpload velero/gone is gone, or has no snapshot"):
-        await _prove(VerificationScene(), RestoreTestRequest("DataUpload", "gone", "velero", timedelta(1)))
 
 
 @pytest.mark.parametrize("name", ["gone", "night-data"])

@@ -132,11 +132,8 @@ def test_another_attempt_begins_without_a_rate_of_the_one_before() -> None:
     assert rates.rate_of(again, NOON) == average_rate(again, NOON) == 1.0
 
 
-def test_nothing_that_does_not_move_has_a_rate() -> None:
+def test_nothing_that_does_not_move_has_a_rate_nor_has_an_attempt_that_got_the_bytes_before_it() -> None:
     assert average_rate(_moving(0), NOON) is None
     assert average_rate(_moving(5, stage=str(AttemptStage.WAITING)), NOON) is None
     assert average_rate(_moving(5, began="2026-11-21T12:00:00Z"), NOON) is None
-
-
-def test_a_later_attempt_is_not_credited_with_the_bytes_before_it() -> None:
     assert average_rate(_moving(2**40, number=2), NOON) is None
