@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
-from msgspec import field
+from msgspec import field, structs
 
 from core.contract import MaintenanceCause, MaintenanceMode
 from core.errors import ContractError, DataPathError
@@ -109,6 +109,13 @@ class MaintenanceInfo(SparseModel):
         starts = [due - mode.duration for due, mode in modes if due is not None and mode.enabled]
         return [start for start in starts if now - _LONGEST_RUN <= start <= now]
 
+    def before(self, now: datetime) -> Self:
+        """Return it without the runs that a clock has recorded in the future."""
+        runs = {
+            task: tuple(one for one in some if one.start <= now + _CLOCKS) for task, some in self.schedule.runs.items()
+        }
+        return structs.replace(self, schedule=structs.replace(self.schedule, runs=runs))
+
     def succeeded_since(self, task: str, moment: datetime) -> bool:
         """Return whether a run of the task succeeded that started at `moment` or later."""
         return any(run.success and run.start >= moment - _ROUNDING for run in self.schedule.runs.get(task, ()))
@@ -177,8 +184,11 @@ def _last_quick_task(*, epochs: bool) -> str:
     return _ADVANCE_EPOCH if epochs else _CLEANUP_LOGS
 
 
-def find_missing_evidence(info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, *, epochs: bool) -> str | None:
+def find_missing_evidence(
+    info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, now: datetime, *, epochs: bool
+) -> str | None:
     """Return what the schedule lacks for a success of a run that began then; None: nothing."""
+    info = info.before(now)
     if errors := info.errors_since(began):
         return "; ".join(errors)
     full = mode is MaintenanceMode.FULL
@@ -212,8 +222,8 @@ def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span], now: datetime
     oldest = min((span.start for span in known), default=datetime.min.replace(tzinfo=UTC))
     foreign = (
         start
-        for start in (*info.starts, *info.begun(now))
-        if oldest <= start <= now + _CLOCKS and not any(span.start <= start <= span.end for span in known)
+        for start in (*info.before(now).starts, *info.begun(now))
+        if start >= oldest and not any(span.start <= start <= span.end for span in known)
     )
     return max(foreign, default=None)
 
@@ -276,7 +286,7 @@ class Maintenance:
             # kopia says nothing then, and exits with code 0.
             raise _failure(answer, f"{MaintenanceCause.LOCKED}: another kopia of this pod holds the maintenance lock")
         info = await self.read_info()
-        if missing := find_missing_evidence(info, mode, *began, epochs=epochs):
+        if missing := find_missing_evidence(info, mode, *began, self._watchdog.clock.now(), epochs=epochs):
             raise _failure(answer, f"{MaintenanceCause.NOT_RECORDED}: {missing}")
         return info
 

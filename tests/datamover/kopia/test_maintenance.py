@@ -53,8 +53,8 @@ def _info(name: str, **changes: Mapping[str, Any]) -> MaintenanceInfo:
     return MaintenanceInfo.from_wire(document | {part: {**document[part], **new} for part, new in changes.items()})
 
 
-def _of_next_year() -> MaintenanceInfo:
-    return MaintenanceInfo.from_wire(json.loads(json.dumps(_document("full")).replace("2026-11-2", "2027-11-2")))
+def _of_next_year(name: str = "full") -> MaintenanceInfo:
+    return MaintenanceInfo.from_wire(json.loads(json.dumps(_document(name)).replace("2026-11-2", "2027-11-2")))
 
 
 def _begun_at(moment: str, *, full: bool) -> dict[str, Any]:
@@ -155,6 +155,8 @@ _SUCCESSES = {
     "without an end": (_NO_END, _FULL, _FULL_BEGAN, "cleanup-logs"),
     "nothing new": (_info("full"), _FULL, _SOON, "snapshot-gc, cleanup-logs"),
     "an error": (_info("failed"), _QUICK, _FULL_BEGAN, "compact-single-epoch: maintenance verify contents"),
+    "a success of the future": (_of_next_year(), _QUICK, _FULL_BEGAN, "without a success of advance-epoch"),
+    "an error of the future": (_of_next_year("failed"), _QUICK, _FULL_BEGAN, "without a success of advance-epoch"),
 }
 
 
@@ -162,7 +164,7 @@ _SUCCESSES = {
 def test_a_success_is_what_kopia_recorded_since_the_run_began(
     info: MaintenanceInfo, mode: MaintenanceMode, began: datetime, missing: str | None
 ) -> None:
-    found = find_missing_evidence(info, mode, began, epochs=True)
+    found = find_missing_evidence(info, mode, began, _SOON, epochs=True)
     assert found is missing is None or (found and missing and missing in found)
 
 
