@@ -286,7 +286,7 @@ class Maintenance:
             # kopia says nothing then, and exits with code 0.
             raise _failure(answer, f"{MaintenanceCause.LOCKED}: another kopia of this pod holds the maintenance lock")
         info = await self.read_info()
-        if missing := find_missing_evidence(info, mode, *began, self._watchdog.clock.now(), epochs=epochs):
+        if missing := find_missing_evidence(info, mode, began[0], self._watchdog.clock.now(), epochs=epochs):
             raise _failure(answer, f"{MaintenanceCause.NOT_RECORDED}: {missing}")
         return info
 
