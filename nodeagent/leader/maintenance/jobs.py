@@ -9,6 +9,7 @@ in the repository's status, in Velero's form.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from core.clock import Clock
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ExposeError, RepositoryError
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError, InvalidError
+from core.kube.errors import ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS, PODS
 from core.kube.types import Manifest, Pod
 from core.kube.velero_server import ServerAbsence
@@ -230,21 +231,29 @@ class PodRejectedError(RepositoryError):
 
 
 class Places:
-    """The places of Jobs that run at a time, for all repositories; `taking` is held by who takes one."""
+    """The places of Jobs that run at a time, for all repositories; `taking` is held by what takes one."""
 
     def __init__(self, clock: Clock, settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]) -> None:
-        """Read the number of places from `settings`, which may raise a KubeError."""
+        """Read the number of places from `settings`."""
         self.taking = asyncio.Lock()
         self._clock = clock
         self._settings = settings
-        self._known: tuple[float, int] | None = None
+        self._read_again_seconds = -math.inf
+        self._most = MaintenanceSettings.max_concurrent_jobs
 
     async def count(self, key: RepositoryKey) -> int:
-        """Return how many there are, as read with any repository's settings five minutes ago or later."""
+        """Return how many there are, as last read with any repository's settings, at most every five minutes.
+
+        Where they cannot be read, the last number counts: what takes a place reads them again.
+        """
         now = self._clock.monotonic()
-        if self._known is None or now - self._known[0] >= HELD_SECONDS:
-            self._known = (now, (await self._settings(key)).max_concurrent_jobs)
-        return self._known[1]
+        if now >= self._read_again_seconds:
+            self._read_again_seconds = now + HELD_SECONDS
+            try:
+                self._most = (await self._settings(key)).max_concurrent_jobs
+            except KubeError as e:
+                _log.debug("the number of Jobs that may run cannot be read, will retry: %s", e)
+        return self._most
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class MaintenanceSteps:
                     await self._attendant.delete(job)
             return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.JOB_UNFINISHED)
         kept = self._of(repository).kept
-        if kept is None or len(ended) > kept:
+        if ended and (kept is None or len(ended) > kept):
             settings = await self.sources.settings(repository.key)
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)

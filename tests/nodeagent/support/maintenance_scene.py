@@ -9,6 +9,7 @@ from typing import Self
 
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, DATA_UPLOADS, DEPLOYMENTS, EVENTS, JOBS, PODS
 from core.kube.transport import Retry, Transport
 from core.models.base import format_time
@@ -66,12 +67,13 @@ def words_of(job: JsonDict) -> list[str]:
 
 @dataclass
 class MaintenanceSetting:
-    """What a controller is built with; `backups` are the UIDs of finished backups."""
+    """What a controller is built with; `backups` are the UIDs of finished backups, `unread` is why no settings are."""
 
     switch: MaintenanceSwitch = MaintenanceSwitch.AUTO
     settings: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     backups: list[str] = field(default_factory=list)
     inputs: str = "inputs"
+    unread: KubeError | None = None
     verification: VerificationPlan | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
 
@@ -92,6 +94,8 @@ def build_sources(setting: MaintenanceSetting, client: KubeClient, clock: Clock)
     """Return what a leader's maintenance depends on."""
 
     async def settings(_: RepositoryKey) -> MaintenanceSettings:
+        if setting.unread is not None:
+            raise setting.unread
         return setting.settings
 
     async def inputs(_: str) -> str:

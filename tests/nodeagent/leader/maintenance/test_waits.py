@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_REPOSITORIES, DEPLOYMENTS, JOBS, PODS
 from core.models.base import format_time
 from core.models.names import MAINTENANCE_ANNOTATION
@@ -55,6 +56,20 @@ async def test_more_places_count_although_the_job_in_the_only_one_never_ends() -
         assert len(scene.jobs) == 1
         scene.settings = MaintenanceSettings(max_concurrent_jobs=2)
         await scene.until_job(seconds=10 * MINUTE, but=1)
+
+
+@pytest.mark.parametrize("began", [True, False], ids=["after a while", "from the start"])
+async def test_settings_that_cannot_be_read_stop_only_what_is_due(*, began: bool) -> None:
+    unread = UnreachableError("no response")
+    scene = MaintenanceScene(switch=MaintenanceSwitch.ON, unread=None if began else unread)
+    scene.kube.put(repository_object(lastMaintenanceTime="2026-11-21T11:59:00Z"))
+    async with scene.running():
+        await asyncio.sleep(MINUTE)
+        scene.unread = unread
+        await asyncio.sleep(20 * MINUTE)
+        assert scene.report()["app-default-kopia"]["hold"] == "not-due"
+        scene.unread = None
+        await scene.until_job(seconds=2 * _HOUR)
 
 
 async def test_where_more_is_due_than_fits_no_repository_is_left_out() -> None:
