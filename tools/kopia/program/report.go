@@ -41,9 +41,9 @@ type report struct {
 
 	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
 
-	// cancel ends the upload at the first error; failed: there was one. Entries that are gone are none.
+	// cancel ends the upload at the first error; failed is how many there were. Entries that are gone are none.
 	cancel func()
-	failed bool
+	failed int32
 	gone   map[string]bool
 
 	once  sync.Once
@@ -149,24 +149,24 @@ func (r *report) Error(path string, err error, ignored bool) {
 	if ignored {
 		kind = "Ignored error"
 	} else {
-		r.failed = true
+		r.failed++
 		r.cancel()
 	}
 
 	fmt.Fprintf(r.messages, "%s when processing \"%v\": %v\n", kind, path, err) //nolint:errcheck
 }
 
-// leaveOut takes entries that were deleted meanwhile out of the errors of a snapshot, unless it has others.
+// leaveOut takes entries that were deleted meanwhile out of the errors of a snapshot.
 func (r *report) leaveOut(made *snapshot.Manifest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
 	summary := made.RootEntry.DirSummary
-	if summary == nil || len(r.gone) == 0 || r.failed {
+	if summary == nil || len(r.gone) == 0 {
 		return
 	}
 
-	summary.FatalErrorCount, made.Stats.ErrorCount = 0, 0
+	summary.FatalErrorCount, made.Stats.ErrorCount = int(r.failed), r.failed
 	summary.FailedEntries = slices.DeleteFunc(summary.FailedEntries, func(one *fs.EntryWithError) bool {
 		return r.gone[one.EntryPath]
 	})
