@@ -374,7 +374,9 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     matching = [each for each, names in volumes.items() if name in names]
     if plugin in matching:
         return directory
-    matching = [each for each in matching if plugin not in _OF_POD and each not in _OF_POD]
+    # A plugin that is not known here may mount anything.
+    of_others = frozenset(_PLUGINS.values()) if plugin in _OF_POD else _OF_POD
+    matching = [each for each in matching if each not in of_others]
     if not matching:
         others = [f"{each}/{other}" for each, names in volumes.items() for other in names]
         found = some_of(others, _SHOWN) or "nothing"

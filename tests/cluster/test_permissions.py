@@ -53,7 +53,7 @@ _RARE = {
     ),
     "get backups": (
         "only for an interrupted PodVolumeBackup that a Backup owns",
-        "tests/nodeagent/transfers/test_status_owners.py::test_a_backup_that_is_final_does_not_wait",
+        "tests/nodeagent/transfers/test_status.py::test_a_backup_that_is_final_does_not_wait",
     ),
     "patch persistentvolumeclaims": (
         "only for a restored volume that its controller has not bound by itself a moment later",

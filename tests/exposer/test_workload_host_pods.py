@@ -68,9 +68,12 @@ def test_another_volume_of_the_same_name_is_not_taken_for_it(host_pods: Path, co
         _find(host_pods, _computed(computed))
 
 
-def test_a_volume_of_another_plugin_is_found_beside_another_volume_of_its_name(host_pods: Path) -> None:
-    _mount(host_pods, "example.com~disk", "kubernetes.io~empty-dir")
-    assert _find(host_pods, _computed()) == _computed("example.com~disk")
+@pytest.mark.parametrize(("computed", "other"), [(_CSI, "kubernetes.io~empty-dir"), ("kubernetes.io~empty-dir", _CSI)])
+def test_a_volume_of_an_unknown_plugin_is_found_beside_another_volume_of_its_name(
+    host_pods: Path, computed: str, other: str
+) -> None:
+    _mount(host_pods, "example.com~disk", other)
+    assert _find(host_pods, _computed(computed)) == _computed("example.com~disk")
 
 
 @pytest.mark.parametrize("name", ["volumes", "mount", "pods"])
