@@ -28,6 +28,7 @@ from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.expose_run import ExposeRun, check_copies, delete_copies, ensure_cache, ensure_copies, read_storage_access
 from exposer.in_place import (
+    OwnClaim,
     check_existing,
     check_unused,
     delete_shown,
@@ -306,13 +307,9 @@ class GenericRestoreExposer:
             return None
         await take_over_lent(self._client, request)
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
-        own = {
-            "agents": request.owner.namespace,
-            "namespace": request.target_namespace,
-            "name": request.target_claim,
-        }
+        own = OwnClaim(request.owner.namespace, request.target_namespace, request.target_claim)
         if volume is not None and is_taken_by(volume, request.owner):
-            attached = None if is_given_away(volume, **own) else shown_name(request, volume)
+            attached = None if is_given_away(volume, own) else shown_name(request, volume)
             pending = await self._delete_pod_and_claim(request.owner, attached=attached)
             pending = pending or await delete_shown(self._client, request.owner.uid, request.volume)
             if pending:
@@ -322,7 +319,7 @@ class GenericRestoreExposer:
             return None
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
         if is_taken_by(volume, request.owner) or is_released(volume, request, target):
-            await give_back(self._client, volume, **own)
+            await give_back(self._client, volume, own)
         return None
 
     async def _rebind(

@@ -16,7 +16,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnbound
 """
 
 import json
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from core.contract import VolumeMode
 from core.errors import ExposeError
@@ -94,10 +94,18 @@ def shown_name(request: RestoreRequest, volume: PersistentVolume) -> str:
     return device_name(name) if request.by_block and volume_mode(volume) is VolumeMode.FILESYSTEM else name
 
 
-def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
-    """Return the agents' namespace, and namespace and name of the PVC that a transfer's volume is given to."""
+class OwnClaim(NamedTuple):
+    """Namespace and name of the PVC that a volume is given back to; `agents` is the namespace it was lent into."""
+
+    agents: str
+    namespace: str
+    name: str
+
+
+def read_claim_of(volume: PersistentVolume) -> OwnClaim | None:
+    """Return the PVC that a transfer's volume is given to."""
     parts = (volume["metadata"].get("annotations") or {}).get(IN_PLACE_CLAIM_ANNOTATION, "").split("/")
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004 - as written
+    return OwnClaim(*parts) if len(parts) == len(OwnClaim._fields) and all(parts) else None
 
 
 async def check_existing(
@@ -338,35 +346,36 @@ def is_released(volume: PersistentVolume, request: RestoreRequest, target: Persi
     return not request.restore or labels.get(VELERO_RESTORE_LABEL, request.restore) == request.restore
 
 
-def is_given_away(volume: PersistentVolume, *, agents: str, namespace: str, name: str) -> bool:
+def is_given_away(volume: PersistentVolume, own: OwnClaim) -> bool:
     """Return whether `volume` refers to a PVC that is neither its own nor in the agents' namespace.
 
     An administrator has given it to that one, whose pods may use it by now.
     """
     reference = volume["spec"].get("claimRef") or {}
-    return bool(reference) and reference.get("namespace") != agents and not _refers_to(reference, namespace, name)
+    away = reference.get("namespace") != own.agents and not _refers_to(reference, own.namespace, own.name)
+    return bool(reference) and away
 
 
-async def give_back(client: KubeClient, volume: PersistentVolume, *, agents: str, namespace: str, name: str) -> None:
+async def give_back(client: KubeClient, volume: PersistentVolume, own: OwnClaim) -> None:
     """Reserve `volume` for its own PVC again, which need not exist, with its reclaim policy.
 
     A PVC of that name that has no other volume is bound to it within seconds. One that was given to another PVC stays
-    there, and retained. `agents` is the namespace of the PVC that it was lent to.
+    there, and retained.
     """
-    if is_given_away(volume, agents=agents, namespace=namespace, name=name):
+    if is_given_away(volume, own):
         kept = without_marks(volume, volume["spec"].get("persistentVolumeReclaimPolicy"))
         if kept["metadata"]:
             await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, kept)
         return
     reference = volume["spec"].get("claimRef") or {}
-    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
-    here = _refers_to(reference, namespace, name)
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, own.namespace, own.name)
+    here = _refers_to(reference, own.namespace, own.name)
     if claim is not None and claim["metadata"].get("deletionTimestamp"):
         claim = None
     bound = here and claim is not None and reference.get("uid") == claim["metadata"]["uid"]
     patch = without_marks(volume)
     if not bound and (not here or reference.get("uid")):
-        patch["spec"]["claimRef"] = point_at_claim(namespace, name)
+        patch["spec"]["claimRef"] = point_at_claim(own.namespace, own.name)
         patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
     elif not patch["metadata"] and patch["spec"].items() <= volume["spec"].items():
         return

@@ -273,13 +273,12 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> list[
     for volume in leaked.taken:
         if (claim := read_claim_of(volume)) is None:
             continue
-        agents, namespace, name = claim
-        lent = _is_lent(volume) and not is_given_away(volume, agents=agents, namespace=namespace, name=name)
+        lent = _is_lent(volume) and not is_given_away(volume, claim)
         if lent and (detaching := await find_detaching(client, volume["metadata"]["name"])):
             pending.append(detaching)
             continue
         with suppress(NotFoundError):
-            await give_back(client, volume, agents=agents, namespace=namespace, name=name)
+            await give_back(client, volume, claim)
     return _messages(pending)
 
 

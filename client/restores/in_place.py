@@ -35,7 +35,7 @@ from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, V
 from core.models import names as wire
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
-from exposer.in_place import find_users, give_back, read_released_claim
+from exposer.in_place import OwnClaim, find_users, give_back, read_released_claim
 from exposer.manifests import read_error, volume_mode
 from exposer.ownership import DELETE, RETAIN, original_policy, patch_if_there, without_marks
 from exposer.workload import describe_users
@@ -421,8 +421,7 @@ async def _return(tools: Session, one: PlannedRestore) -> str:
         claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if claim is None:
             return f"{place}, and is retained for PVC {one.target}, which is missing: repeat the command"
-        own = {"agents": one.request.namespace, "namespace": one.target.namespace, "name": one.target.name}
-        await give_back(tools.client, volume, **own)
+        await give_back(tools.client, volume, OwnClaim(one.request.namespace, one.target.namespace, one.target.name))
     except KubeError as e:
         return f"{place}, and is retained, but not bound: {e}"
     return f"{place}, and is reserved for PVC {one.target}"
