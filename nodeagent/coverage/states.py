@@ -85,9 +85,13 @@ class Expectation:
 
 @dataclass(frozen=True, eq=False)
 class Expectations:
-    """What all schedules do with a volume; one for all volumes with which they do the same."""
+    """What all schedules do with a volume; one for all volumes with which they do the same.
+
+    Unless `known`, schedules could not be read, or not be matched with the volume.
+    """
 
     each: tuple[Expectation, ...] = ()
+    known: bool = True
 
     @cached_property
     def interval(self) -> timedelta | None:
@@ -108,8 +112,7 @@ class Expectations:
 
 
 _UNEXPECTED: Final = Expectations()
-_UNKNOWN: Final = Expectations()
-"""The schedules could not be read, or not be matched with the volume."""
+_UNKNOWN: Final = Expectations(known=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,8 +485,8 @@ def _why_unexpected(plan: VolumePlan) -> str:
     """Return why nothing is going to copy the volume."""
     expected = plan.expected.each
     if not expected:
-        unknown = plan.expected is _UNKNOWN
-        return "whether a schedule backs it up is not known" if unknown else "no schedule backs it up"
+        known = plan.expected.known
+        return "no schedule backs it up" if known else "whether a schedule backs it up is not known"
     one = min(expected, key=lambda each: (each.choice.method is BackupMethod.SKIPPED, each.interval is None))
     if one.interval is None:
         return f"{one.name} does not run: {one.why}"
