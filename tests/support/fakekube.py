@@ -322,7 +322,7 @@ class FakeKube:
         if expected.get("uid", was["uid"]) != was["uid"]:
             raise Rejection(422, "Invalid", f"{shown} is invalid: field is immutable", field="metadata.uid")
         after = merge_patch(before, patch)
-        # Where the patch has no metadata, they are still those of `before`.
+        # Where the patch has no metadata, it is still the object in `before`.
         meta = after["metadata"] = dict(after["metadata"])
         for key in ("name", "namespace"):
             if meta.get(key) != was.get(key):

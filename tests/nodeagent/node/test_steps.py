@@ -1,4 +1,4 @@
-"""What a rejected request means for a transfer, what is told of one that ends, and the slots of a node."""
+"""What a rejected request means for a transfer, what is reported of one that ends, and the slots of a node."""
 
 import asyncio
 from collections.abc import AsyncIterator

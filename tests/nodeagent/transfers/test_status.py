@@ -93,7 +93,7 @@ async def test_failed_needs_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "to", "restore_type", "told"),
+    ("phase", "to", "restore_type", "said"),
     [
         (Phase.IN_PROGRESS, Phase.FAILED, "incremental", True),
         (Phase.CANCELING, Phase.CANCELED, "Full", True),
@@ -103,13 +103,13 @@ async def test_failed_needs_a_message() -> None:
         (Phase.IN_PROGRESS, Phase.FAILED, "unknown", False),
     ],
 )
-async def test_a_failed_restore_in_place_says_so(phase: Phase, to: Phase, restore_type: str, told: bool) -> None:
+async def test_a_failed_restore_in_place_says_so(phase: Phase, to: Phase, restore_type: str, said: bool) -> None:
     start = {"startTimestamp": STAMP} if phase in {Phase.IN_PROGRESS, Phase.CANCELING} else {}
     transfer = pod_volume_restore(status={"phase": str(phase), **start})
     transfer["spec"]["restoreType"] = restore_type
     patch = await moved(transfer, to, Change(status={"message": "why"}), RESTORES)
     volume = transfer["spec"]["volume"]
-    state = f"; volume {volume} may have been restored in part: restore it again" if told else ""
+    state = f"; volume {volume} may have been restored in part: restore it again" if said else ""
     assert patch["status"]["message"] == f"why{state}"
 
 

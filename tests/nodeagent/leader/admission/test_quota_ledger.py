@@ -29,7 +29,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def open_ledger(kube: FakeKube, *uids: str, written: bool = True) -> AdmissionLedger:
-    """Return the ledger of an agent that has loaded it and, unless told otherwise, written these UIDs."""
+    """Return the ledger of an agent that has loaded it and, unless it is not to, written these UIDs."""
     ledger = AdmissionLedger(kube.client, "velero", check_leading=lambda: None)
     await ledger.load()
     if written:

@@ -129,8 +129,10 @@ async def test_a_full_history_of_a_wrong_clock_keeps_no_end_from_being_stored_on
     assert scene.reasons() == ["Maintained"]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "deleted"])
-async def test_a_job_whose_end_a_server_has_stored_and_dropped_is_waited_for_no_more(*, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("kept", "dropped"), [(True, True), (False, True), (True, False)], ids=["kept", "deleted", "not dropped"]
+)
+async def test_a_job_whose_end_a_server_has_stored_is_waited_for_no_more(*, kept: bool, dropped: bool) -> None:
     """A Velero server keeps three entries."""
     scene = MaintenanceScene()
     async with scene.running():
@@ -138,12 +140,14 @@ async def test_a_job_whose_end_a_server_has_stored_and_dropped_is_waited_for_no_
         scene.kube.put(SERVER)
         await asyncio.sleep(MINUTE)
         scene.end(job, 0, result())
+        created, done = job["metadata"]["creationTimestamp"], scene.current(job)["status"]["completionTime"]
         if not kept:
             await scene.client.delete(JOBS, "velero", job["metadata"]["name"])
-        later = format_time(scene.clock.now())
-        entry = {"result": "Succeeded", "startTimestamp": later, "completeTimestamp": later}
+        if dropped:
+            created = done = format_time(scene.clock.now())
+        entry = {"result": "Succeeded", "startTimestamp": created, "completeTimestamp": done}
         stored = scene.repository()
-        status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": later}
+        status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": done}
         scene.kube.put(stored | {"status": status})
         await asyncio.sleep(5 * MINUTE)
         await scene.remove_server()

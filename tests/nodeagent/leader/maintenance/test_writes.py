@@ -169,25 +169,6 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
     assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
 
 
-async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing() -> None:
-    async with MaintenanceScene().running() as scene:
-        job = await scene.start_job()
-        scene.kube.put(SERVER)
-        await asyncio.sleep(MINUTE)
-        scene.end(job, 0, result())
-        created, done = job["metadata"]["creationTimestamp"], scene.current(job)["status"]["completionTime"]
-        entry = {"result": "Succeeded", "startTimestamp": created, "completeTimestamp": done}
-        stored = scene.repository()
-        status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": done}
-        scene.kube.put(stored | {"status": status})
-        await asyncio.sleep(5 * MINUTE)
-        await scene.remove_server()
-        await asyncio.sleep(5 * MINUTE)
-        assert "running" not in scene.record
-        assert scene.history == [entry]
-        await scene.until_job(seconds=2 * 60 * MINUTE, but=1)
-
-
 async def test_a_job_whose_pod_found_nothing_to_do_is_not_followed_by_another_at_once() -> None:
     async with MaintenanceScene().running() as scene:
         await scene.run_once("Repo maintenance error: evicted", exit_code=1)
