@@ -121,7 +121,7 @@ class Mover:
         """Restore into an empty folder or a device; return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id, **_data_mover(mode))
         with self._disks.cache() as scratch:
-            args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume), mode)
+            args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume), mode, mover=str(self._way))
             measured, message = await self._run(args, scratch, limit_mib)
         parse_result(RestoreResult, message)
         return measured
