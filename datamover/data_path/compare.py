@@ -10,7 +10,7 @@ Source: kopia 0.23.1, snapshot/restore/tar_output.go: the mode is Go's fs.FileMo
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,16 +39,23 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 async def compare_volume(
-    repository: Repository, watchdog: Watchdog, snapshot: Snapshot, volume: Path, mode: VolumeMode
+    repository: Repository,
+    watchdog: Watchdog,
+    snapshot: Snapshot,
+    volume: Path,
+    mode: VolumeMode,
+    flags: Sequence[str] = (),
 ) -> VerifiedSnapshot:
     """Compare all of the snapshot with the volume, a directory or a device, which is only read.
+
+    `flags` are more of kopia's `restore`.
 
     Raises:
         StorageOutageError: the storage does not answer.
         DataPathError: kopia could not read the snapshot.
     """
     found = _Comparison(snapshot, volume, mode)
-    await _read_archive(repository, watchdog, found)
+    await _read_archive(repository, watchdog, found, flags)
     found.check_count()
     return VerifiedSnapshot(
         id=snapshot.snapshot_id,
@@ -61,10 +68,12 @@ async def compare_volume(
     )
 
 
-async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path, watchdog: Watchdog) -> Fingerprints:
+async def find_changed(
+    repository: Repository, snapshot: Snapshot, volume: Path, watchdog: Watchdog, flags: Sequence[str] = ()
+) -> Fingerprints:
     """Return the paths of files whose content the volume does not have; raises as `compare_volume`."""
     found = _ChangedFiles(snapshot, volume, VolumeMode.FILESYSTEM)
-    await _read_archive(repository, watchdog, found)
+    await _read_archive(repository, watchdog, found, flags)
     if found.entries != snapshot.entries:
         raise DataPathError(
             f"snapshot {snapshot.snapshot_id} has {found.entries} instead of {snapshot.entries} entries"
@@ -72,14 +81,14 @@ async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path,
     return found.changed
 
 
-async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Comparison") -> None:
+async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Comparison", flags: Sequence[str]) -> None:
     snapshot_id = found.snapshot.snapshot_id
     attempted = f"{repository.description}: read snapshot {snapshot_id}"
     pipe = repository.work_dir.path / _PIPE
     with _open_pipe(pipe) as (ours, kopias):
         async with run_in_background(partial(found.read, ours), name="compare") as comparing:
             try:
-                arguments = ("restore", snapshot_id, str(pipe), "--mode=tar")
+                arguments = ("restore", snapshot_id, str(pipe), "--mode=tar", *flags)
                 answer = await repository.run(partial(repository.call_guarded, watchdog, attempted, *arguments))
             finally:
                 # So that the reader reaches the end of the archive.

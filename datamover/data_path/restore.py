@@ -57,7 +57,8 @@ class RestoreParameters:
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
     `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
     goes into a target that may have files; None: kopia writes all files, also into the target's. `by_block`: a snapshot
-    by block is expected, whose device may have a file system. `mover`: how kopia is run.
+    by block is expected, whose device may have a file system. `mover`: how kopia is run. `packs`: how many packs of
+    small files it fetches as a whole at a time. `more_memory_mib` returns what it may use more for so many entries.
     """
 
     snapshot_id: str
@@ -75,6 +76,8 @@ class RestoreParameters:
     in_place: InPlace | None = None
     by_block: bool = False
     mover: MoverMethod = MoverMethod.PLAIN
+    packs: int = 0
+    more_memory_mib: Callable[[int], int] = lambda _: 0
 
     @property
     def access(self) -> VolumeAccess:
@@ -87,7 +90,8 @@ class RestoreParameters:
         """Return how many files or blocks of that size to restore in parallel, by the time of a request."""
         if self.limits is None:
             return self.workers
-        workers = self.limits.adapted_restore_workers(request_seconds, each_bytes)
+        packs = 0 if self.mover is MoverMethod.PLAIN else self.packs
+        workers = self.limits.adapted_restore_workers(request_seconds, each_bytes, packs)
         _logger.info(
             "a request to the storage takes %.3f s: writing %d files or blocks in parallel", request_seconds, workers
         )
@@ -290,7 +294,8 @@ class _Restoring:
         if rule.incremental and rule.compare_content:
             from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
 
-            changed = await find_changed(repository, snapshot, target, self.data_path.watchdog)
+            flags = repository.restore_flags(self.parameters.packs)
+            changed = await find_changed(repository, snapshot, target, self.data_path.watchdog, flags)
         restorer = self._restorer(tolerant=probe.refuses)
         restoring = InPlaceRestorer(
             repository,
@@ -318,18 +323,18 @@ class _Restoring:
         return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
 
     def _restorer(self, *more: str, tolerant: bool) -> PartRestorer:
-        file_bytes = self.snapshot.size_bytes // max(1, self.snapshot.entries)
+        repository, snapshot, parameters = self.repository, self.snapshot, self.parameters
+        file_bytes = snapshot.size_bytes // max(1, snapshot.entries)
         flags = [
             # Without it, kopia writes an archive if the target is named like one.
             "--mode=local",
-            f"--parallel={self.parameters.adapted_workers(file_bytes, self.repository.request_seconds)}",
-            *(["--write-sparse-files"] if self.parameters.sparse else []),
+            f"--parallel={parameters.adapted_workers(file_bytes, repository.request_seconds)}",
+            *repository.restore_flags(parameters.packs, parameters.more_memory_mib(snapshot.entries)),
+            *(["--write-sparse-files"] if parameters.sparse else []),
             *more,
         ]
-        files = KopiaFiles(volume=self.parameters.access)
-        return PartRestorer(
-            self.repository, self.snapshot, self.target, flags, files, self.data_path, tolerant=tolerant
-        )
+        files = KopiaFiles(volume=parameters.access)
+        return PartRestorer(repository, snapshot, self.target, flags, files, self.data_path, tolerant=tolerant)
 
     async def _restore_files(self, fd: int) -> tuple[PartRestorer, Refused]:
         """Have kopia write all files; `fd` is open on the target."""

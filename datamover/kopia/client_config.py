@@ -24,6 +24,9 @@ IDENTITY: Final = f"{_CLIENT}@{_CLIENT}"
 IDENTITY_FLAGS: Final = (f"--override-hostname={_CLIENT}", f"--override-username={_CLIENT}")
 
 _DEFAULT_CACHE_MIB: Final = 5000
+_PACK_MIB: Final = 21
+"""About the longest pack. Source: kopia 0.23.1, repo/format/format_provider.go."""
+
 _LIST_CACHE_SECONDS: Final = 30
 _FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
 
@@ -48,6 +51,11 @@ class CacheLimit:
         """MiB for data and for metadata."""
         metadata = self.total_mib // 5
         return self.total_mib - metadata, metadata
+
+    @property
+    def packs(self) -> int:
+        """How many packs of data fit in."""
+        return self._parts[0] // _PACK_MIB
 
     @property
     def config(self) -> JsonDict:

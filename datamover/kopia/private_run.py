@@ -99,6 +99,7 @@ async def open_private_run(
             async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
                 confinement = await entered
             async with _serve(pipes):
+                environment = {**environment, "KOPIA_CACHE_DIRECTORY": str(cache)}
                 yield PrivateRun(_without_secrets(environment, home, replacement.files), home, confinement)
 
 

@@ -48,6 +48,9 @@ _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_PACKS_PER_FETCH: Final = 4
+"""While one is fetched, those before it are read, beside what large files leave in the cache."""
+
 _PROBE_CACHE: Final = "probe"
 _PROBE_CONFIG: Final = "probe.config"
 _NO_REPOSITORY: Final = "repository not initialized"
@@ -132,6 +135,16 @@ class Repository:
     def request_seconds(self) -> float:
         """How long a request to the storage took in the first calls; 0: none was made, or it is not known."""
         return self._request_time.seconds
+
+    def restore_flags(self, packs: int, more_memory_mib: int = 0) -> list[str]:
+        """Return the flags of `restore` that only `mover-restore` has, if it runs.
+
+        It fetches so many packs as a whole at a time, if they fit into the cache, and may use so much more memory.
+        """
+        if self.kopia.server is None:
+            return []
+        own = {"packs": min(packs, self._cache.packs // _PACKS_PER_FETCH), "more-memory-mib": more_memory_mib}
+        return [f"--{name}={number}" for name, number in own.items() if number]
 
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.

@@ -28,7 +28,9 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
 from datamover.kopia.location_files import open_output
+from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.repository import Repository
+from datamover.kopia.restore_process import open_once
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError, read_snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.storage_calls import WaitLog
@@ -125,7 +127,9 @@ class _Verifier:
         repository, watchdog = self.repository, self.watchdog
         try:
             mode = self.spec.volume_mode or VolumeMode.FILESYSTEM
-            return await compare_volume(repository, watchdog, snapshot, volume, mode)
+            async with open_once(repository.kopia, VolumeAccess()):
+                flags = repository.restore_flags(self.context.limits.restore_packs)
+                return await compare_volume(repository, watchdog, snapshot, volume, mode, flags)
         except DataPathError as e:
             # kopia ends at the first file that it cannot read, and does not name it.
             if is_damage(e) and (found := await verify_snapshot(repository, watchdog, snapshot, WHOLE_PERCENT)).faults:

@@ -311,22 +311,29 @@ class PodTransfer:
         # Also a mover of an agent of Velero has it from there alone.
         in_use, in_place = self._kind.in_use, cr.in_place
         interval = read_list_interval(self._context.environment)
+        limits = self._context.limits
+        packs = limits.restore_packs if self._options.mode is VolumeMode.FILESYSTEM else 0
+        if BandwidthLimits.from_annotations(cr.metadata.annotations) is not None:
+            # A pack takes long at a low rate, and shows no progress meanwhile.
+            packs = 0
         return RestoreParameters(
             snapshot_id=plan.snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
             workers=workers,
-            limits=self._context.limits if settings.parallel_download is None else None,
+            limits=limits if settings.parallel_download is None else None,
             sparse=settings.write_sparse_files,
             in_use=in_use,
             # A tenant could write to a list in a volume that a pod uses.
             resume=None if in_use or in_place else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
-            fitting_entries=self._context.limits.fitting_entries,
+            fitting_entries=limits.fitting_entries,
             require_attributes=self._options.require_attributes,
             in_place=in_place,
             by_block=cr.by_block,
             mover=self._options.mover,
+            packs=packs,
+            more_memory_mib=partial(limits.more_memory_mib, environment=self._context.environment),
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -12,6 +12,7 @@ _MIB: Final = 1024 * 1024
 _NO_LIMIT_BYTES: Final = 1 << 60
 """cgroup v1 expresses "no limit" as a number close to 2^63."""
 
+_SOFT_LIMIT: Final = "GOMEMLIMIT"
 _SOFT_LIMIT_MIB: Final = 200
 """With GOGC=50 a backup of 1.2 GB in 20,000 files then peaks at 225-230 MiB and takes 4 % more CPU time. Without any
 setting it peaks at 320-390 MiB. At 120 MiB it takes up to 80 % more CPU time and peaks as high."""
@@ -45,6 +46,10 @@ _MORE_PER_FITTING: Final = 2
 """More workers do not raise the soft limit, so kopia collects earlier what they no longer use: with large files each
 needs 10 to 12 MiB then, not 25."""
 
+_MOST_PACKS: Final = 4
+_WORKERS_PER_PACK: Final = 2
+"""A pack of 21 MB that is fetched as a whole is in memory twice."""
+
 _MORE_BACKUP_MIB: Final = 305
 """With so much memory, a backup reads one more file than there are CPUs: one of them waits until the storage has a pack
 of 20 MB, near or far. On two CPUs this saves up to a sixth of the time for 11 MiB; another one for as much again saves
@@ -53,6 +58,9 @@ nothing where the storage is on the node, and a tenth or more where it is not.""
 _LEAST_RESTORE_MIB: Final = 130
 _RESTORED_ENTRY_BYTES: Final = 450
 """kopia keeps all entries of what it restores: 200,000 took 176 MiB within 256, 2 million 762 MiB without a limit."""
+
+_UNLIMITED_ENTRY_BYTES: Final = 1000
+"""Without it, a million entries are above the soft limit, and the garbage collection takes half of the CPUs."""
 
 _LEAST_ENTRIES: Final = 50_000
 """A restore of so many has to fit: one that is split into parts for no reason takes far longer."""
@@ -93,18 +101,25 @@ class ResourceLimits:
         """The default number of files that a restore writes in parallel."""
         return max(1, min(_WORKERS_PER_CPU * self.cpus, _WORKER_LIMIT, self.fitting_restore_workers))
 
-    def adapted_restore_workers(self, request_seconds: float, file_bytes: int) -> int:
+    def adapted_restore_workers(self, request_seconds: float, file_bytes: int, packs: int = 0) -> int:
         """Return how many files of `file_bytes` on average a restore writes in parallel: as keep the CPUs busy.
 
-        Where requests to the storage are fast, it is the default number.
+        Where requests to the storage are fast, it is the default number. `packs` are fetched as a whole meanwhile.
         """
         usual = self.restore_workers
         if request_seconds < _FAST_SECONDS:
             return usual
         cpu_seconds = _FILE_SECONDS + min(file_bytes, _REQUEST_BYTES) * _BYTE_SECONDS
         wanted = min(math.ceil(self.cpus * (1 + request_seconds / cpu_seconds)), _MOST_RESTORE_WORKERS)
-        room = _MORE_PER_FITTING * (self.fitting_restore_workers - usual)
+        room = _MORE_PER_FITTING * (self.fitting_restore_workers - usual - _WORKERS_PER_PACK * packs)
         return usual + max(0, min(wanted - usual, room))
+
+    @property
+    def restore_packs(self) -> int:
+        """How many packs of small files a restore fetches as a whole at a time; 0: the memory suffices for none."""
+        workers = self.restore_workers
+        fitting = max(0, self.fitting_restore_workers - workers)
+        return min(_MOST_PACKS, min(workers, fitting) // _WORKERS_PER_PACK)
 
     @property
     def fitting_restore_workers(self) -> int:
@@ -119,6 +134,11 @@ class ResourceLimits:
         if self.memory_bytes is None:
             return None
         return max(_LEAST_ENTRIES, (self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES)
+
+    def more_memory_mib(self, entries: int, environment: Mapping[str, str]) -> int:
+        """Return what a restore of so many entries adds to the soft limit, unless `environment` has set one."""
+        free = self.memory_bytes is None and _SOFT_LIMIT not in environment
+        return entries * _UNLIMITED_ENTRY_BYTES // _MIB if free else 0
 
     def index_seconds(self, files: float) -> float:
         """Return how long a backup of so many files can be without writing its index within the memory limit.
@@ -137,14 +157,14 @@ class ResourceLimits:
         if self.memory_bytes is not None:
             limit = self.memory_bytes // _MIB
             soft = max(_MIN_SOFT_LIMIT_MIB, min(limit - _RESERVED_MIB, max(soft, limit // 4)))
-        wanted = {"GOMEMLIMIT": f"{soft}MiB", **({} if restore_workers else {"GOGC": "50"})}
+        wanted = {_SOFT_LIMIT: f"{soft}MiB", **({} if restore_workers else {"GOGC": "50"})}
         return {name: value for name, value in wanted.items() if name not in environment}
 
     def maintenance_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the settings of Go's garbage collector for maintenance that `environment` does not contain."""
         wanted = {"GOGC": "50"}
         if self.memory_bytes is not None:
-            wanted["GOMEMLIMIT"] = f"{self.memory_bytes * _MAINTENANCE_PERCENT // 100 // _MIB}MiB"
+            wanted[_SOFT_LIMIT] = f"{self.memory_bytes * _MAINTENANCE_PERCENT // 100 // _MIB}MiB"
         return {name: value for name, value in wanted.items() if name not in environment}
 
 

@@ -12,6 +12,8 @@ from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.transfer_settings import BandwidthLimits
 from datamover.bandwidth import dialing
 from datamover.bandwidth.dialing import Address
+from datamover.kopia.repository import Repository
+from datamover.runtime.resources import read_limits
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.trees import describe_tree, make_large_file
@@ -104,3 +106,22 @@ async def test_an_edit_of_the_annotation_reaches_a_running_mover(
         pod.annotations = {BANDWIDTH_ANNOTATION: "{}"}
         pod.put_transfer("DataUpload")
         assert await running == 0, pod.message
+
+
+async def test_no_pack_is_fetched_as_a_whole_at_a_limited_rate(
+    pod: MoverPod, volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, flags = list[int](), Repository.restore_flags
+
+    def record(repository: Repository, packs: int, more_memory_mib: int = 0) -> list[str]:
+        wanted.append(packs)
+        return flags(repository, packs, more_memory_mib)
+
+    monkeypatch.setattr(Repository, "restore_flags", record)
+    await pod.transfer("DataUpload", volume)
+    snapshot = pod.result["snapshotID"]
+    for annotations in ({}, {BANDWIDTH_ANNOTATION: BandwidthLimits(download_bytes_per_second=10**9).to_json()}):
+        pod.annotations = annotations
+        await pod.transfer("DataDownload", tmp_path / f"out-{len(wanted)}", snapshotID=snapshot)
+    assert wanted == [read_limits().restore_packs, 0]
+    assert wanted[0] > 0

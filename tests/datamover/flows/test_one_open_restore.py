@@ -121,6 +121,21 @@ async def test_files_are_restored_with_one_open(
     assert opens == {MoverMethod.PLAIN: plain_opens, MoverMethod.ONE_OPEN: 1}
 
 
+@pytest.mark.parametrize(("packs", "fetched"), [(0, False), (2, True)])
+async def test_packs_of_small_files_are_fetched_as_a_whole(
+    bed: _Bed, tmp_path: Path, packs: int, *, fetched: bool
+) -> None:
+    volume = tmp_path / "many"
+    for number in range(60):
+        _write(volume / f"{number % 3}" / f"{number}", f"{number}" * 100)
+    made = await bed.back_up(volume)
+    bed.proxy.requests.clear()
+    await bed.restore(made, MoverMethod.ONE_OPEN, packs=packs)
+    assert describe_tree(bed.target) == describe_tree(volume)
+    reads = sum(line.startswith("GET") and "/p/kopia/app/p" in line for line in bed.proxy.requests)
+    assert reads == 1 if fetched else reads >= 60
+
+
 @pytest.mark.parametrize(("block", "plain_opens"), [(True, 2), (False, 3)], ids=["by block", "as one file"])
 async def test_a_device_is_restored_with_one_open(
     bed: _Bed, monkeypatch: pytest.MonkeyPatch, block: bool, plain_opens: int

@@ -194,6 +194,25 @@ def test_a_memory_limit_bounds_the_workers_of_a_restore(limit_mib: int | None, w
 
 
 @pytest.mark.parametrize(
+    ("cpus", "limit_mib", "packs", "workers"),
+    [
+        (1, None, 1, 51),
+        (2, None, 2, 64),
+        (16, None, 4, 64),
+        (2, 100, 0, 1),
+        (2, 305, 0, 6),
+        (2, 330, 1, 4),
+        (2, 512, 2, 14),
+    ],
+)
+def test_packs_that_are_fetched_take_memory_from_workers(
+    cpus: int, limit_mib: int | None, packs: int, workers: int
+) -> None:
+    limits = _limits(cpus, limit_mib)
+    assert (limits.restore_packs, limits.adapted_restore_workers(0.042, 10_000, packs)) == (packs, workers)
+
+
+@pytest.mark.parametrize(
     ("cpus", "limit_mib", "workers"),
     [(1, None, 2), (2, None, 3), (16, None, 17), (2, 304, 2), (2, 305, 3)],
 )

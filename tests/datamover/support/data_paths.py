@@ -40,7 +40,7 @@ def backup_parameters(volume: Path, **more: Any) -> BackupParameters:
 
 def restore_parameters(snapshot_id: str, target: Path, **more: Any) -> RestoreParameters:
     """Return the parameters for a restore of a file system, but for `more`."""
-    given: dict[str, Any] = {"mode": VolumeMode.FILESYSTEM, "workers": 2}
+    given: dict[str, Any] = {"mode": VolumeMode.FILESYSTEM, "workers": 2, "packs": 2}
     return RestoreParameters(snapshot_id, target, **given | more)
 
 

@@ -141,7 +141,7 @@ func (f *blockFetcher) fetch(ctx context.Context, block int, buffer []byte) erro
 		offset := end - int64(len(rest))
 		piece := rest[:min(int64(len(rest)), f.parts[at].Start+f.parts[at].Length-offset)]
 
-		if err := f.read(ctx, f.parts[at], offset-f.parts[at].Start, piece); err != nil {
+		if err := readPart(ctx, f.rep, f.parts[at], offset-f.parts[at].Start, piece); err != nil {
 			return errors.Wrapf(err, "read block %v", block)
 		}
 
@@ -155,10 +155,11 @@ func (f *blockFetcher) fetch(ctx context.Context, block int, buffer []byte) erro
 	return f.to.write(start, content)
 }
 
-func (f *blockFetcher) read(ctx context.Context, part object.IndirectObjectEntry, offset int64, piece []byte) (err error) {
+// readPart reads a piece of a part of a stored file.
+func readPart(ctx context.Context, rep repo.Repository, part object.IndirectObjectEntry, offset int64, piece []byte) (err error) {
 	defer recovered(&err)
 
-	reader, err := f.rep.OpenObject(ctx, part.Object)
+	reader, err := rep.OpenObject(ctx, part.Object)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -24,12 +25,15 @@ import (
 // allLevels is kopia's default for --shallow, which is 0 with placeholders.
 const allLevels = 1<<31 - 1
 
-// restorer is kopia's command restore, with the flags of the data mover, and the defaults of the others.
+// restorer is kopia's command restore, with the flags of the data mover, and the defaults of the others. `--packs` is
+// ours: how many packs are fetched as a whole at a time. `--more-memory-mib` is what is added to Go's soft limit.
 // Source: kopia 0.23.1, cli/command_restore.go.
 type restorer struct {
 	sources      []string
 	mode         string
 	parallel     int
+	packs        int
+	moreMemory   int64
 	shallow      int32
 	sparse       bool
 	skipExisting bool
@@ -44,6 +48,8 @@ func (r *restorer) attach(parser *kingpin.Application) *kingpin.CmdClause {
 	command.Arg("sources", "").Required().StringsVar(&r.sources)
 	command.Flag("mode", "").Required().EnumVar(&r.mode, "local", "tar")
 	command.Flag("parallel", "").Default("8").IntVar(&r.parallel)
+	command.Flag("packs", "").IntVar(&r.packs)
+	command.Flag("more-memory-mib", "").Int64Var(&r.moreMemory)
 	command.Flag("shallow", "").Default(fmt.Sprint(allLevels)).Int32Var(&r.shallow)
 	command.Flag("write-sparse-files", "").BoolVar(&r.sparse)
 	command.Flag("skip-existing", "").BoolVar(&r.skipExisting)
@@ -69,10 +75,21 @@ func (r *restorer) restore(ctx context.Context, rep repo.Repository) error {
 		return errors.Wrap(err, "unable to initialize output")
 	}
 
+	if r.moreMemory > 0 {
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(debug.SetMemoryLimit(-1) + r.moreMemory<<20))
+	}
+
+	plan, end := r.plan(ctx, rep, output)
+	defer end()
+
 	for _, one := range pairs {
 		entry, err := r.find(ctx, rep, one, output)
 		if err != nil {
 			return err
+		}
+
+		if plan != nil && !one.placeholder {
+			entry = plan.wrap(entry, "")
 		}
 
 		done, err := restore.Entry(ctx, rep, output, entry, restore.Options{
@@ -90,6 +107,24 @@ func (r *restorer) restore(ctx context.Context, rep repo.Repository) error {
 	}
 
 	return nil
+}
+
+// plan returns the plan of packs, if there is one, and what ends it.
+func (r *restorer) plan(ctx context.Context, rep repo.Repository, output restore.Output) (*packPlan, func()) {
+	direct, ok := rep.(repo.DirectRepository)
+	if !ok || r.packs < 1 || r.shallow != allLevels {
+		return nil, func() {}
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	plan := newPackPlan(ctx, direct, r.packs, r.parallel, func(path string, file fs.File) bool {
+		return r.skipExisting && output.FileExists(ctx, path, file)
+	})
+
+	return plan, func() {
+		cancel()
+		plan.tasks.Wait()
+	}
 }
 
 // pairs returns what is restored: placeholders, or one entry of a snapshot.

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/content"
+)
+
+const manyFiles = 240
+
+// manyNames are files in three folders, the last of them a small one.
+func manyNames() (names []string) {
+	for at := range manyFiles {
+		folder := []string{"below", "other"}[at%2]
+		if at%40 == 0 {
+			folder = "few"
+		}
+
+		names = append(names, fmt.Sprintf("%v/%v", folder, at))
+	}
+
+	return names
+}
+
+// requestsOf returns how many requests for data of the storage work takes, and how much it reads.
+func requestsOf(work func()) (requests, bytes float64) {
+	before := readCounters()
+	work()
+	after := readCounters()
+
+	for name := range after {
+		if strings.HasPrefix(name, latency+"_count") && strings.Contains(name, "GetBlob") {
+			requests += after[name] - before[name]
+		}
+	}
+
+	const partial, full = "kopia_blob_download_partial_blob_bytes_total", "kopia_blob_download_full_blob_bytes_total"
+
+	return requests, after[partial] + after[full] - before[partial] - before[full]
+}
+
+func TestSmallFilesAreReadByThePack(t *testing.T) {
+	random := newSeeded()
+	b := newBench(t)
+	contents := map[string]string{"one": "first", "below/two": "second"}
+
+	for _, folder := range []string{"other", "few"} {
+		must(t, os.Mkdir(filepath.Join(b.volume, folder), 0o700))
+	}
+
+	for _, name := range manyNames() {
+		contents[name] = string(random.bytes(20_000))
+		b.write(name, contents[name])
+	}
+
+	must(t, os.Symlink("one", filepath.Join(b.volume, "other", "link")))
+	made := b.backUp(decision{}).result.Snapshot
+
+	for name, one := range map[string]struct {
+		from      string
+		exist     func(name string) bool
+		flags     string
+		byContent bool
+	}{
+		"all":              {},
+		"a small folder":   {from: "/few", byContent: true},
+		"few are missing":  {exist: func(name string) bool { return !strings.HasPrefix(name, "few/") }, flags: "--packs=2 --skip-existing", byContent: true},
+		"few exist":        {exist: func(name string) bool { return strings.HasPrefix(name, "few/") }, flags: "--packs=2 --skip-existing"},
+		"one by one":       {flags: "--packs=0", byContent: true},
+		"a pack at a time": {flags: "--packs=1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cache := t.TempDir()
+			t.Setenv("KOPIA_CACHE_DIRECTORY", cache)
+
+			caching := content.CachingOptions{CacheDirectory: cache, ContentCacheSizeBytes: 1 << 30}
+			must(t, repo.SetCachingOptions(context.Background(), b.config, &caching))
+			b.reopen(0)
+
+			target := t.TempDir()
+
+			for name, text := range contents {
+				if one.exist != nil && one.exist(name) {
+					must(t, os.MkdirAll(filepath.Dir(filepath.Join(target, name)), 0o700))
+					must(t, os.WriteFile(filepath.Join(target, name), []byte(text), 0o600))
+
+					stat, err := os.Stat(filepath.Join(b.volume, name))
+					must(t, err)
+					must(t, os.Chtimes(filepath.Join(target, name), stat.ModTime(), stat.ModTime()))
+				}
+			}
+
+			c, wanted := startCalls(b), 0
+
+			requests, bytes := requestsOf(func() {
+				arguments := append([]string{"restore", string(made.ID) + one.from, target, "--mode=local"}, strings.Fields(cmp.Or(one.flags, "--packs=2"))...)
+				if code, _, messages := c.call(arguments...); code != 0 {
+					t.Fatal(messages)
+				}
+			})
+
+			if left, _ := filepath.Glob(filepath.Join(cache, "contents", "*", "*p.f")); len(left) > 0 {
+				t.Errorf("packs are left: %v", left)
+			}
+
+			for name, text := range contents {
+				path, below := strings.CutPrefix("/"+name, one.from+"/")
+				if !below {
+					continue
+				}
+
+				if found, err := os.ReadFile(filepath.Join(target, path)); err != nil || string(found) != text {
+					t.Errorf("%v: %v bytes, %v", name, len(found), err)
+				}
+
+				if one.exist == nil || !one.exist(name) {
+					wanted++
+				}
+			}
+
+			if byContent := requests >= float64(wanted); byContent != one.byContent || (byContent && bytes > float64(wanted)*40_000) {
+				t.Errorf("%v requests for %v files, %v bytes", requests, wanted, bytes)
+			}
+		})
+	}
+}
+
+func TestLargeFilesAreReadAhead(t *testing.T) {
+	b := newBench(t)
+	content := string(newSeeded().bytes(40 << 20))
+	b.write("large", content)
+	b.write("below/larger", content[:30<<20])
+
+	made := b.backUp(decision{}).result.Snapshot
+	restored := func(flags ...string) (int, string, string) {
+		b.reopen(0)
+
+		target := t.TempDir()
+		code, _, messages := startCalls(b).call(append([]string{"restore", string(made.ID), target, "--mode=local", "--packs=1"}, flags...)...)
+
+		return code, messages, target
+	}
+
+	for _, flags := range [][]string{{"--parallel=1"}, {"--parallel=2"}, {"--parallel=8", "--write-sparse-files"}} {
+		code, messages, target := restored(flags...)
+		if code != 0 {
+			t.Fatal(messages)
+		}
+
+		for name, size := range map[string]int{"large": 40 << 20, "below/larger": 30 << 20} {
+			if found, err := os.ReadFile(filepath.Join(target, name)); err != nil || string(found) != content[:size] {
+				t.Errorf("%v: %v is another one with %v bytes: %v", flags, name, len(found), err)
+			}
+		}
+	}
+
+	packs, err := filepath.Glob(filepath.Join(filepath.Dir(b.config), "store", "p*", "*", "*"))
+	must(t, err)
+
+	for _, one := range packs {
+		must(t, os.Rename(one, one+".away"))
+
+		if code, messages, _ := restored("--parallel=4"); code == 0 || !strings.Contains(messages, "BLOB not found") {
+			t.Errorf("without %v: %v %v", one, code, messages)
+		}
+
+		must(t, os.Rename(one+".away", one))
+	}
+}
