@@ -23,6 +23,13 @@ _INHERITED_LABELS: Final = ("azure.workload.identity/use",)
 _INHERITED_ANNOTATIONS: Final = ("iam.amazonaws.com/role",)
 _INHERITED_TOLERATIONS: Final = ("kubernetes.azure.com/scalesetpriority", "CriticalAddonsOnly")
 
+_INHERITED_NODE_SELECTOR: Final = ("kubernetes.io/os",)
+"""`velero install` of 1.17 places agents by it. Where such an agent finds a mover pod of ours on its node, as while a
+DaemonSet is rolled over, it fails a DataUpload whose pod lacks it.
+
+Source: Velero v1.17.2, pkg/install/daemonset.go; GetExposed in pkg/exposer/csi_snapshot.go.
+"""
+
 
 @dataclass(frozen=True)
 class AgentTemplate:
@@ -61,6 +68,7 @@ class AgentTemplate:
         kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
         meta = template.get("metadata") or {}
         tolerations = tuple(spec.get("tolerations") or [])
+        selector = _allowed(_pick(spec, ("nodeSelector",)).get("nodeSelector"), _INHERITED_NODE_SELECTOR)
         return cls(
             image=container["image"],
             labels=_allowed(meta.get("labels"), _INHERITED_LABELS),
@@ -72,7 +80,8 @@ class AgentTemplate:
             volumes=tuple(kept.values()),
             volume_mounts=tuple(mount for mount in mounts if mount["name"] in kept),
             env=tuple(container.get("env") or []),
-            pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
+            pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets"))
+            | ({"nodeSelector": selector} if selector else {}),
             container_fields=_pick(container, ("envFrom",)),
             kubelet_root=str(root),
             host_pods=host_pods,
@@ -105,7 +114,7 @@ def _agent_container(daemonset: DaemonSet, spec: PodSpec) -> Container:
 
 
 def _allowed(marks: dict[str, str] | None, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the labels or annotations with these names; an empty value is one, too."""
+    """Return the labels, annotations or entries of a selector with these names; an empty value is one, too."""
     return {name: marks[name] for name in names if marks and name in marks}
 
 

@@ -40,6 +40,7 @@ def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
         "dnsConfig": {"nameservers": ["10.0.0.1"]},
         "imagePullSecrets": [{"name": "pull"}],
         "hostNetwork": True,
+        "nodeSelector": {"kubernetes.io/os": "linux", "backups": "here"},
     }
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "extra"}}]
 
@@ -50,6 +51,8 @@ def test_fields_of_pod_and_container_are_inherited_and_probes_are_not() -> None:
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["10.0.0.1"]},
         "imagePullSecrets": [{"name": "pull"}],
+        # An agent of Velero 1.17 reads the operating system of a mover pod there, and fails a DataUpload without it.
+        "nodeSelector": {"kubernetes.io/os": "linux"},
     }
     assert parsed.container_fields == {"envFrom": [{"secretRef": {"name": "extra"}}]}
 
