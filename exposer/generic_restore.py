@@ -15,6 +15,8 @@ pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC
 """
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Final
 
 from core.contract import VolumeMode
 from core.errors import ExposeError
@@ -22,6 +24,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
+from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
@@ -62,6 +65,7 @@ from exposer.ownership import (
     explain_deletion,
     find_detaching,
     is_provisioned,
+    name_other_restore,
     original_policy,
     read_owned,
     replace_volume,
@@ -73,6 +77,9 @@ from exposer.pod_manifest import Placement
 from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers
+
+_OWN_TARGET: Final = timedelta(minutes=2)
+"""A restore whose target PVC is not there by then fails."""
 
 
 class GenericRestoreExposer:
@@ -224,6 +231,7 @@ class GenericRestoreExposer:
             return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} is being deleted")
         if (volume := target["spec"].get("volumeName")) and volume != request.volume:
             raise ExposeError(f"cannot restore into {place}: it is already bound to PersistentVolume {volume}")
+        _check_restore(request, target)
         return target
 
     async def _place(
@@ -411,6 +419,7 @@ class GenericRestoreExposer:
             raise ExposeError(f"{place} was bound to PersistentVolume {other} meanwhile")
         if (target.get("status") or {}).get("phase") == "Lost":
             raise ExposeError(f"{place} has phase Lost")
+        _check_restore(request, target)
         return target
 
     async def _point_volume(self, volume: PersistentVolume, target: PersistentVolumeClaim) -> PersistentVolume:
@@ -451,6 +460,21 @@ def _check_owned(request: RestoreRequest, volume: PersistentVolume) -> None:
     if not _owned_by_restore(request, volume):
         owner = "belongs to another PersistentVolumeClaim" if volume["spec"].get("claimRef") else "was freed"
         raise ExposeError(f"PersistentVolume {volume['metadata']['name']} with the restored data {owner}")
+
+
+def _check_restore(request: RestoreRequest, target: PersistentVolumeClaim) -> None:
+    """Raise ExposeError if another restore made the target after this one's was deleted: it has its own data to come.
+
+    A restore makes its PVC when it makes the DataDownload. A later one that updates what exists writes its name there,
+    too, and brings no data. An existing volume goes to no other PVC in any case.
+    Source: Velero v1.18, pkg/restore/restore.go (addRestoreLabels, processUpdateResourcePolicy).
+    """
+    asked, other = request.requested_at, name_other_restore(target, request.restore)
+    if request.volume or asked is None or other is None:
+        return
+    if parse_time(target["metadata"]["creationTimestamp"]) - asked > _OWN_TARGET:
+        place = f"target PVC {request.target_namespace}/{request.target_claim}"
+        raise ExposeError(f"{place} was made by restore {other} meanwhile")
 
 
 def _claimed_by(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:

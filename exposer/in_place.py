@@ -29,7 +29,6 @@ from core.models.names import (
     IN_PLACE_LABEL,
     RECLAIM_POLICY_ANNOTATION,
     RELEASED_CLAIM_ANNOTATION,
-    VELERO_RESTORE_LABEL,
 )
 from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
@@ -41,6 +40,7 @@ from exposer.ownership import (
     attached_nodes,
     delete_object,
     find_detaching,
+    name_other_restore,
     original_policy,
     patch_if_there,
     read_owned,
@@ -342,8 +342,7 @@ def is_released(volume: PersistentVolume, request: RestoreRequest, target: Persi
         return False
     if recorded := read_released_claim(volume):
         return recorded[0] == request.restore
-    labels = (target["metadata"].get("labels") or {}) if target is not None else {}
-    return not request.restore or labels.get(VELERO_RESTORE_LABEL, request.restore) == request.restore
+    return target is None or name_other_restore(target, request.restore) is None
 
 
 def is_given_away(volume: PersistentVolume, own: OwnClaim) -> bool:

@@ -48,7 +48,9 @@ from core.models.names import (
     OWNER_UID_LABEL,
     RECLAIM_POLICY_ANNOTATION,
     RELEASED_CLAIM_ANNOTATION,
+    RESTORE_ANNOTATION,
     SELECTED_NODE_ANNOTATION,
+    VELERO_RESTORE_LABEL,
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
@@ -152,6 +154,19 @@ def copy_in_use(kind: str, name: str) -> Pending:
     """Return that another transfer has the copy; not which, as the message would change with each that ends."""
     text = f"the copy of {kind} {name} is in use by another transfer, until that is cleaned up"
     return Pending(PendingReason.COPY_IN_USE, text)
+
+
+def name_other_restore(claim: PersistentVolumeClaim, restore: str | None) -> str | None:
+    """Return the name of the restore that made the PVC, if that is another one than `restore`; None: that is unknown.
+
+    A backup may have saved the name of an earlier one with the annotation.
+    """
+    meta = claim["metadata"]
+    marks = (
+        (meta.get("annotations") or {}).get(RESTORE_ANNOTATION),
+        (meta.get("labels") or {}).get(VELERO_RESTORE_LABEL),
+    )
+    return None if restore is None or restore in marks else marks[1] or marks[0]
 
 
 async def patch_if_there(

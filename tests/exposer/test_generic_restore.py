@@ -1,6 +1,7 @@
 """Expose of a new volume, its rebind to the target PVC, and the cleanup."""
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.kube.types import NodeRequirement
+from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
@@ -26,6 +28,7 @@ from tests.exposer.support.restore_steps import (
     expose,
     rebind,
     remove_target,
+    replace_target,
 )
 from tests.exposer.support.scenes import RestoreScene
 from tests.exposer.support.world import no_guard
@@ -246,14 +249,47 @@ async def test_a_missing_storage_class_is_rejected_where_it_is_read() -> None:
     assert await exposer.check(unread, client) is None
 
 
-async def test_a_bound_target_is_rejected() -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (bind_target_elsewhere, "target PVC app3/data: it is already bound to"),
+        (replace_target, "target PVC app3/data was made by restore r3 meanwhile"),
+    ],
+    ids=["bound", "another restore's"],
+)
+async def test_a_target_with_another_volume_to_come_is_rejected(
+    change: Callable[[RestoreScene], Awaitable[None]], message: str
+) -> None:
     scene = RestoreScene()
-    await bind_target_elsewhere(scene)
+    await change(scene)
 
     exposer, client = scene.exposer(), scene.world.client
     for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
-        with pytest.raises(ExposeError, match="target PVC app3/data: it is already bound to"):
+        with pytest.raises(ExposeError, match=message):
             await step
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        # An update of what exists by another restore.
+        {"creationTimestamp": "2026-11-21T11:15:03Z"},
+        {"labels": {"velero.io/restore-name": "r2"}},
+        {"annotations": {"nodeagent.io/restore": "r2"}},
+        {"labels": {}},
+    ],
+    ids=["its own, marked later", "its own", "its own by command", "a user's"],
+)
+async def test_a_target_of_no_other_restore_is_restored_into(meta: JsonDict) -> None:
+    scene = RestoreScene()
+    await replace_target(scene, meta)
+
+    await expose(scene)
+    kept = await scene.exposer().read_volume(scene.request)
+    await rebind(scene, kept)
+    await clean_up(scene)
+
+    assert_handed_over(scene, kept)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

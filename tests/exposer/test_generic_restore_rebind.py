@@ -23,6 +23,7 @@ from tests.exposer.support.restore_steps import (
     expose,
     rebind,
     remove_target,
+    replace_target,
     volume,
 )
 from tests.exposer.support.scenes import RestoreScene
@@ -128,8 +129,9 @@ async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
     [
         (remove_target, "target PVC app3/data was deleted"),
         (bind_target_elsewhere, "was bound to PersistentVolume pvc-other meanwhile"),
+        (replace_target, "target PVC app3/data was made by restore r3 meanwhile"),
     ],
-    ids=["deleted", "bound elsewhere"],
+    ids=["deleted", "bound elsewhere", "another restore's"],
 )
 @pytest.mark.parametrize("steps", [1, 2, 3])
 async def test_a_target_that_is_lost_fails_the_rebind_and_the_volume_is_dropped(

@@ -71,6 +71,17 @@ async def remove_target(scene: RestoreScene) -> None:
     await scene.world.settle()
 
 
+async def replace_target(scene: RestoreScene, meta: JsonDict | None = None) -> None:
+    """Have a user delete the target, and the restore r3 of a Velero server make it again, an hour later."""
+    await remove_target(scene)
+    again = {
+        "uid": "uid-again",
+        "labels": {"velero.io/restore-name": "r3"},
+        "creationTimestamp": "2026-11-21T12:15:02Z",
+    }
+    scene.put_target("data", meta=again | (meta or {}))
+
+
 async def bind_target_elsewhere(scene: RestoreScene) -> None:
     patch = {"spec": {"volumeName": "pvc-other"}}
     await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", patch)

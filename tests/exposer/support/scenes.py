@@ -112,7 +112,9 @@ class RestoreScene:
         self.world.kube.put(volume)
         self.world.kube.put(target)
 
-    def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
+    def put_target(
+        self, name: str, *, mode: str = "Filesystem", node: str = "", meta: JsonDict | None = None, **spec: Any
+    ) -> None:
         """Store a PVC as restored by a Velero server: its selector prevents provisioning."""
         annotations = {"volume.kubernetes.io/selected-node": node} if node else {}
         wanted: JsonDict = {
@@ -126,9 +128,10 @@ class RestoreScene:
             PERSISTENT_VOLUME_CLAIMS,
             name,
             namespace="app3",
-            uid=f"uid-{name}",
-            annotations=annotations,
-            labels={"velero.io/restore-name": "r2"},
+            **(
+                {"uid": f"uid-{name}", "annotations": annotations, "labels": {"velero.io/restore-name": "r2"}}
+                | (meta or {})
+            ),
             spec=wanted | spec,
             status={"phase": "Pending"},
         )
