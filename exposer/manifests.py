@@ -6,14 +6,22 @@ Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of
 pkg/utils/util.go (annotations of a content).
 """
 
+import re
 from contextlib import suppress
 from typing import Final, cast
 
 from core.contract import TrackedSnapshot, VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
-from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
-from core.models.base import SparseModel
+from core.kube.types import (
+    Manifest,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    SnapshotError,
+    VolumeSnapshot,
+    VolumeSnapshotContent,
+)
+from core.models.base import SparseModel, parse_time
 from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
@@ -325,9 +333,44 @@ def diagnose_snapshot(snapshot: VolumeSnapshot, content: VolumeSnapshotContent |
     place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
         return None
-    if error := read_error(snapshot) or (read_error(content) if content is not None else None):
-        return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
-    return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
+    reporting: VolumeSnapshot | VolumeSnapshotContent | None = snapshot if read_error(snapshot) else content
+    if reporting is None or not (error := read_error(reporting)):
+        return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
+    if _is_over(snapshot, reporting["status"]["error"]):
+        return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet; last error: {error}")
+    return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
+
+
+def is_taken(snapshot: VolumeSnapshot) -> bool:
+    """Return whether the storage has taken the snapshot, and only makes it ready, for hours with some storage."""
+    return bool((snapshot.get("status") or {}).get("creationTime"))
+
+
+GOING_ON: Final = frozenset({"Aborted", "Canceled", "DeadlineExceeded", "Unavailable"})
+"""Codes by which a driver has not refused what it was asked for. Source: external-provisioner v6.3, checkError."""
+
+_CODE: Final = re.compile(r"\bcode = (\w+)")
+_CONFLICT: Final = "the object has been modified"
+
+
+def find_code(message: str) -> str | None:
+    """Return the code of the error that a driver has answered, from the message of its sidecar; None: it has none."""
+    found = _CODE.search(message)
+    return found[1] if found else None
+
+
+def _is_over(snapshot: VolumeSnapshot, error: SnapshotError) -> bool:
+    """Return whether the `error` was not the driver's last word: it was before the snapshot was taken, or a moment's.
+
+    The sidecar leaves an error in the status until the snapshot is ready.
+    Source: external-snapshotter v8.6.0, pkg/sidecar-controller/snapshot_controller.go (updateSnapshotContentStatus)
+    and pkg/common-controller/snapshot_controller.go (updateSnapshotStatus).
+    """
+    taken, at, message = (snapshot.get("status") or {}).get("creationTime"), error.get("time"), error["message"]
+    if not taken:
+        return False
+    earlier = at is not None and parse_time(at) <= parse_time(taken)
+    return earlier or find_code(message) in {*GOING_ON, "ResourceExhausted"} or _CONFLICT in message
 
 
 def read_error(obj: VolumeSnapshot | VolumeSnapshotContent) -> str | None:

@@ -44,6 +44,7 @@ from exposer.manifests import (
     SnapshotSource,
     diagnose_binding,
     diagnose_snapshot,
+    is_taken,
     parse_snapshot_source,
     parse_source_annotation,
     volume_mode,
@@ -70,7 +71,7 @@ async def read_source(
     claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
     _check_volume(request, claim)
     pending = diagnose_snapshot(snapshot)
-    if pending and (pending.blocked or _is_taken(snapshot)):
+    if pending and (pending.blocked or is_taken(snapshot)):
         return pending
     if pending:
         return diagnose_snapshot(snapshot, await _read_bound(reader, snapshot)) or pending
@@ -153,16 +154,6 @@ async def _delete_unrecorded(client: KubeClient, request: SnapshotRequest, *, ha
     if handover_began and (content := await _read_bound(client, snapshot)):
         await _set_deletion_policy(client, content, DELETE)
     return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
-
-
-def _is_taken(snapshot: VolumeSnapshot) -> bool:
-    """Return whether the storage has taken the snapshot, and only makes it ready: its content has no error of that.
-
-    Some storage takes hours for it.
-    Source: external-snapshotter v8, pkg/sidecar-controller/snapshot_controller.go (createSnapshotWrapper) and
-    pkg/common-controller/snapshot_controller.go (updateSnapshotStatus).
-    """
-    return bool((snapshot.get("status") or {}).get("creationTime"))
 
 
 async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> None:

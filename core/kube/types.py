@@ -432,10 +432,12 @@ class SnapshotReference(TypedDict, total=False):
 
 class SnapshotError(TypedDict, total=False):
     message: str
+    time: _Stamp
 
 
 class SnapshotStatus(TypedDict, total=False):
     boundVolumeSnapshotContentName: str
+    creationTime: _Stamp
     readyToUse: bool
     error: SnapshotError
 

@@ -127,13 +127,24 @@ def test_a_source_without_a_handle_is_rejected() -> None:
         build_backup_content(OWNER, source, parsed)
 
 
+def failed(message: str, *, at: str = "12:00:01", taken: str | None = "12:00:00") -> JsonDict:
+    """Return the status of a snapshot with an error of that time, which the storage has `taken`."""
+    error = {"message": message, "time": f"2026-11-21T{at}Z"}
+    return {"error": error} | ({"readyToUse": False, "creationTime": f"2026-11-21T{taken}Z"} if taken else {})
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
         pytest.param({}, "SnapshotNotReady", id="new"),
         pytest.param({"readyToUse": False}, "SnapshotNotReady", id="not ready"),
         pytest.param({"readyToUse": True}, "SnapshotNotReady", id="not bound"),
-        pytest.param({"error": {"message": "quota"}}, "SnapshotError", id="error"),
+        pytest.param(failed("quota", taken=None), "SnapshotError", id="error"),
+        pytest.param(failed("code = Internal", at="11:59:59"), "SnapshotNotReady", id="taken after the error"),
+        pytest.param(failed("code = Internal"), "SnapshotError", id="taken before the error"),
+        pytest.param(failed("code = ResourceExhausted desc"), "SnapshotNotReady", id="taken, then throttled"),
+        pytest.param(failed("code = Aborted"), "SnapshotNotReady", id="taken, the driver goes on"),
+        pytest.param(failed("cannot be fulfilled: the object has been modified"), "SnapshotNotReady", id="conflict"),
         pytest.param(
             {"readyToUse": True, "boundVolumeSnapshotContentName": "c", "error": {"message": "old"}},
             None,
@@ -142,8 +153,11 @@ def test_a_source_without_a_handle_is_rejected() -> None:
     ],
 )
 def test_a_snapshot_has_a_pending_reason(status: JsonDict, reason: str | None) -> None:
+    """An error stays in the status until the snapshot is ready, also if the driver goes on."""
     found = diagnose_snapshot(only(metadata={"namespace": "app", "name": "s"}, status=status))
 
     assert (found.reason if isinstance(found, Pending) else None) == reason
-    if reason == "SnapshotError":
-        assert found == Pending("SnapshotError", "VolumeSnapshot app/s is not ready: quota", blocked=True)
+    if "error" in status and found is not None:
+        blocked, error = reason == "SnapshotError", status["error"]["message"]
+        text = f"is not ready: {error}" if blocked else f"is not ready yet; last error: {error}"
+        assert found == Pending(str(reason), f"VolumeSnapshot app/s {text}", blocked=blocked)
