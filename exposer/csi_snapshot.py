@@ -54,6 +54,7 @@ from exposer.sources import (
     needs_windows,
     place_backup,
     read_source,
+    record_handle,
     recorded_source,
     take_over_source,
 )
@@ -134,8 +135,9 @@ class CSISnapshotExposer:
         pending = pending or await delete_copies(self._client, request.copies)
         pending = pending or await delete_source(self._client, request)
         replaces = request.by_block and request.completed
-        if pending is None and replaces and content is not None:
-            pending = await self._keep_base(request, content)
+        if pending is None and content is not None:
+            await record_handle(self._client, content)
+            pending = await self._keep_base(request, content) if replaces else None
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
         if pending is None and replaces:

@@ -26,6 +26,7 @@ from core.kube.resources import (
     SECRETS,
     STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
     Resource,
 )
 from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
@@ -177,8 +178,10 @@ class ExposeRun:
             if claim["spec"].get("volumeName") or await is_being_provisioned(self.client, claim):
                 return False
             version = claim["metadata"]["resourceVersion"]
-        if resource == VOLUME_SNAPSHOT_CONTENTS:
-            await settle_source(self.client, cast("VolumeSnapshotContent", obj))
+        if resource in {VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS}:
+            # The snapshot controller deletes the content with its VolumeSnapshot.
+            for content in [seen for kind, seen in self._seen if kind == VOLUME_SNAPSHOT_CONTENTS]:
+                await settle_source(self.client, cast("VolumeSnapshotContent", content))
         deletion = await self.client.delete(
             resource, namespace, meta["name"], uid=meta["uid"], resource_version=version
         )

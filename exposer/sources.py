@@ -13,12 +13,14 @@ and its use in pkg/exposer/csi_snapshot.go.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
 from core.kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -47,6 +49,7 @@ from exposer.manifests import (
     is_taken,
     parse_snapshot_source,
     parse_source_annotation,
+    snapshot_handle,
     volume_mode,
 )
 from exposer.model import WINDOWS, Pending, Reader, RestoreRequest, SnapshotRequest
@@ -166,6 +169,7 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
         ContractError: the source's content does not name its snapshot.
     """
     source = recorded_source(content)
+    await record_handle(client, content)
     if source is None or content["metadata"].get("deletionTimestamp"):
         return
     source_content = await _read_content(client, source)
@@ -183,6 +187,21 @@ async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> N
     if source.deletion_policy:
         await _set_deletion_policy(client, source_content, source.deletion_policy)
     await _set_deletion_policy(client, content, RETAIN)
+
+
+async def record_handle(client: KubeClient, content: VolumeSnapshotContent) -> None:
+    """Record the handle of a backup `content` that is to be deleted in its status, where its sidecar looks for it.
+
+    The sidecar itself has not, while the driver does not answer: it would delete the content, and leave the snapshot.
+    Source: external-snapshotter v8.6.0, pkg/sidecar-controller/snapshot_controller.go (syncContent).
+    """
+    handle, recorded = snapshot_handle(content), (content.get("status") or {}).get("snapshotHandle")
+    if handle is None or recorded or content["metadata"].get("deletionTimestamp"):
+        return
+    # The ClusterRole of an earlier version does not permit it.
+    with suppress(ForbiddenError):
+        status: Manifest = {"status": {"snapshotHandle": handle}}
+        await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, status, subresource="status")
 
 
 def _is_handed_over(content: VolumeSnapshotContent, snapshot: VolumeSnapshot | None) -> bool:

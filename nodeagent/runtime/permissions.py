@@ -186,9 +186,9 @@ _AGENT_PERMISSIONS: Final = (
     everywhere(
         kube.VOLUME_SNAPSHOT_CONTENTS,
         "patch",
-        "snapshots of a group whose driver deletes them only together, once the group's objects are gone",
+        "snapshots of a group whose driver deletes them only together; those that their driver has not seen",
         subresource="status",
-        without="DataUploads of such snapshots are pending until they time out",
+        without="DataUploads of such a group time out; a snapshot that its driver has not seen stays",
     ),
     everywhere(
         kube.SNAPSHOT_METADATA_SERVICES,

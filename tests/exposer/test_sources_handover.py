@@ -1,9 +1,12 @@
 """The snapshot on the storage outlives a transfer as its deletion policy says, unless its handover was finished."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.manifests import SOURCE_ANNOTATION
@@ -11,7 +14,7 @@ from exposer.model import NotOwnerError, Pending
 from tests.exposer.support.cuts import Cut, cut_short
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
-from tests.exposer.support.world import no_guard
+from tests.exposer.support.world import World, no_guard
 from tests.exposer.test_csi_snapshot import BYSTANDERS, assert_clean, assert_exposed, clean_up, expose, only
 from tests.exposer.test_csi_snapshot_guard import GUARDED, Guard
 
@@ -133,6 +136,25 @@ async def collect(scene: BackupScene) -> None:
     raise AssertionError(f"never collected: {scene.world.names()}")
 
 
+@pytest.mark.parametrize("collected", [False, True], ids=["cleanup", "garbage collection"])
+async def test_a_snapshot_is_deleted_although_the_driver_did_not_answer_before(*, collected: bool) -> None:
+    """The transfer fails by its timeout, or is canceled: the sidecar has not seen the backup content."""
+    scene = BackupScene()
+    scene.world.answers = False
+    for _ in range(8):
+        found = await scene.exposer().ensure(scene.request, no_guard)
+        await scene.world.settle()
+    assert isinstance(found, Pending)
+    assert found.message == "VolumeSnapshot velero/b1-q9txn is not ready yet"
+
+    for answers in (False, True):
+        scene.world.answers = answers
+        with nullcontext() if answers else pytest.raises(AssertionError, match=r"^never "):
+            await (collect(scene) if collected else clean_up(scene))
+
+    assert_clean(scene)
+
+
 @by_stage
 async def test_a_source_content_that_another_client_deletes_leaves_the_snapshot_to_the_backup(stage: str) -> None:
     """It is terminating for as long as its VolumeSnapshot exists, which the handover deletes."""
@@ -189,6 +211,20 @@ async def test_an_earlier_version_recorded_no_policy(policy: str) -> None:
     assert_clean(scene)
 
 
+class AtOnce(Cut):
+    """A transport after whose deletion of a VolumeSnapshot the controllers run before the next request."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.kube)
+        self._world = world
+
+    async def request(self, request: Request) -> Response:
+        response = await super().request(request)
+        if request.method == "DELETE" and f"/{VOLUME_SNAPSHOTS.plural}/" in request.path:
+            await self._world.settle()
+        return response
+
+
 @by_policy
 @pytest.mark.parametrize("at", range(1, len(GUARDED) + 1))
 async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_not_its_own(
@@ -199,7 +235,7 @@ async def test_an_expose_that_outlives_its_transfer_deletes_no_snapshot_that_is_
     guard = Guard(at, ended=True)
 
     with pytest.raises(NotOwnerError):
-        await scene.world.until_exposed(lambda: scene.exposer().ensure(scene.request, guard))
+        await scene.world.until_exposed(lambda: scene.exposer(AtOnce(scene.world)).ensure(scene.request, guard))
     handed_over = is_handed_over(scene)
     await scene.world.settle()
 

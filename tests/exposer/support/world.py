@@ -41,6 +41,7 @@ class World:
     """The cluster; `handles` are snapshots and `disks` volumes on its storage.
 
     `groups` has the groups of snapshots that the driver does not delete alone; it names them if it `lists` snapshots.
+    Unless it `answers`, its sidecar learns nothing about snapshots.
     """
 
     def __init__(self, *, reclaim: str = "Delete", binding: str = "Immediate") -> None:
@@ -52,6 +53,7 @@ class World:
         self.pods_run = True
         self.reclaims = True
         self.provisions = True
+        self.answers = True
         self.groups: dict[str, str] = {}
         self.lists = True
         self._requested: dict[str, JsonDict] = {}
@@ -171,7 +173,8 @@ class World:
         if in_group and (status.get("volumeGroupSnapshotHandle") or not status.get("readyToUse")):
             # The group's own objects are gone: the snapshot controller does not find them.
             return
-        ready = {"boundVolumeSnapshotContentName": content_name, "readyToUse": True, "restoreSize": "2Gi"}
+        ready = {"boundVolumeSnapshotContentName": content_name, "restoreSize": "2Gi"}
+        ready["readyToUse"] = bool(status.get("readyToUse"))
         await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": [_BOUND]}, "status": ready})
 
     async def _content(self, content: JsonDict) -> None:
@@ -182,14 +185,15 @@ class World:
             ready = {"snapshotHandle": handle, "readyToUse": True}
             if self.lists and handle in self.groups and not status.get("readyToUse"):
                 ready["volumeGroupSnapshotHandle"] = self.groups[handle]
-            patch = {"metadata": {"finalizers": [_BOUND]}, "status": ready}
+            patch = {"metadata": {"finalizers": [_BOUND]}, "status": ready if self.answers else status}
             await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
             return
         if _BEING_DELETED not in (meta.get("annotations") or {}) and spec["volumeSnapshotRef"].get("uid"):
             return
-        if spec["deletionPolicy"] == "Delete" and not status.get("volumeGroupSnapshotHandle"):
-            if handle in self.groups:
-                # The driver refuses, and the sidecar asks again and again.
+        deleted = status.get("snapshotHandle") and not status.get("volumeGroupSnapshotHandle")
+        if spec["deletionPolicy"] == "Delete" and deleted:
+            if handle in self.groups or not self.answers:
+                # The driver refuses, or does not answer, and the sidecar asks again and again.
                 return
             used = [v for v in await self._list(PERSISTENT_VOLUMES) if v["spec"].get("handle") == handle]
             if used:

@@ -139,6 +139,8 @@ class Controllers(ABC):
             uid = {"uid": snapshot["metadata"]["uid"]}
             ready = {"readyToUse": True, "restoreSize": "1Gi"}
             await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": uid}})
+            taken = {"readyToUse": True, "snapshotHandle": content["spec"]["source"]["snapshotHandle"]}
+            await self._set_status(VOLUME_SNAPSHOT_CONTENTS, content, taken)
             status = ready | {"boundVolumeSnapshotContentName": name}
             await self._set_status(VOLUME_SNAPSHOTS, snapshot, status)
         for content in contents.values():
