@@ -9,6 +9,7 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import (
+    EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
@@ -350,8 +352,8 @@ async def delete_with_volume(
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
     Before, the volume is recorded on the `contents`, whose snapshots must be deleted after it: nothing else names it
-    then. A claim that is being provisioned is waited for if its class retains volumes, as nothing would name the
-    volume. One that is bound to another PVC, or was not provisioned for this one, is left alone.
+    then. A claim that is being provisioned is waited for if nothing would name the volume. One that is bound to another
+    PVC, or was not provisioned for this one, is left alone.
     """
     name = claim["spec"].get("volumeName")
     for content in contents:
@@ -412,22 +414,38 @@ def binds_late(storage_class: StorageClass | None) -> bool:
 
 
 async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
-    """Return whether a provisioner may create a volume for `claim` that would be retained.
+    """Return whether a provisioner may create a volume for `claim` that nothing would name once that is deleted.
 
+    So it is if the volume would be retained, or the driver still copies it from a snapshot: without PVC and snapshot,
+    the provisioner does not learn of its end.
     The volume controller names the provisioner when it asks for a volume, not before. A provisioner that has no room
     for it on the selected node removes the node, and makes no volume until a pod has another one.
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go
     (provisionClaimOperationExternal); sig-storage-lib-external-provisioner v11, controller/controller.go
-    (shouldProvision, rescheduleProvisioning).
+    (shouldProvision, rescheduleProvisioning); github.com/kubernetes-csi/external-provisioner/issues/1449.
     """
     annotations = claim["metadata"].get("annotations") or {}
     if claim["spec"].get("volumeName") or is_refused(claim) or not annotations.keys() & _PROVISIONER_ANNOTATIONS:
         return False
     class_name = claim["spec"].get("storageClassName") or ""
     found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None
-    if binds_late(found) and not annotations.get(SELECTED_NODE_ANNOTATION):
+    if found is None or (binds_late(found) and not annotations.get(SELECTED_NODE_ANNOTATION)):
         return False
-    return found is not None and found.get("reclaimPolicy", DELETE) != DELETE
+    if found.get("reclaimPolicy", DELETE) != DELETE:
+        return True
+    return bool(claim["spec"].get("dataSource")) and await _is_copied(client, claim)
+
+
+_GOES_ON: Final = re.compile(r"code = (?:Aborted|Canceled|DeadlineExceeded|Unavailable)\b")
+"""In the last Event of a provisioner whose driver has not ended. Source: external-provisioner v6, checkError."""
+
+
+async def _is_copied(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
+    meta = claim["metadata"]
+    selector = f"involvedObject.uid={meta['uid']},reason=ProvisioningFailed"
+    events = await client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
+    last = max(events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+    return last is not None and bool(_GOES_ON.search(last.get("message") or ""))
 
 
 async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:

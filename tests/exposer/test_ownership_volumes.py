@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
@@ -155,6 +155,40 @@ async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
     await run_clean_up(scene)
 
     assert scene.world.handles == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [("Aborted", True), ("DeadlineExceeded", True), ("ResourceExhausted", False), ("InvalidArgument", False)],
+)
+async def test_a_claim_is_kept_while_its_driver_copies_the_snapshot(code: str, *, kept: bool) -> None:
+    """Without PVC and snapshot, the provisioner would not ask again, and a volume that is complete later would stay."""
+    scene = BackupScene()
+    scene.world.provisions = False
+    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
+    (_, claim) = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
+    for second, found in enumerate(("Internal", code)):
+        scene.world.put(
+            EVENTS,
+            found,
+            namespace="velero",
+            involvedObject={"uid": claim["metadata"]["uid"]},
+            reason="ProvisioningFailed",
+            message=f"failed to provision volume: rpc error: code = {found} desc = clone",
+            lastTimestamp=f"2026-11-21T12:00:0{second}Z",
+        )
+
+    for _ in range(4):
+        await scene.exposer().clean_up(scene.request)
+        await scene.world.settle()
+
+    left = {"PersistentVolumeClaim velero/b1-q9txn", "VolumeSnapshot velero/b1-q9txn"} & scene.world.names()
+    assert len(left) == (2 if kept else 0)
+    scene.world.provisions = True
+    await scene.world.settle()
+    await run_clean_up(scene)
+    assert scene.world.disks == set()
+    assert scene.world.violations == []
 
 
 async def test_a_claim_that_is_being_provisioned_is_reported() -> None:
