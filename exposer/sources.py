@@ -290,7 +290,9 @@ def leave_to_velero(template: AgentTemplate) -> Pending:
 async def needs_windows(reader: Reader, request: SnapshotRequest) -> bool:
     """Return whether the volume of the snapshot can only be read on a Windows node."""
     claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
-    return claim is not None and await _is_for_windows(reader, request, claim, await _read_class(reader, request))
+    return claim is not None and await _is_for_windows(
+        reader, request, claim, await _read_class(reader, request.storage_class)
+    )
 
 
 async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
@@ -302,10 +304,12 @@ async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
     claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
     if claim is None:
         return Placement(alternatives=rules)
-    storage_class = await _read_class(reader, request)
+    storage_class = await _read_class(reader, request.storage_class)
     if await _is_for_windows(reader, request, claim, storage_class):
         # Velero's agent accepted it, or there is none.
         raise ExposeError(WINDOWS_ONLY)
+    if request.backup_class != request.storage_class:
+        storage_class = await _read_class(reader, request.backup_class)
     avoided = list[str]()
     if _FAST_CLONE_ANNOTATION in (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations:
         # A linked clone cannot be attached where its source is.
@@ -315,18 +319,18 @@ async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
     )
 
 
-async def _read_class(reader: Reader, request: SnapshotRequest) -> StorageClass | None:
-    name = request.storage_class
+async def _read_class(reader: Reader, name: str) -> StorageClass | None:
     return await reader.read(STORAGE_CLASSES, "", name) if name else None
 
 
 async def _read_topology(
     reader: Reader, claim: PersistentVolumeClaim, storage_class: StorageClass | None
 ) -> tuple[NodeSelectorTerm, ...]:
-    """Return the topology of the source volume, as `nodeSelectorTerms`.
+    """Return the topology of the source volume, as `nodeSelectorTerms`, for a backup PVC of `storage_class`.
 
     Needed for late-binding classes only: the backup PVC would be provisioned on any node that the
-    mover pod is scheduled to. Other classes provision first, and the scheduler follows the volume.
+    mover pod is scheduled to. Other classes provision first, perhaps elsewhere, and the scheduler follows the volume.
+    Velero goes by the class of the source, and a pod may be restricted to another zone than its volume.
     """
     volume = claim["spec"].get("volumeName")
     if not volume or not binds_late(storage_class):
