@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
@@ -61,6 +62,9 @@ from exposer.sources import (
 
 _logger = logging.getLogger(__name__)
 
+_MIGRATED: Final = "pv.kubernetes.io/migrated-to"
+"""On a PVC whose class is of an in-tree plugin: the CSI driver that serves it."""
+
 
 class CSISnapshotExposer:
     """Exposes the snapshots of DataUploads: each step can be interrupted and repeated."""
@@ -97,17 +101,28 @@ class CSISnapshotExposer:
             return await self._causes.inspect(pod, by_block=request.by_block)
 
     async def confirm(self, request: SnapshotRequest) -> None:
-        """Raise ExposeError if the volume of the backup PVC, which is bound by now, existed before the snapshot."""
+        """Raise ExposeError if the volume of the backup PVC, which is bound by now, is not of the snapshot.
+
+        It existed before, or its provisioner is of no CSI driver, and has ignored that the PVC names a snapshot. A CSI
+        driver that serves a class of an in-tree plugin creates a volume of that plugin.
+        Source: sig-storage-lib-external-provisioner v13, controller/controller.go (provisionClaimOperation);
+        external-provisioner v6.3, pkg/controller/controller.go (Provision).
+        """
         owner = request.owner
         claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
         name = claim["spec"].get("volumeName") if claim is not None else ""
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
-        if volume is not None and not is_provisioned(volume):
-            place = f"{owner.namespace}/{owner.name}"
-            raise ExposeError(
-                f"PersistentVolumeClaim {place} was bound to the existing PersistentVolume {name}, "
-                f"which was not created from VolumeSnapshot {place}"
-            )
+        if claim is None or volume is None:
+            return
+        by_driver = volume["spec"].get("csi") or _MIGRATED in (claim["metadata"].get("annotations") or {})
+        if is_provisioned(volume) and by_driver:
+            return
+        place, existing = f"{owner.namespace}/{owner.name}", "" if is_provisioned(volume) else "existing "
+        why = "" if existing else f": StorageClass {request.backup_class} is of no CSI driver"
+        raise ExposeError(
+            f"PersistentVolumeClaim {place} was bound to the {existing}PersistentVolume {name}, "
+            f"which was not created from VolumeSnapshot {place}{why}"
+        )
 
     async def withdraw(self, request: SnapshotRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, the backup PVC: the next one may be on another node.

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
@@ -292,10 +292,20 @@ async def test_a_volume_that_existed_before_outlives_the_transfer(build: type[Sc
     assert left == set()
 
 
-async def test_a_provisioned_volume_confirms_its_backup() -> None:
+async def test_a_volume_that_a_csi_driver_has_provisioned_confirms_its_backup() -> None:
+    """Others ignore that the PVC names a snapshot, and the backup of an empty volume would be complete."""
     scene = BackupScene()
     await run_expose(scene)
 
+    await scene.exposer().confirm(scene.request)
+
+    (found,) = scene.world.kube.objects(PERSISTENT_VOLUMES)
+    nfs = {"spec": {"csi": None, "nfs": {"server": "s", "path": "/"}}}
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", found["metadata"]["name"], nfs)
+    with pytest.raises(ExposeError, match=r"not created from .*/b1-q9txn: StorageClass hostpath is of no CSI driver$"):
+        await scene.exposer().confirm(scene.request)
+    migrated = {"metadata": {"annotations": {"pv.kubernetes.io/migrated-to": "ebs.csi.aws.com"}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "velero", "b1-q9txn", migrated)
     await scene.exposer().confirm(scene.request)
 
 
