@@ -62,8 +62,9 @@ from exposer.ownership import (
     binds_late,
     delete_claim,
     delete_owned,
-    explain_deletion,
+    describe_reclaim,
     find_detaching,
+    find_marked_volume,
     is_provisioned,
     name_other_restore,
     original_policy,
@@ -157,11 +158,15 @@ class GenericRestoreExposer:
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""
         owner = request.owner
+        # With copies: the driver may need them to delete the volume.
+        marks: Manifest | None = {"labels": owner.labels} if request.copies.possible else None
         pending = await delete_owned(self._client, owner, PODS)
-        pending = pending or await delete_claim(self._client, owner, owner.name)
+        pending = pending or await delete_claim(self._client, owner, owner.name, marks=marks)
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
         if pending is None and request.by_block and request.volume:
             pending = await delete_shown(self._client, owner.uid, request.volume)
+        if pending is None and marks:
+            pending = await find_marked_volume(self._client, owner)
         pending = pending or await delete_copies(self._client, request.copies)
         return pending or await delete_base(self._client, request)
 
@@ -292,8 +297,7 @@ class GenericRestoreExposer:
             return None
         if not _owned_by_restore(request, volume):
             return None
-        message = f"PersistentVolume {name} is being deleted{explain_deletion(volume)}"
-        pending = Pending(PendingReason.CLEANING_UP, message)
+        pending = describe_reclaim(volume)
         try:
             if kept.provisioned:
                 volume = await set_reclaim_policy(self._client, volume, DELETE)

@@ -50,8 +50,7 @@ from exposer.ownership import (
     RETAIN,
     delete_object,
     delete_with_volume,
-    describe_object,
-    explain_deletion,
+    describe_reclaim,
     find_detaching,
     find_snapshot_volume,
     patch_if_there,
@@ -289,8 +288,7 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str
         with suppress(NotFoundError):
             await set_reclaim_policy(client, volume, DELETE)
     if volumes or not contents:
-        shown = [(describe_object(PERSISTENT_VOLUMES, one), explain_deletion(one)) for one in volumes]
-        return [f"{place} is being deleted{why}" for place, why in shown]
+        return [describe_reclaim(one).message for one in volumes]
     bound = {claim["spec"].get("volumeName") for claim in leaked.of(PERSISTENT_VOLUME_CLAIMS)}
     names = {*filter(None, bound), *(name for content in contents for name in recorded_volumes(content))}
     return _messages([await find_snapshot_volume(client, names)])

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from core.errors import ExposeError
-from core.kube.client import Deletion, KubeClient, Selection
+from core.kube.client import Deletion, KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import (
     EVENTS,
@@ -347,10 +347,11 @@ async def withdraw_mover(client: KubeClient, owner: Owner, interruption: Interru
 
 
 async def delete_with_volume(
-    client: KubeClient, claim: PersistentVolumeClaim, *contents: VolumeSnapshotContent
+    client: KubeClient, claim: PersistentVolumeClaim, *contents: VolumeSnapshotContent, marks: Manifest | None = None
 ) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
+    The volume gets the `marks`, if there are any.
     Before, the volume is recorded on the `contents`, whose snapshots must be deleted after it: nothing else names it
     then. A claim that is being provisioned is waited for if nothing would name the volume. One that is bound to another
     PVC, or was not provisioned for this one, is left alone.
@@ -368,18 +369,19 @@ async def delete_with_volume(
     claimed = volume is not None and (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]
     if volume is not None and claimed and is_provisioned(volume):
         with suppress(NotFoundError):
-            await set_reclaim_policy(client, volume, DELETE)
+            await set_reclaim_policy(client, volume, DELETE, marks=marks)
     # Its provisioning may have begun since it was read.
     return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
 
 
-def explain_deletion(volume: PersistentVolume) -> str:
-    """Return the end of a message: why a PersistentVolume could not be deleted, if it says so.
+def describe_reclaim(volume: PersistentVolume, what: str = "") -> Pending:
+    """Return that the PersistentVolume is being deleted, and why it could not be, if it says so; `what` describes it.
 
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (reclaimVolume).
     """
     error = " ".join(str((volume.get("status") or {}).get("message") or "").split())
-    return f": {error}" if error else ""
+    text = f"{describe_object(PERSISTENT_VOLUMES, volume)}{what} is being deleted{f': {error}' if error else ''}"
+    return Pending(PendingReason.CLEANING_UP, text)
 
 
 async def find_snapshot_volume(client: KubeClient, names: Iterable[str]) -> Pending | None:
@@ -387,8 +389,7 @@ async def find_snapshot_volume(client: KubeClient, names: Iterable[str]) -> Pend
     for name in sorted(names):
         volume = await client.read(PERSISTENT_VOLUMES, "", name)
         if volume is not None and is_provisioned(volume):
-            message = f"PersistentVolume {name} of the snapshot is being deleted{explain_deletion(volume)}"
-            return Pending(PendingReason.CLEANING_UP, message)
+            return describe_reclaim(volume, " of the snapshot")
     return None
 
 
@@ -448,7 +449,13 @@ async def _is_copied(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     return last is not None and bool(_GOES_ON.search(last.get("message") or ""))
 
 
-async def delete_claim(client: KubeClient, owner: Owner, name: str) -> Pending | None:
-    """Delete the owner's PVC of that name with its volume; None once there is no such PVC."""
+async def delete_claim(client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None) -> Pending | None:
+    """Delete the owner's PVC of that name with its volume, which gets the `marks`; None once there is no such PVC."""
     claim = await read_owned(client, owner, PERSISTENT_VOLUME_CLAIMS, name)
-    return None if claim is None else await delete_with_volume(client, claim)
+    return None if claim is None else await delete_with_volume(client, claim, marks=marks)
+
+
+async def find_marked_volume(client: KubeClient, owner: Owner) -> Pending | None:
+    """Return that a PersistentVolume with the owner's label must be deleted first; None: there is none."""
+    marked = await client.list(Selection(PERSISTENT_VOLUMES, label_selector=select_labels(owner.labels)))
+    return describe_reclaim(marked[0]) if marked else None
