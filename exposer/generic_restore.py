@@ -22,7 +22,7 @@ from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
+from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
 from core.models.base import parse_time
 from core.models.names import SELECTED_NODE_ANNOTATION
@@ -177,18 +177,22 @@ class GenericRestoreExposer:
         placement = await self._place(request, target, self._client)
         if isinstance(placement, Pending):
             return placement
+        first = request.owner.attempt == 1
+        if first and placement.node and await self._is_gone(placement.node):
+            return await self._select_again(target, placement.node)
         if pending := await ensure_copies(run, request.copies):
             return pending
         claim = await self._ensure_claim(request, run, target, node=placement.node)
         if isinstance(claim, Pending):
             return claim
-        if request.owner.attempt > 1 and claim["spec"].get("volumeName"):
+        if not first and claim["spec"].get("volumeName"):
             # The volume is there: the scheduler knows which nodes can reach it, if the consumer's node is lost.
             placement = replace(placement, node=None)
         elif placement.node:
             # The consumer's node may have changed since the PVC was created for the previous one.
-            selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
-            placement = replace(placement, node=selected or placement.node)
+            selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION) or placement.node
+            gone = selected != placement.node and await self._is_gone(selected)
+            placement = replace(placement, node=None if gone else selected)
         cache = await ensure_cache(run, request.cache, node=placement.node)
         if isinstance(cache, Pending):
             return cache
@@ -197,6 +201,21 @@ class GenericRestoreExposer:
             placement = replace(placement, tolerations=await self._read_tolerations(request))
         manifest = build_restore_pod(request, volume_mode(claim), placement=placement, storage=storage, cache=cache)
         return await run.ensure(PODS, manifest)
+
+    async def _is_gone(self, node: str) -> bool:
+        return await self._client.read(NODES, "", node) is None
+
+    async def _select_again(self, target: PersistentVolumeClaim, node: str) -> Pending:
+        """Have another node selected for the target's consumer, as a provisioner would if the target had no selector.
+
+        Nothing runs on a node while its pods wait for their volumes, and an autoscaler removes it.
+        Source: external-provisioner v6.3, pkg/controller/controller.go (prepareProvision).
+        """
+        change: Manifest = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: None}}}
+        await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
+        place = f"target PVC {target['metadata']['namespace']}/{target['metadata']['name']}"
+        text = f"node {node}, which was selected for {place}, no longer exists: another one is being selected"
+        return Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, text)
 
     async def _ensure_claim(
         self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str | None

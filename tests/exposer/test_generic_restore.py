@@ -9,11 +9,11 @@ import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, VOLUME_SNAPSHOTS
+from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.kube.types import NodeRequirement
 from core.models.base import JsonDict
-from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.names import ATTEMPT_LABEL, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
 from exposer.settings import CacheVolume, PlacementRule, PlacementRules
@@ -178,20 +178,58 @@ async def test_a_mover_on_the_consumers_node_tolerates_what_the_consumer_does() 
     ]
 
 
-async def test_a_mover_follows_its_pvc_when_the_consumer_was_rescheduled() -> None:
+async def select_node(scene: RestoreScene, node: str) -> None:
+    moved = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: node}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", moved)
+
+
+@pytest.mark.parametrize(("removed", "nodes"), [(False, [["node-a"]]), (True, [])], ids=["it exists", "it was removed"])
+async def test_a_mover_follows_its_pvc_when_the_consumer_was_rescheduled(
+    *, removed: bool, nodes: list[list[str]]
+) -> None:
+    """The scheduler knows where the volume can be reached, if the first node was removed."""
     scene = RestoreScene(binding="WaitForFirstConsumer", node="node-a")
     scene.world.kube.fail_next("POST", "/pods", 403)
     with pytest.raises(ForbiddenError):
         await expose(scene)
-    moved = {"metadata": {"annotations": {SELECTED_NODE_ANNOTATION: "node-b"}}}
-    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", moved)
+    await select_node(scene, "node-b")
+    if removed:
+        await scene.world.client.delete(NODES, "", "node-a")
 
     exposed = await expose(scene)
 
     selected = claim(scene, "velero", "r2-9nft8")["metadata"]["annotations"][SELECTED_NODE_ANNOTATION]
     affinity = exposed.pod["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [selected, *(field["values"] for field in term["matchFields"])] == ["node-a", ["node-a"]]
+    assert selected == "node-a"
+    assert [field["values"] for field in term.get("matchFields", [])] == nodes
+
+
+async def test_the_next_attempt_follows_the_volume_if_the_node_was_removed() -> None:
+    scene = RestoreScene(binding="WaitForFirstConsumer", node="node-b")
+    await expose(scene)
+    await scene.world.client.delete(NODES, "", "node-b")
+    scene.request = replace(scene.request, owner=replace(scene.request.owner, attempt=2))
+
+    exposed = await expose(scene)
+
+    assert exposed.pod["metadata"]["labels"][ATTEMPT_LABEL] == "2"
+    assert "node-b" not in json.dumps(exposed.pod["spec"]["affinity"])
+
+
+async def test_another_node_is_selected_for_a_consumer_whose_node_was_removed() -> None:
+    """No provisioner does that for a target with a selector, and the mover would fit on no node."""
+    scene = RestoreScene(binding="WaitForFirstConsumer", node="node-c")
+
+    found = await scene.exposer().ensure(scene.request, no_guard)
+
+    text = "node node-c, which was selected for target PVC app3/data, no longer exists: another one is being selected"
+    assert found == Pending("TargetClaimUnconsumed", text)
+    assert SELECTED_NODE_ANNOTATION not in claim(scene, "app3", "data")["metadata"].get("annotations", {})
+    await select_node(scene, "node-b")
+    await expose(scene)
+    selected = claim(scene, "velero", "r2-9nft8")["metadata"]["annotations"][SELECTED_NODE_ANNOTATION]
+    assert selected == "node-b"
 
 
 async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
+    NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
@@ -66,6 +67,9 @@ class World:
                 reclaimPolicy=policy,
                 volumeBindingMode=binding,
             )
+
+        for node in ("node-a", "node-b"):
+            self.put(NODES, node)
 
     @staticmethod
     def client_over(transport: Transport) -> KubeClient:
