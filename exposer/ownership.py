@@ -9,7 +9,6 @@ pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
 """
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -56,7 +55,7 @@ from core.models.names import (
 )
 from core.models.phases import Interruption
 from core.models.reasons import PendingReason
-from exposer.manifests import VOLUME_ANNOTATION, read_error, recorded_volumes
+from exposer.manifests import GOING_ON, VOLUME_ANNOTATION, find_code, read_error, recorded_volumes
 from exposer.model import Owner, Pending, Reader
 
 _log = logging.getLogger(__name__)
@@ -417,8 +416,8 @@ def binds_late(storage_class: StorageClass | None) -> bool:
 async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     """Return whether a provisioner may create a volume for `claim` that nothing would name once that is deleted.
 
-    So it is if the volume would be retained, or the driver still copies it from a snapshot: without PVC and snapshot,
-    the provisioner does not learn of its end.
+    So it is if the volume would be retained, unless its driver has refused to create it, or if the driver still copies
+    it from a snapshot: without PVC and snapshot, the provisioner does not learn of its end.
     The volume controller names the provisioner when it asks for a volume, not before. A provisioner that has no room
     for it on the selected node removes the node, and makes no volume until a pod has another one.
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go
@@ -432,21 +431,26 @@ async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim)
     found = await client.read(STORAGE_CLASSES, "", class_name) if class_name else None
     if found is None or (binds_late(found) and not annotations.get(SELECTED_NODE_ANNOTATION)):
         return False
-    if found.get("reclaimPolicy", DELETE) != DELETE:
-        return True
-    return bool(claim["spec"].get("dataSource")) and await _is_copied(client, claim)
+    retained = found.get("reclaimPolicy", DELETE) != DELETE
+    if not retained and not claim["spec"].get("dataSource"):
+        return False
+    code = await _read_last_error(client, claim)
+    return code not in _REFUSALS if retained else code in GOING_ON
 
 
-_GOES_ON: Final = re.compile(r"code = (?:Aborted|Canceled|DeadlineExceeded|Unavailable)\b")
-"""In the last Event of a provisioner whose driver has not ended. Source: external-provisioner v6, checkError."""
+_REFUSALS: Final = frozenset(
+    {"FailedPrecondition", "InvalidArgument", "NotFound", "OutOfRange", "ResourceExhausted", "Unimplemented"}
+)
+"""Codes by which a driver refuses to create a volume. Source: CSI 1.12, spec.md (CreateVolume)."""
 
 
-async def _is_copied(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
+async def _read_last_error(client: KubeClient, claim: PersistentVolumeClaim) -> str | None:
+    """Return the code of the last error that the driver has answered for `claim`; None: it has none."""
     meta = claim["metadata"]
     selector = f"involvedObject.uid={meta['uid']},reason=ProvisioningFailed"
     events = await client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
     last = max(events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-    return last is not None and bool(_GOES_ON.search(last.get("message") or ""))
+    return find_code(last.get("message") or "") if last is not None else None
 
 
 async def delete_claim(client: KubeClient, owner: Owner, name: str, *, marks: Manifest | None = None) -> Pending | None:

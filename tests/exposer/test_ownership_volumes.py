@@ -158,16 +158,25 @@ async def test_a_claim_whose_node_has_no_room_is_deleted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kept"),
-    [("Aborted", True), ("DeadlineExceeded", True), ("ResourceExhausted", False), ("InvalidArgument", False)],
+    ("code", "delete", "retain"),
+    [
+        pytest.param("Aborted", True, True, id="it goes on"),
+        pytest.param("DeadlineExceeded", True, True, id="it has not answered"),
+        pytest.param("Internal", False, True, id="it may mean anything"),
+        pytest.param("ResourceExhausted", False, False, id="it refuses"),
+    ],
 )
-async def test_a_claim_is_kept_while_its_driver_copies_the_snapshot(code: str, *, kept: bool) -> None:
+@pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
+async def test_a_claim_is_kept_while_its_driver_may_copy_the_snapshot(
+    reclaim: str, code: str, *, delete: bool, retain: bool
+) -> None:
     """Without PVC and snapshot, the provisioner would not ask again, and a volume that is complete later would stay."""
-    scene = BackupScene()
+    kept = delete if reclaim == "Delete" else retain
+    scene = BackupScene(reclaim=reclaim)
     scene.world.provisions = False
     await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
     (_, claim) = scene.world.kube.objects(PERSISTENT_VOLUME_CLAIMS)
-    for second, found in enumerate(("Internal", code)):
+    for second, found in enumerate(("NotFound", code)):
         scene.world.put(
             EVENTS,
             found,
@@ -184,9 +193,10 @@ async def test_a_claim_is_kept_while_its_driver_copies_the_snapshot(code: str, *
 
     left = {"PersistentVolumeClaim velero/b1-q9txn", "VolumeSnapshot velero/b1-q9txn"} & scene.world.names()
     assert len(left) == (2 if kept else 0)
-    scene.world.provisions = True
-    await scene.world.settle()
-    await run_clean_up(scene)
+    if kept:
+        scene.world.provisions = True
+        await scene.world.settle()
+        await run_clean_up(scene)
     assert scene.world.disks == set()
     assert scene.world.violations == []
 
