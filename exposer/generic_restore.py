@@ -94,8 +94,7 @@ class GenericRestoreExposer:
         """Return why the expose cannot start yet; reads only.
 
         Raises:
-            ExposeError: the target PVC is already bound, its StorageClass does not exist, or it requires a Windows
-                node, and Velero has no agent there.
+            ExposeError: the target PVC is already bound, or it requires a Windows node, and Velero has no agent there.
         """
         if request.for_windows:
             return leave_to_velero(request.settings.template)
@@ -264,7 +263,7 @@ class GenericRestoreExposer:
         """Return the nodes for the volume and its mover, once they are known.
 
         With late binding, the consumer's node is the only one; otherwise the rules apply. To an existing volume the
-        scheduler adds the nodes that can reach it. ExposeError: the class does not exist, or Windows is required.
+        scheduler adds the nodes that can reach it. ExposeError: Windows is required.
         """
         if request.for_windows:
             # Velero's agent accepted it.
@@ -274,7 +273,9 @@ class GenericRestoreExposer:
             place = f"target PVC {request.target_namespace}/{request.target_claim}"
             storage_class = await reader.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:
-                raise ExposeError(f"StorageClass {class_name} of {place} does not exist")
+                # To change one, it is deleted and created again.
+                text = f"StorageClass {class_name} of {place} does not exist"
+                return Pending(PendingReason.TARGET_CLASS_MISSING, text, blocked=True)
             if binds_late(storage_class):
                 node = (target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION)
                 if node:

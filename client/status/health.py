@@ -345,6 +345,7 @@ SECTIONS: Final = {
     PendingReason.SNAPSHOT_NOT_READY: "snapshot-unfinished",
     PendingReason.TARGET_CLAIM_MISSING: "target-claim-missing",
     PendingReason.TARGET_CLAIM_UNCONSUMED: "target-claim-unconsumed",
+    PendingReason.TARGET_CLASS_MISSING: "target-class-missing",
     PendingReason.VOLUME_IN_USE: "volume-in-use",
     PendingReason.WAITING_FOR_SLOT: "waiting-for-slot",
     PendingReason.WORKLOAD_ABSENT: "workload-not-waiting",

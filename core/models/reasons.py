@@ -33,6 +33,7 @@ class PendingReason(StrEnum):
     TARGET_CLAIM_ABSENT = "TargetClaimAbsent"
     TARGET_CLAIM_MISSING = "TargetClaimMissing"
     TARGET_CLAIM_UNCONSUMED = "TargetClaimUnconsumed"
+    TARGET_CLASS_MISSING = "TargetClassMissing"
     VOLUME_IN_USE = "VolumeInUse"
     WORKLOAD_ABSENT = "WorkloadAbsent"
     WORKLOAD_NOT_STARTING = "WorkloadNotStarting"

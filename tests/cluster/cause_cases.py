@@ -200,7 +200,7 @@ CASES = {
     ),
     "target-class-missing": Case(
         f"StorageClass {MISSING} of " + _TARGET + "does not exist",
-        "Failed",
+        "TargetClassMissing",
         kind="DataDownload",
         storage_class=MISSING,
     ),

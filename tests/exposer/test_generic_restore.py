@@ -275,16 +275,19 @@ async def test_an_absent_target_is_pending() -> None:
     )
 
 
-async def test_a_missing_storage_class_is_rejected_where_it_is_read() -> None:
+async def test_a_missing_storage_class_is_waited_for_where_it_is_read() -> None:
+    """Its parameters cannot be changed: a tool deletes it, and creates it again."""
     scene = RestoreScene()
+    storage_class = await scene.world.client.get(STORAGE_CLASSES, "", "hostpath")
     await scene.world.client.delete(STORAGE_CLASSES, "", "hostpath")
     exposer, client = scene.exposer(), scene.world.client
 
-    for step in (exposer.check(scene.request, client), exposer.ensure(scene.request, no_guard)):
-        with pytest.raises(ExposeError, match=r"^StorageClass hostpath of target PVC app3/data does not exist$"):
-            await step
-    unread = restore_request(ignore_delay_binding=True)
-    assert await exposer.check(unread, client) is None
+    found = Pending("TargetClassMissing", "StorageClass hostpath of target PVC app3/data does not exist", blocked=True)
+    assert await exposer.check(scene.request, client) == found
+    assert await exposer.ensure(scene.request, no_guard) == found
+    assert await exposer.check(restore_request(ignore_delay_binding=True), client) is None
+    scene.world.kube.put(storage_class)
+    await expose(scene)
 
 
 @pytest.mark.parametrize(
