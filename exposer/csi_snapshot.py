@@ -39,6 +39,7 @@ from exposer.ownership import (
     DELETE,
     RETAIN,
     belongs,
+    delete_backup_snapshot,
     delete_owned,
     delete_with_volume,
     find_snapshot_volume,
@@ -153,7 +154,8 @@ class CSISnapshotExposer:
         if pending is None and content is not None:
             await record_handle(self._client, content)
             pending = await self._keep_base(request, content) if replaces else None
-        pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS)
+        if pending is None and (snapshot := await read_owned(self._client, owner, VOLUME_SNAPSHOTS)):
+            pending = await delete_backup_snapshot(self._client, snapshot)
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS)
         if pending is None and replaces:
             pending = await replace_base_snapshots(self._client, request)

@@ -48,6 +48,7 @@ from exposer.model import Pending, SnapshotRequest
 from exposer.ownership import (
     DELETE,
     RETAIN,
+    delete_backup_snapshot,
     delete_object,
     delete_with_volume,
     describe_reclaim,
@@ -297,7 +298,7 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> list[str
 async def _delete_snapshots(client: KubeClient, leaked: LeakedObjects) -> list[str]:
     for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
         await settle_source(client, content)
-    return await _delete_all(client, leaked, (VOLUME_SNAPSHOTS,))
+    return _messages([await delete_backup_snapshot(client, snapshot) for snapshot in leaked.of(VOLUME_SNAPSHOTS)])
 
 
 async def _delete_bases(client: KubeClient, leaked: LeakedObjects) -> list[str]:

@@ -218,6 +218,24 @@ async def delete_object(
     return pending if deletion is Deletion.STARTED else None
 
 
+_LEFT_FINALIZER: Final = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"
+"""On a VolumeSnapshot that a PVC was to be created from: some provisioners leave it if no volume was created.
+
+Source: github.com/kubernetes-csi/external-provisioner/issues/1507.
+"""
+
+
+async def delete_backup_snapshot(client: KubeClient, snapshot: VolumeSnapshot) -> Pending | None:
+    """Delete a VolumeSnapshot of ours, as it was just read, whose PVC is deleted; None once it is deleted."""
+    finalizers = snapshot["metadata"].get("finalizers") or []
+    if _LEFT_FINALIZER in finalizers:
+        kept = [one for one in finalizers if one != _LEFT_FINALIZER]
+        # The Role of an earlier version does not permit it.
+        with suppress(ForbiddenError, NotFoundError):
+            await client.patch_if_unchanged(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": kept}})
+    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
+
+
 async def read_owned(
     client: KubeClient, owner: Owner, resource: Resource[ObjectT], name: str | None = None
 ) -> ObjectT | None:

@@ -121,6 +121,12 @@ _AGENT_PERMISSIONS: Final = (
     ),
     own(kube.VOLUME_SNAPSHOTS, "list create", "snapshots from which the movers' volumes are created"),
     own(
+        kube.VOLUME_SNAPSHOTS,
+        "patch",
+        "a finalizer that some provisioners leave on them",
+        without="the cleanup of a backup without a volume stays blocked then",
+    ),
+    own(
         kube.EVENTS,
         "list watch create",
         "the progress that movers report; Events on transfers; why pods and PVCs are pending",

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
@@ -199,6 +199,20 @@ async def test_a_claim_is_kept_while_its_driver_may_copy_the_snapshot(
         await run_clean_up(scene)
     assert scene.world.disks == set()
     assert scene.world.violations == []
+
+
+@pytest.mark.parametrize("collected", [False, True], ids=["cleaned up", "collected"])
+async def test_what_a_provisioner_without_a_volume_leaves_on_the_snapshot_keeps_nothing(*, collected: bool) -> None:
+    scene = BackupScene()
+    scene.world.provisions = False
+    await cut_short(run_expose(scene, Cut(scene.world.kube, 60)))
+    left = {"metadata": {"finalizers": ["provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection"]}}
+    await scene.world.client.patch(VOLUME_SNAPSHOTS, "velero", scene.request.owner.name, left)
+
+    await (collect(scene.world) if collected else run_clean_up(scene))
+
+    assert "VolumeSnapshot velero/b1-q9txn" not in scene.world.names()
+    assert scene.world.handles == {"other"}
 
 
 async def test_a_claim_that_is_being_provisioned_is_reported() -> None:

@@ -167,7 +167,8 @@ class World:
                 await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
                 if self._policies.get(content["metadata"]["uid"], content["spec"]["deletionPolicy"]) == "Delete":
                     await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
-            await self._let_go(VOLUME_SNAPSHOTS, snapshot)
+            left = [one for one in meta.get("finalizers") or [] if one != _BOUND]
+            await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": left or None}})
             return
         if content is None or content["metadata"].get("deletionTimestamp"):
             return
@@ -179,7 +180,8 @@ class World:
             return
         ready = {"boundVolumeSnapshotContentName": content_name, "restoreSize": "2Gi"}
         ready["readyToUse"] = bool(status.get("readyToUse"))
-        await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": [_BOUND]}, "status": ready})
+        finalizers = sorted({_BOUND, *(meta.get("finalizers") or [])})
+        await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": finalizers}, "status": ready})
 
     async def _content(self, content: JsonDict) -> None:
         meta, spec = content["metadata"], content["spec"]
