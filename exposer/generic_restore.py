@@ -14,6 +14,7 @@ selector), and main at d2241adba (the detachment); Kubernetes v1.34,
 pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC are bound).
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -59,6 +60,7 @@ from exposer.ownership import (
     BOUND_BY_CONTROLLER,
     DELETE,
     RETAIN,
+    attachment_names,
     binds_late,
     delete_claim,
     delete_owned,
@@ -365,7 +367,8 @@ class GenericRestoreExposer:
             marks = marks if kept.provisioned else {}
             volume = await set_reclaim_policy(self._client, volume, RETAIN, marks=marks)
             shown = shown_name(request, volume) if request.volume else name
-            pending = await self._delete_pod_and_claim(request.owner, attached=shown)
+            names = () if request.volume else attachment_names(volume, request.nodes)
+            pending = await self._delete_pod_and_claim(request.owner, attached=shown, names=names)
             if pending is None and shown != name:
                 pending = await delete_shown(self._client, request.owner.uid, name)
             if pending:
@@ -424,11 +427,16 @@ class GenericRestoreExposer:
         patch: Manifest = {"spec": {"claimRef": point_at_claim(owner.namespace, owner.name, owner.uid)}}
         await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
-    async def _delete_pod_and_claim(self, owner: Owner, *, attached: str | None = None) -> Pending | None:
-        """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
+    async def _delete_pod_and_claim(
+        self, owner: Owner, *, attached: str | None = None, names: Iterable[str] = ()
+    ) -> Pending | None:
+        """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone.
+
+        `names` are the VolumeAttachments that it may have; none: not known.
+        """
         pending = await delete_owned(self._client, owner, PODS)
         if pending is None and attached:
-            pending = await find_detaching(self._client, attached)
+            pending = await find_detaching(self._client, attached, names)
         return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS)
 
     async def _read_bound_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:

@@ -210,6 +210,7 @@ class RestoreRequest:
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
     taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
     `by_block`: a device is written, also for a target with a file system, which `fs_type` names, if it is known.
+    `nodes` are those on which its movers ran.
     """
 
     owner: Owner
@@ -227,6 +228,7 @@ class RestoreRequest:
     restore: str | None = None
     by_block: bool = False
     fs_type: str | None = None
+    nodes: tuple[str, ...] = ()
 
     @property
     def copies(self) -> CopyPlan:

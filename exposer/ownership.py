@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Final, cast
 
 from core.errors import ExposeError
@@ -282,18 +283,33 @@ def is_provisioned(volume: PersistentVolume) -> bool:
     return uid in meta["name"] or (_PROVISIONED_BY in annotations and BOUND_BY_CONTROLLER not in annotations)
 
 
-async def attached_nodes(reader: Reader, *volumes: str) -> list[str]:
+async def attached_nodes(reader: Reader, *volumes: str, names: Iterable[str] = ()) -> list[str]:
     """Return the nodes to which the PersistentVolumes of these names are attached, or being detached from, sorted.
 
-    A VolumeAttachment cannot be selected by its volume, so all of them are listed.
+    A VolumeAttachment cannot be selected by its volume: without the `names` of those to look at, all are listed.
     """
-    specs = [attachment["spec"] for attachment in await reader.list(Selection(VOLUME_ATTACHMENTS))]
+    selections = [Selection(VOLUME_ATTACHMENTS, field_selector=f"metadata.name={name}") for name in names]
+    listed = [await reader.list(one) for one in selections or [Selection(VOLUME_ATTACHMENTS)]]
+    specs = [attachment["spec"] for some in listed for attachment in some]
     return sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") in volumes})
 
 
-async def find_detaching(reader: Reader, volume: str) -> Pending | None:
-    """Return that the PersistentVolume of that name must be detached first; None: it is on no node."""
-    nodes = await attached_nodes(reader, volume)
+def attachment_names(volume: PersistentVolume, nodes: Iterable[str]) -> list[str]:
+    """Return the names of the VolumeAttachments of a volume on these nodes; none if it is of no CSI driver.
+
+    Source: Kubernetes v1.34, pkg/volume/csi/csi_attacher.go (getAttachmentName).
+    """
+    csi = volume["spec"].get("csi")
+    shown = f"{csi.get('volumeHandle')}{csi.get('driver')}" if csi else ""
+    return [f"csi-{sha256(f'{shown}{node}'.encode()).hexdigest()}" for node in nodes if shown]
+
+
+async def find_detaching(reader: Reader, volume: str, names: Iterable[str] = ()) -> Pending | None:
+    """Return that the PersistentVolume of that name must be detached first; None: it is on no node.
+
+    `names`: as for `attached_nodes`.
+    """
+    nodes = await attached_nodes(reader, volume, names=names)
     text = f"PersistentVolume {volume} is being detached from node {', '.join(nodes)}"
     return Pending(PendingReason.DETACHING, text) if nodes else None
 

@@ -1,7 +1,9 @@
 """Rebind of a restored volume, interrupted and repeated."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 
 import pytest
 
@@ -99,15 +101,18 @@ async def test_a_drop_interrupted_at_any_request_continues(applied: bool) -> Non
     assert at > 5
 
 
-async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
-    """A driver may refuse to attach it to the consumer's node before that."""
+@pytest.mark.parametrize("nodes", [(), ("node-a", "node-b")], ids=["all are listed", "its nodes are known"])
+async def test_the_pvc_is_kept_until_the_volume_is_on_no_node(nodes: tuple[str, ...]) -> None:
+    """A driver may refuse to attach it to the consumer's node before that. There may be thousands of attachments."""
     scene = RestoreScene()
+    scene.request = replace(scene.request, nodes=nodes)
     await expose(scene)
     kept = await scene.exposer().read_volume(scene.request)
-    owner = scene.request.owner
+    owner, names = scene.request.owner, list[str]()
     for volume_name, node in ((kept.pv_name, "node-b"), ("other", "node-c"), (kept.pv_name, "node-a")):
         spec = {"attacher": "d", "nodeName": node, "source": {"persistentVolumeName": volume_name}}
-        scene.world.put(VOLUME_ATTACHMENTS, f"{volume_name}-{node}", spec=spec)
+        names.append(f"csi-{sha256(f'{volume_name}hostpath.csi.k8s.io{node}'.encode()).hexdigest()}")
+        scene.world.put(VOLUME_ATTACHMENTS, names[-1], spec=spec)
     await scene.exposer().rebind(scene.request, kept)
     await scene.world.settle()
 
@@ -118,10 +123,12 @@ async def test_the_pvc_is_kept_until_the_volume_is_on_no_node() -> None:
     restored = await scene.world.client.read(PERSISTENT_VOLUME_CLAIMS, owner.namespace, owner.name)
     assert restored is not None
     assert "deletionTimestamp" not in restored["metadata"]
-    for node in ("node-a", "node-b"):
-        await scene.world.client.delete(VOLUME_ATTACHMENTS, "", f"{kept.pv_name}-{node}")
+    for name in names:
+        await scene.world.client.delete(VOLUME_ATTACHMENTS, "", name)
     await rebind(scene, kept)
     assert claim(scene, "app3", "data")["spec"]["volumeName"] == kept.pv_name
+    listed = [one.query for one in scene.world.kube.requests if one.path.endswith(VOLUME_ATTACHMENTS.plural)]
+    assert all(("fieldSelector" in query) is bool(nodes) for query in listed)
 
 
 @pytest.mark.parametrize(

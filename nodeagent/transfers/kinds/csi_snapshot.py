@@ -201,6 +201,7 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
     def _request(self, cr: DataDownload) -> RestoreRequest:
         settings, spec = self.expose_settings().for_attempt(cr), cr.spec
         target, meta = spec.target_volume, cr.metadata
+        nodes = (cr.status.node, *(one.node for one in cr.attempts.interruptions))
         return RestoreRequest(
             owner=Owner.of(cr),
             target_namespace=target.namespace,
@@ -218,6 +219,7 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
             restore=meta.annotations.get(RESTORE_ANNOTATION) or meta.labels.get(VELERO_RESTORE_LABEL) or None,
             by_block=cr.by_block,
             fs_type=target.fs_type,
+            nodes=tuple(dict.fromkeys(filter(None, nodes))),
         )
 
 
