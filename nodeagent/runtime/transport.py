@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import yaml
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
@@ -175,7 +176,10 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
     try:
         loader = await load_kube_config(
-            config_file=where, context=context, client_configuration=configuration, persist_config=False
+            config_file=where,
+            context=context or _current_context(where),
+            client_configuration=configuration,
+            persist_config=False,
         )
     # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
@@ -183,6 +187,15 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
     used: JsonDict = loader.current_context or {}
     namespace: str | None = used.get("context", {}).get("namespace") or None
     return HttpTransport(_endpoint_of(configuration)), namespace
+
+
+def _current_context(where: str) -> str | None:
+    """Return the current context of the first file that sets one, as kubectl does; the library takes the last one's.
+
+    Source: Kubernetes v1.34, "Organizing Cluster Access Using kubeconfig Files" (rules of merging).
+    """
+    files = [Path(path).expanduser() for path in where.split(os.pathsep) if _is_there(path)]
+    return next(filter(None, (yaml.safe_load(file.read_text()).get("current-context") for file in files)), None)
 
 
 def _is_there(where: str) -> bool:

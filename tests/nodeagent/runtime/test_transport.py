@@ -155,6 +155,24 @@ async def test_a_context_without_a_kubeconfig_is_an_error_in_a_pod(monkeypatch: 
         await load_transport(None, "c")
 
 
+async def test_the_current_context_of_the_first_file_counts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with kubectl: otherwise a command acts on another cluster than the person sees."""
+    paths = []
+    for name, current in (("none", ""), ("first", "first"), ("second", "second")):
+        (tmp_path / name).mkdir()
+        path = Path(write_kubeconfig(tmp_path / name, server.url, {"token": name}))
+        text = path.read_text().replace('"u"', f'"{name}"').replace('"c"', f'"{name}"')
+        paths.append(path)
+        path.write_text(text.replace(f'"current-context": "{name}"', f'"current-context": "{current}"'))
+    monkeypatch.setenv("KUBECONFIG", ":".join(map(str, [tmp_path / "absent", *paths, ""])))
+    transport, _ = await load_transport(None)
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert server.requests[0][2] == "Bearer first"
+
+
 @pytest.mark.processes
 async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin"
