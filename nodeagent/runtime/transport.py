@@ -5,6 +5,7 @@ versions that it was tried with; its test in tests/nodeagent/runtime/test_transp
 needed any more.
 """
 
+import asyncio
 import os
 import socket
 import sys
@@ -65,6 +66,7 @@ def _patch_in_needed_classes() -> None:
 _patch_in_needed_classes()
 
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config  # noqa: E402 - as above
+from kubernetes_asyncio.config.kube_config import KubeConfigLoader  # noqa: E402 - as above
 
 _TLS_BUFFER_BYTES: Final = 32 * 1024
 """A TLS record has 16 KiB at most. Source: RFC 8446, 5.2."""
@@ -130,7 +132,7 @@ def _endpoint_of(configuration: Configuration) -> Endpoint:
 
 
 async def _read_headers(configuration: Configuration, url: str) -> Mapping[str, str]:
-    """Return the headers with the credentials; the library renews a token that expires."""
+    """Return the headers with the credentials; the library reads or renews a token that expires."""
     try:
         settings = await configuration.auth_settings()
     except (ConfigException, OSError) as e:
@@ -184,9 +186,18 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
     # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
         raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
+    if "exec_plugin_expiry" in vars(loader):
+        configuration.refresh_api_key_hook = partial(_renew_token, loader, asyncio.Lock())
     used: JsonDict = loader.current_context or {}
     namespace: str | None = used.get("context", {}).get("namespace") or None
     return HttpTransport(_endpoint_of(configuration)), namespace
+
+
+async def _renew_token(loader: KubeConfigLoader, renewing: asyncio.Lock, configuration: Configuration) -> None:
+    """Ask an exec plugin again before its token expires: that is after a quarter of an hour in EKS."""
+    async with renewing:
+        await loader.load_from_exec_plugin()
+        configuration.api_key["BearerToken"] = loader.token
 
 
 def _current_context(where: str) -> str | None:

@@ -174,16 +174,25 @@ async def test_the_current_context_of_the_first_file_counts(
 
 
 @pytest.mark.processes
-async def test_exec_plugin_is_asked_for_a_token(server: Server, tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin"
-    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t3"}}
-    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+@pytest.mark.parametrize(
+    ("expires", "tokens"),
+    [(None, ["t1", "t1"]), ("2999-01-01T00:00:00Z", ["t1", "t1"]), ("2026-01-01T00:00:00Z", ["t11", "t111"])],
+)
+async def test_exec_plugin_is_asked_for_a_token_and_again_once_it_expires(
+    expires: str | None, tokens: list[str], server: Server, tmp_path: Path
+) -> None:
+    plugin, asked = tmp_path / "plugin", tmp_path / "asked"
+    status = {"token": "t$n"} | ({"expirationTimestamp": expires} if expires else {})
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    text = json.dumps(credential).replace('"', '\\"')
+    plugin.write_text(f'#!/bin/sh\nprintf 1 >> {asked}\nn=$(cat {asked})\necho "{text}"\n')
     plugin.chmod(stat.S_IRWXU)
     run: JsonDict = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "args": [], "env": None}
     transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"exec": run}))
-    await transport.request(Request("GET", "/version"))
+    for _ in range(2):
+        await transport.request(Request("GET", "/version"))
     await transport.close()
-    assert server.requests[0][2] == "Bearer t3"
+    assert [token for _, _, token, _ in server.requests] == [f"Bearer {token}" for token in tokens]
 
 
 async def test_responses_of_any_status_are_returned(transport: HttpTransport) -> None:
