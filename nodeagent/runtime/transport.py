@@ -11,8 +11,10 @@ import socket
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -144,11 +146,28 @@ async def _read_headers(configuration: Configuration, url: str) -> Mapping[str, 
 
 
 def _proxy_of_environment(url: str) -> str | None:
-    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for `url`, or None."""
-    parts = urlsplit(url)
-    if not parts.hostname or proxy_bypass(parts.hostname):
+    """Return the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set for `url`, or None, as for kubectl and Velero.
+
+    Source: golang.org/x/net v0.40, http/httpproxy.
+    """
+    parts, proxies = urlsplit(url), getproxies()
+    proxy, host = proxies.get(parts.scheme), parts.hostname
+    if not proxy or not host or proxy_bypass(host) or _is_excluded(host, proxies.get("no", "")):
         return None
-    return getproxies().get(parts.scheme)
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_excluded(host: str, no_proxy: str) -> bool:
+    """Return whether `host` is this machine, or in a network of `no_proxy`: the library knows names and addresses."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    for entry in no_proxy.split(","):
+        with suppress(ValueError):
+            if "/" in entry and address in ip_network(entry.strip(), strict=False):
+                return True
+    return address.is_loopback
 
 
 async def load_transport(kubeconfig: str | None, context: str | None = None) -> tuple[HttpTransport, str | None]:

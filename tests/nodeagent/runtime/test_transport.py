@@ -305,24 +305,29 @@ async def test_a_pod_without_a_service_account_is_an_error(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("environment", "proxy"),
+    ("environment", "host", "proxy"),
     [
-        ({}, None),
-        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
-        ({"https_proxy": "http://proxy:3128", "no_proxy": "cluster.test"}, None),
-        ({"http_proxy": "http://proxy:3128"}, None),
+        ({}, "cluster.test", None),
+        ({"https_proxy": "http://proxy:3128"}, "cluster.test", "http://proxy:3128"),
+        ({"https_proxy": "proxy:3128"}, "cluster.test", "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "cluster.test"}, "cluster.test", None),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": ".svc,a/b, 10.96.0.0/12"}, "10.96.0.1", None),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "10.0.0.0/16,fd00::/8"}, "10.96.0.1", "http://proxy:3128"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "fd00::/8"}, "[fd00::1]", None),
+        ({"https_proxy": "http://proxy:3128"}, "127.0.0.1", None),
+        ({"https_proxy": "http://proxy:3128"}, "localhost", None),
+        ({"http_proxy": "http://proxy:3128"}, "cluster.test", None),
     ],
-    ids=["none", "proxy", "not for this host", "for another scheme"],
 )
-async def test_the_proxy_of_the_environment_is_used(
-    environment: dict[str, str], proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_proxy_of_the_environment_is_used_as_by_other_clients(
+    environment: dict[str, str], host: str, proxy: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("https_proxy", "http_proxy", "no_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    transport, _ = await load_transport(write_kubeconfig(tmp_path, "https://cluster.test:6443", {"token": "t"}))
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, f"https://{host}:6443", {"token": "t"}))
     assert transport._endpoint.options.get("proxy") == proxy
     await transport.close()
 
