@@ -7,6 +7,7 @@ it is silent until its own timeout, minutes later, and nothing else shows that i
 """
 
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -287,6 +288,16 @@ def keep_alive(connection: _Socket) -> None:
     """Set the options on a TCP socket, connected or not."""
     for (level, name), value in KEEPALIVE_OPTIONS.items():
         connection.setsockopt(level, name, value)
+
+
+def trust_like_go(context: ssl.SSLContext) -> None:
+    """Trust the authorities of clusters as other clients do: one without key identifiers, one that is not self-signed.
+
+    Source: Go, crypto/x509 (Verify: each certificate of the pool is trusted); Python 3.13, create_default_context
+    (strict). The authority of a cluster of EKS from before 2020 has no identifier.
+    """
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
 _RETRY_AFTER_LIMIT_SECONDS = 30.0

@@ -19,7 +19,7 @@ import h11
 from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
-from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive
+from core.kube.transport import LineSplitter, Request, Response, check_size, keep_alive, trust_like_go
 
 _PIECE_BYTES: Final = 65536
 
@@ -290,6 +290,7 @@ def pod_transport(environment: Mapping[str, str], clock: Clock, account: Path = 
     try:
         reading = account / "ca.crt"
         authority = ssl.create_default_context(cafile=str(reading))
+        trust_like_go(authority)
         reading = account / "token"
         reading.read_bytes()
     except OSError as e:

@@ -8,6 +8,7 @@ needed any more.
 import asyncio
 import os
 import socket
+import ssl
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ import yaml
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
-from core.kube.transport import keep_alive
+from core.kube.transport import keep_alive, trust_like_go
 from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.runtime.http import Endpoint, HttpTransport
@@ -117,7 +118,13 @@ def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
     connector = session.connector
     session.detach()
     _patch_keepalive(connector)
+    trust_like_go(_tls_of(connector))
     return aiohttp.ClientSession(connector=connector)
+
+
+def _tls_of(connector: aiohttp.BaseConnector | None) -> ssl.SSLContext:
+    context: ssl.SSLContext = vars(connector)["_ssl"]
+    return context
 
 
 def _endpoint_of(configuration: Configuration) -> Endpoint:
