@@ -29,12 +29,14 @@ class Endpoint:
     `url` is the base URL, without a trailing slash. `open_session` returns a new session, which the transport closes.
     `headers` returns what identifies the client; it is called for each request, and raises UnauthorizedError where the
     credentials cannot be read. `options` are more arguments for aiohttp: `ssl`, `proxy`, `server_hostname`.
+    `on_untrusted` is called with the session after the server was not trusted.
     """
 
     url: str
     open_session: Callable[[], aiohttp.ClientSession]
     headers: Callable[[], Awaitable[Mapping[str, str]]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    on_untrusted: Callable[[aiohttp.ClientSession], None] = lambda _: None
 
 
 class HttpTransport:
@@ -130,16 +132,21 @@ class HttpTransport:
         headers = {"Accept": "application/json"} | dict(await self._endpoint.headers())
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        return await self._open_session().request(
-            request.method,
-            self._endpoint.url + request.path,
-            params=dict(request.query),
-            data=request.body,
-            headers=headers,
-            timeout=timeout,
-            allow_redirects=False,
-            **self._endpoint.options,
-        )
+        session = self._open_session()
+        try:
+            return await session.request(
+                request.method,
+                self._endpoint.url + request.path,
+                params=dict(request.query),
+                data=request.body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                **self._endpoint.options,
+            )
+        except aiohttp.ClientSSLError:
+            self._endpoint.on_untrusted(session)
+            raise
 
 
 async def _binary(request: Request, opened: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[bytes, None]:

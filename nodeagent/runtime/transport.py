@@ -127,6 +127,13 @@ def _tls_of(connector: aiohttp.BaseConnector | None) -> ssl.SSLContext:
     return context
 
 
+def _reload_authorities(configuration: Configuration, session: aiohttp.ClientSession) -> None:
+    """Trust what the file with the cluster's authorities has now: they may have been replaced since the start."""
+    if configuration.ssl_ca_cert:
+        with suppress(OSError):
+            _tls_of(session.connector).load_verify_locations(cafile=configuration.ssl_ca_cert)
+
+
 def _endpoint_of(configuration: Configuration) -> Endpoint:
     """Return the endpoint of a library configuration: its session with TLS, its credentials."""
     url = (configuration.host or "").rstrip("/")
@@ -137,6 +144,7 @@ def _endpoint_of(configuration: Configuration) -> Endpoint:
         partial(_patch_session, configuration),
         partial(_read_headers, configuration, url),
         {key: value for key, value in named.items() if value},
+        partial(_reload_authorities, configuration),
     )
 
 

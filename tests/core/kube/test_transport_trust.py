@@ -1,4 +1,4 @@
-"""Agents and data movers trust the API servers that other clients trust."""
+"""Agents and data movers trust the API servers that other clients trust, also after their authority was replaced."""
 
 import ssl
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from core.clock import SystemClock
+from core.kube.errors import UnreachableError
 from core.kube.transport import Request, Transport
 from datamover.pod.api_transport import pod_transport
 from nodeagent.runtime.transport import load_transport
@@ -99,5 +100,21 @@ async def test_the_authority_of_a_cluster_is_trusted_as_it_is(authority: str, ki
     (tmp_path / "ca.crt").write_bytes(issuer.certificate.read_bytes())
     async with _serving(server) as port:
         transport = await _connect(tmp_path, port, kind)
+        assert (await transport.request(Request("GET", "/version"))).status == 200
+        await transport.close()
+
+
+async def test_an_agent_trusts_the_authority_that_has_replaced_another_one(tmp_path: Path) -> None:
+    before, after = (_Pair.make(tmp_path, name, *_AUTHORITY) for name in ("before", "after"))
+    server = _Pair.make(tmp_path, "server", *_SERVER, by=after)
+    (tmp_path / "ca.crt").write_bytes(before.certificate.read_bytes())
+    async with _serving(server) as port:
+        transport = await _connect(tmp_path, port, "agent")
+        for content in (b"", after.certificate.read_bytes()):
+            with pytest.raises(UnreachableError, match="certificate verify failed"):
+                await transport.request(Request("GET", "/version"))
+            (tmp_path / "ca.crt").write_bytes(content)
+        with pytest.raises(UnreachableError, match="certificate verify failed"):
+            await transport.request(Request("GET", "/version"))
         assert (await transport.request(Request("GET", "/version"))).status == 200
         await transport.close()
