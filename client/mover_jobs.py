@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
 
 _POLL_SECONDS: Final = 2.0
-_REQUEST_TIMEOUT: Final = timedelta(seconds=90)
+_REQUEST_TIMEOUT: Final = timedelta(seconds=150)
 """More than the retries of a client take."""
 
 _KEEP_TIMEOUT: Final = timedelta(minutes=5)

@@ -40,7 +40,7 @@ from exposer.manifests import read_error, volume_mode
 from exposer.ownership import DELETE, RETAIN, original_policy, patch_if_there, without_marks
 from exposer.workload import describe_users
 
-REQUEST_TIMEOUT: Final = timedelta(seconds=90)
+REQUEST_TIMEOUT: Final = timedelta(seconds=150)
 """More than the retries of a client take."""
 
 _READY_TIMEOUT: Final = timedelta(minutes=10)

@@ -54,6 +54,12 @@ _PAGE_SIZE = 500
 _RAW_PAGE_SIZE: Final = 2000
 """Of objects that are not decoded here: a page of transfers has 5 MiB."""
 
+_WRITE_SECONDS: Final = 65.0
+"""Webhooks take up to 30 seconds each, also those whose failure is ignored; the API server ends a write after 60.
+
+Source: Kubernetes v1.34, RequestTimeout in staging/src/k8s.io/apiserver/pkg/server/config.go.
+"""
+
 _PAGE_SECONDS: Final = 10.0
 """A pod behind a network policy does not answer at all, and a user is waiting."""
 
@@ -146,7 +152,8 @@ class KubeClient:
             NotServedError: the API server does not serve `resource`.
             UnknownPathError: the 404 is not the API server's own, and `resource` may be served.
         """
-        request = replace(request, urgent=self._urgent)
+        seconds = request.timeout_seconds if request.method == "GET" else _WRITE_SECONDS
+        request = replace(request, urgent=self._urgent, timeout_seconds=seconds)
 
         async def once() -> _T:
             response = await self.transport.request(request)

@@ -143,7 +143,7 @@ _DEADLINE_CHECK_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 5.0
 """Between two reads of a transfer or mover pod that no watch of this agent covers."""
 
-_ANNOUNCING_SECONDS: Final = 120.0
+_ANNOUNCING_SECONDS: Final = 180.0
 """Longer than the write of an interruption takes, with all repetitions: its clock is read before."""
 
 _Step = Callable[[Case], Awaitable[Requeue | None]]

@@ -1,5 +1,6 @@
 """The client with errors, lost responses and pages; other cases are in the contract."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -17,7 +18,7 @@ from core.kube.errors import (
     UnreachableError,
 )
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
-from core.kube.transport import Response, Retry
+from core.kube.transport import Request, Response, Retry
 from core.models.base import JsonDict, ObjectMeta
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -51,6 +52,24 @@ def config_map(name: str, **metadata: object) -> JsonDict:
 )
 def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
     assert path == expected
+
+
+class SlowKube(FakeKube):
+    """One with webhooks that do not answer, and whose failure is ignored: without a client that waits, it stops."""
+
+    async def request(self, request: Request) -> Response:
+        seconds = 0.0 if request.method == "GET" else 59.0
+        await asyncio.sleep(min(seconds, request.timeout_seconds))
+        if request.timeout_seconds < seconds:
+            raise UnreachableError(f"{request.method} {request.path}: timed out")
+        return await super().request(request)
+
+
+async def test_a_write_waits_for_webhooks_as_long_as_the_server() -> None:
+    client = KubeClient(SlowKube(), Retry(LoopClock()))
+    created = await client.create(CONFIG_MAPS, config_map("x"))
+    await client.patch_if_unchanged(CONFIG_MAPS, created, {"data": {"a": "b"}})
+    assert await client.delete(CONFIG_MAPS, "a", "x") is Deletion.DONE
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../secrets/s", "a?watch=true", "a%2Fb", "a b", "a\n"])
