@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from core.clock import Backoff
 from core.errors import AgentError
 from core.kube.resources import PODS
 from core.logs import fields
@@ -25,6 +26,9 @@ _COLLECT_SECONDS: Final = 600.0
 
 _AGAIN_SECONDS: Final = 10.0
 """Between collections while leaked objects exist, and until the first one after a deletion."""
+
+_AGAIN: Final = Backoff(_AGAIN_SECONDS, _COLLECT_SECONDS)
+"""The same while nothing changes, such as for days because of a finalizer: some lists are of the whole cluster."""
 
 _SETTLED_SECONDS: Final = 30.0
 """How long an owner must be missing: the index may be stale."""
@@ -55,14 +59,16 @@ class GarbageCollector:
 
     async def run(self) -> None:
         """Collect until canceled: at the start, every ten minutes, and soon after a transfer was deleted."""
-        due_at_seconds = self._clock.monotonic()
+        due_at_seconds, blocked = self._clock.monotonic(), 1
         while True:
             if self._observe_deletions():
                 due_at_seconds = min(due_at_seconds, self._clock.monotonic() + _AGAIN_SECONDS)
             if self._clock.monotonic() >= due_at_seconds:
-                pause_seconds = _AGAIN_SECONDS
+                pause_seconds, before = _AGAIN_SECONDS, self._logged
                 try:
-                    pause_seconds = _AGAIN_SECONDS if await self._collect() else _COLLECT_SECONDS
+                    left = await self._collect()
+                    blocked = blocked + 1 if before == self._logged and left == len(before) else 1
+                    pause_seconds = _AGAIN.seconds_after(blocked) if left else _COLLECT_SECONDS
                 except AgentError as e:
                     self._last_error = str(e)
                     self._faults.report("", "garbage collection failed, will retry", e, level=logging.WARNING)
@@ -84,8 +90,8 @@ class GarbageCollector:
         self._seen = now
         return deleted
 
-    async def _collect(self) -> bool:
-        """Take the next deletion step for every missing owner; return whether leaked objects are left."""
+    async def _collect(self) -> int:
+        """Take the next deletion step for every missing owner; return how many have leaked objects left."""
         transfers = list(self._transfers())
         alive = {entry.uid for entry in transfers if entry.finalizer or not entry.phase.final}
         found = await list_leaked_objects(self._cluster.client, self._rules.namespace, copies=self._rules.has_copies())
@@ -99,7 +105,7 @@ class GarbageCollector:
         for left in leaked:
             if self._clock.monotonic() - self._missing_since_seconds[left.uid] >= _SETTLED_SECONDS:
                 await self._delete(left)
-        return bool(leaked)
+        return len(leaked)
 
     async def _delete(self, left: LeakedObjects) -> None:
         self._cluster.check_leading()
