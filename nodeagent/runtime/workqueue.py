@@ -119,7 +119,8 @@ def describe_causes(group: BaseExceptionGroup[BaseException]) -> str:
 
 K = TypeVar("K", bound=Hashable)
 
-_BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=300.0)
+LONGEST_BACKOFF_SECONDS: Final = 300.0
+_BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=LONGEST_BACKOFF_SECONDS)
 
 _CONFLICT_SECONDS: Final = 1.0
 _FAULT_SECONDS: Final = 60.0
@@ -315,9 +316,11 @@ class WorkQueue(Generic[K]):
 class Timers:
     """One timer per key, such as the UID of a transfer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, most_seconds: float = math.inf) -> None:
+        """Count at most so much between two observations: without the API server nothing can go on, or be observed."""
         self._clock = clock
-        self._started: dict[str, tuple[str, float]] = {}
+        self._most_seconds = most_seconds
+        self._observed: dict[str, tuple[str, float, float]] = {}
 
     def seconds(self, key: str, of: str = "") -> float:
         """Return how long `of` has been observed for `key`; 0.0 at first, and after something else was observed.
@@ -325,20 +328,20 @@ class Timers:
         In whole milliseconds: the rest of a timeout is then 0.0, and not a rounding error, when it is over.
         """
         now = self._clock.monotonic()
-        started = self._started.get(key)
-        if started is None or started[0] != of:
-            started = self._started[key] = (of, now)
-        return round(now - started[1], 3)
+        last_of, seconds, at = self._observed.get(key, ("", 0.0, now))
+        seconds = seconds + min(now - at, self._most_seconds) if last_of == of else 0.0
+        self._observed[key] = (of, seconds, now)
+        return round(seconds, 3)
 
     def forget(self, key: str) -> None:
         """Remove the timer of `key`."""
-        self._started.pop(key, None)
+        self._observed.pop(key, None)
 
     def retain(self, keys: AbstractSet[str]) -> None:
         """Remove all timers but the ones of `keys`."""
-        for key in self._started.keys() - keys:
-            del self._started[key]
+        for key in self._observed.keys() - keys:
+            del self._observed[key]
 
     def __len__(self) -> int:
         """Return the number of timers."""
-        return len(self._started)
+        return len(self._observed)

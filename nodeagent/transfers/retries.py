@@ -19,7 +19,7 @@ from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
-from nodeagent.runtime.workqueue import Timers
+from nodeagent.runtime.workqueue import LONGEST_BACKOFF_SECONDS, Timers
 from nodeagent.transfers.mover_pod import explain_loss, rejection_reason
 
 _CHECK_SECONDS: Final = 5.0
@@ -125,7 +125,7 @@ class PendingRecords:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._records: dict[str, PendingRecord] = {}
-        self._operations = Timers(clock)
+        self._operations = Timers(clock, most_seconds=LONGEST_BACKOFF_SECONDS)
 
     def get(self, uid: str) -> PendingRecord:
         """Return what is known about a transfer."""

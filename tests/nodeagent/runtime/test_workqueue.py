@@ -312,6 +312,13 @@ def test_a_timer_begins_with_the_first_observation(skew: timedelta) -> None:
     assert timers.seconds("uid") == 600.0
 
 
+def test_a_timer_counts_no_more_between_two_observations_than_it_may() -> None:
+    clock = HandClock()
+    timers = Timers(clock, most_seconds=300.0)
+    for clock.seconds, counted in ((0.0, 0.0), (100.0, 100.0), (2500.0, 400.0), (2700.0, 600.0)):
+        assert timers.seconds("uid") == counted
+
+
 def test_a_timer_begins_again_when_something_else_is_observed() -> None:
     clock = HandClock()
     timers = Timers(clock)

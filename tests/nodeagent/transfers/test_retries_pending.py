@@ -149,6 +149,8 @@ def test_an_operation_is_measured_from_its_first_observation(skew: timedelta) ->
     clock.seconds = 101.0
     records.decide_report("a", NODES)
     assert records.operation_seconds("a", "deletion of x") == 1.0
+    clock.seconds = 400.0
+    assert records.operation_seconds("a", "deletion of x") == 300.0
     clock.seconds = 700.0
     assert records.operation_seconds("a", "deletion of x") == 600.0
     assert records.operation_seconds("a", "readiness of y") == 0.0
