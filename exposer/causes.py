@@ -4,6 +4,7 @@ Source: Kubernetes v1.34, pkg/kubelet/events/event.go, pkg/controller/volume/eve
 kubernetes-csi/external-provisioner v5, pkg/controller.
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -132,6 +133,9 @@ _PAUSE_SECONDS: Final = 4.0
 _QUERIES_PER_SECOND: Final = 5.0
 """For all pods together: with many pending pods, each is queried less often."""
 
+_ANSWER_SECONDS: Final = 5.0
+"""Events may be in an etcd of their own that does not answer; the pod may start meanwhile."""
+
 _FORGET_SECONDS: Final = 300.0
 """A pod that was not checked for this long is dropped."""
 
@@ -226,7 +230,7 @@ class CauseFinder:
                 return None
             stuck = f"Pod {pod_place(pod)} cannot start on node {pod['spec']['nodeName']} yet"
             return _add_cause(pending, cause, stuck if cause.blocked else pending.message)
-        except KubeError as e:
+        except (KubeError, TimeoutError) as e:
             meta = pod["metadata"]
             extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))
             _log.debug("failed to read why the pod is pending, will retry", extra=extra)
@@ -251,7 +255,8 @@ class CauseFinder:
     async def _events_of(self, obj: Object) -> list[Event]:
         meta = obj["metadata"]
         selector = f"involvedObject.uid={meta['uid']}"
-        return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
 
 
 def _add_cause(pending: Pending, cause: Pending, what: str) -> Pending:

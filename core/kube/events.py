@@ -3,6 +3,7 @@
 Source: Kubernetes v1.34, client-go tools/record; tests/recordings/velero-1.18.2/events-*.json.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Final, Self
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.errors import AlreadyExistsError
+from core.kube.errors import AlreadyExistsError, UnreachableError
 from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
 from core.kube.resources import EVENTS
 from core.kube.types import Manifest, Object
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 
 _NAME_LIMIT: Final = 253
 """Source: Kubernetes, maximum length of an object's name."""
+
+_ANSWER_SECONDS: Final = 10.0
+"""Events may be in an etcd of their own that does not answer, and are not worth a longer wait."""
 
 _CLUSTER_SCOPED_NAMESPACE: Final = "default"
 """Namespace of Events on cluster-scoped objects. Source: Kubernetes, validation of Events."""
@@ -66,7 +70,8 @@ class EventRecorder:
     async def record(self, about: ObjectRef, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event on the object, in its namespace.
 
-        What has the form of a secret is redacted; a message over 1,024 bytes is truncated.
+        What has the form of a secret is redacted; a message over 1,024 bytes is truncated. Raise UnreachableError if
+        there is no answer soon.
         """
         now = format_time(self._clock.now())
         # Unique among the Events of the object, as in client-go: a time in nanoseconds.
@@ -95,7 +100,11 @@ class EventRecorder:
                 _log.warning("cannot write an Event to %s: %s", self._files, e.strerror, extra={"reason": reason})
         # An Event of that name is this one, created by an attempt whose response was lost.
         with suppress(AlreadyExistsError):
-            await self._client.create(EVENTS, event)
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await self._client.create(EVENTS, event)
+            except TimeoutError as e:
+                raise UnreachableError(f"no answer to Event {reason} within {_ANSWER_SECONDS:.0f} s") from e
 
 
 def _truncate(message: str) -> str:

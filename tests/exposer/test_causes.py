@@ -1,5 +1,6 @@
 """Queries for the causes of pending pods: when, which objects, and how often."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from core.kube.transport import Retry
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, NoDeviceError, Pending
 from exposer.ownership import is_refused
+from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -283,6 +285,16 @@ async def test_a_failed_query_has_no_cause() -> None:
     scene.put_claim("pv")
     scene.kube.fail_next("GET", EVENTS.plural, 403)
     found = await scene.explain_at(0.0, 3.0, node="a")
+    assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
+
+
+async def test_a_query_that_is_not_answered_delays_little() -> None:
+    scene = Scene()
+    scene.put_claim("pv")
+    gate = Gate(scene.kube, lambda request: EVENTS.plural in request.path)
+    scene.finder = CauseFinder(KubeClient(gate, Retry(LoopClock())), scene.clock)
+    async with asyncio.timeout(6):
+        found = await scene.explain_at(0.0, 3.0, node="a")
     assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
 
 

@@ -30,15 +30,22 @@ pytestmark = pytest.mark.looptime
 
 @dataclass
 class Line(Transport):
-    """The way to an API server that does not answer while it is `down`, or never about what is in `broken`."""
+    """The way to an API server that does not answer while it is `down`, or never about what is in `broken`.
+
+    For an answer about what is in `silent`, a client waits in vain.
+    """
 
     inner: Transport
     down: bool = False
     broken: str = " "
+    silent: str = " "
     failed_at: list[float] = field(default_factory=list)
 
     async def request(self, request: Request) -> Response:
         self._check(request)
+        if self.silent in request.path:
+            await asyncio.sleep(request.timeout_seconds)
+            raise UnreachableError(f"{request.method} {request.path}: timed out")
         return await self.inner.request(request)
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
@@ -86,6 +93,11 @@ async def test_a_transfer_continues_within_a_minute_after_a_long_outage() -> Non
             await asyncio.sleep(30)
             world.cluster.snapshots_become_ready = True
             await world.until(lambda: world.phase() == "Completed", seconds=60)
+
+
+async def test_events_that_are_not_answered_delay_no_transfer() -> None:
+    async with open_world(accepted(data_upload())) as world, _running(world, Line(world.kube, silent="/events")):
+        await world.until(lambda: world.phase() == "Completed", seconds=90)
 
 
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Completed"])
