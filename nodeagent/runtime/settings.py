@@ -122,7 +122,7 @@ def node_name_from(flag: str, environ: Mapping[str, str], *, kubeconfig: str | N
 
 
 KUBECONFIG_HELP: Final = (
-    "kubeconfig file (default: the pod's ServiceAccount; outside of a pod $KUBECONFIG, then ~/.kube/config)"
+    "kubeconfig file (default: $KUBECONFIG, then ~/.kube/config; in a pod without them, its ServiceAccount)"
 )
 KUBECONTEXT_HELP: Final = "context of the kubeconfig (default: its current one)"
 

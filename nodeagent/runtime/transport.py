@@ -188,8 +188,8 @@ def _is_excluded(host: str, no_proxy: str) -> bool:
 async def load_transport(kubeconfig: str | None, context: str | None = None) -> tuple[HttpTransport, str | None]:
     """Return the transport to the API server, and the namespace of the kubeconfig's context, if any.
 
-    Without `kubeconfig` a pod uses its ServiceAccount; outside of a pod, $KUBECONFIG and then
-    ~/.kube/config apply, as for kubectl. `context` is the name of a context in it; None: the current one.
+    Without `kubeconfig`, $KUBECONFIG and then ~/.kube/config apply, as for kubectl; if there is none, a pod uses its
+    ServiceAccount. `context` is the name of a context in it; None: the current one.
 
     Raises:
         ConfigError: no usable configuration; the message names what was tried.
@@ -197,7 +197,8 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
     _patch_tls_buffer()
     configuration = Configuration()
     _patch_connection_limit(configuration)
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and not _is_there(where):
         if context:
             raise ConfigError(
                 f"--kubecontext {context} needs --kubeconfig PATH: a pod's ServiceAccount has no contexts"
@@ -207,7 +208,6 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
         except (ConfigException, OSError) as e:
             raise ConfigError(f"cannot use the pod's ServiceAccount: {e}") from e
         return HttpTransport(_endpoint_of(configuration)), None
-    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not _is_there(where):
         raise ConfigError(f"kubeconfig {where} does not exist: set --kubeconfig PATH, or run the agent in a pod")
     try:

@@ -119,8 +119,20 @@ async def test_nothing_is_sent_after_the_end(server: Server, transport: HttpTran
     assert server.requests == []
 
 
-async def test_the_environments_kubeconfig(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, {"token": "t2"}))
+@pytest.mark.parametrize("in_pod", [False, True])
+@pytest.mark.parametrize("at_home", [False, True])
+async def test_the_environments_kubeconfig(
+    in_pod: bool, at_home: bool, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with kubectl: a job of a CI system runs in a pod of another cluster than it is about."""
+    if in_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    written = Path(write_kubeconfig(tmp_path, server.url, {"token": "t2"}))
+    if at_home:
+        (tmp_path / "home" / ".kube").mkdir(parents=True)
+        written.rename(tmp_path / "home" / ".kube" / "config")
+    else:
+        monkeypatch.setenv("KUBECONFIG", str(written))
     transport, namespace = await load_transport(None)
     await transport.request(Request("GET", "/version"))
     await transport.close()
