@@ -192,9 +192,9 @@ class Outages:
     def observe(self, status: int) -> None:
         """Take in the HTTP status of an answer; 0: there was none.
 
-        A rejection (4xx) is an answer too: the API server works.
+        A rejection (4xx) is an answer too: the API server works, unless it cannot check the agent's token.
         """
-        failing = status == 0 or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        failing = status in {_NO_ANSWER, HTTPStatus.UNAUTHORIZED} or status >= HTTPStatus.INTERNAL_SERVER_ERROR
         ended, self._failing = self._failing and not failing, failing
         if ended:
             for on_end in self._subscribers:

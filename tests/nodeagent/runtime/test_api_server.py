@@ -203,6 +203,7 @@ async def test_requests_in_flight_are_limited_except_urgent_ones(looptime: float
         pytest.param([0, 0, 200, 200], 1, id="no answers"),
         pytest.param([500, 503, 200], 1, id="errors of the server"),
         pytest.param([0, 409], 1, id="a rejection is an answer"),
+        pytest.param([401, 401, 403], 1, id="a token that cannot be checked"),
         pytest.param([0, 200, 0, 200], 2, id="twice"),
     ],
 )
