@@ -208,6 +208,10 @@ class WorkQueue(Generic[K]):
             # Wakes one worker, not all.
             self._ready_count.release()
 
+    def waits(self, key: K) -> bool:
+        """Return whether `key` is due later."""
+        return key in self._due
+
     def add_after(self, key: K, seconds: float) -> None:
         """Enqueue `key` in `seconds`; the earliest of several times counts."""
         at = self._clock.monotonic() + max(0.0, seconds)

@@ -164,6 +164,8 @@ class OrphanRecovery:
         for entry in entries:
             action = self._action_for(entry)
             later = action in _MAY_WAIT and entry.key in self._not_before
+            # One that is blocked is retried every minute.
+            later |= action is RecoveryAction.CLEAN_UP and self._queue.waits(entry.key)
             reported = action is RecoveryAction.REPORT_INVALID and self._explained.get(entry.uid) == entry.fault
             if action is not RecoveryAction.NOTHING and not later and not reported:
                 self._queue.add(entry.key)

@@ -279,3 +279,16 @@ def test_every_case_matches_the_table() -> None:
 @pytest.mark.parametrize("action", RecoveryAction, ids=str)
 def test_every_step_is_needed_by_some_case(action: RecoveryAction) -> None:
     assert any(decide_recovery(transfer, owner) is action for transfer, owner in every_case())
+
+
+async def test_a_blocked_cleanup_is_retried_every_minute() -> None:
+    scene = open_scene("node-a")
+    scene.add("du", status={"phase": "Completed"}, labels={NODE_LABEL: "gone"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kind.held["du"] = Pending("CleaningUp", "VolumeSnapshotContent du is being deleted")
+    async with scene.dispatching():
+        await asyncio.sleep(900)
+        before = len(scene.kind.cleaned)
+        await asyncio.sleep(600)
+        assert 9 <= len(scene.kind.cleaned) - before <= 11
+        scene.kind.held.clear()
+        await scene.until(lambda: NODE_LABEL not in scene.transfer("du")["metadata"].get("labels", {}), seconds=70)
