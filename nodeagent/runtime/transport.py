@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import ModuleType
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -74,6 +74,9 @@ from kubernetes_asyncio.config.kube_config import KubeConfigLoader  # noqa: E402
 _TLS_BUFFER_BYTES: Final = 32 * 1024
 """A TLS record has 16 KiB at most. Source: RFC 8446, 5.2."""
 
+_IN_HEADERS: Final = "!#$&'*+^`|"
+"""What the name of a header may have beside letters, digits and "-._~". Source: RFC 9110, 5.6.2."""
+
 
 def _patch_tls_buffer() -> None:
     """Let asyncio read 32 KiB at a time from a TLS connection, in this process.
@@ -108,8 +111,8 @@ def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     return opened
 
 
-def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
-    """Return a session on the library's connector that does not read the environment per request.
+def _patch_session(configuration: Configuration, headers: Sequence[tuple[str, str]] = ()) -> aiohttp.ClientSession:
+    """Return a session on the library's connector that does not read the environment per request, with these headers.
 
     The library's session looks for proxies and ~/.netrc for each request, in threads: a tenth of
     an agent's CPU time and memory. Tried with kubernetes_asyncio 33 to 36, aiohttp 3.12 to 3.14.
@@ -119,7 +122,7 @@ def _patch_session(configuration: Configuration) -> aiohttp.ClientSession:
     session.detach()
     _patch_keepalive(connector)
     trust_like_go(_tls_of(connector))
-    return aiohttp.ClientSession(connector=connector)
+    return aiohttp.ClientSession(connector=connector, headers=headers)
 
 
 def _tls_of(connector: aiohttp.BaseConnector | None) -> ssl.SSLContext:
@@ -134,14 +137,14 @@ def _reload_authorities(configuration: Configuration, session: aiohttp.ClientSes
             _tls_of(session.connector).load_verify_locations(cafile=configuration.ssl_ca_cert)
 
 
-def _endpoint_of(configuration: Configuration) -> Endpoint:
-    """Return the endpoint of a library configuration: its session with TLS, its credentials."""
+def _endpoint_of(configuration: Configuration, headers: Sequence[tuple[str, str]] = ()) -> Endpoint:
+    """Return the endpoint of a library configuration: its session with TLS and more headers, its credentials."""
     url = (configuration.host or "").rstrip("/")
     proxy = configuration.proxy or _proxy_of_environment(url)
     named = {"proxy": proxy, "server_hostname": configuration.tls_server_name}
     return Endpoint(
         url,
-        partial(_patch_session, configuration),
+        partial(_patch_session, configuration, headers),
         partial(_read_headers, configuration, url),
         {key: value for key, value in named.items() if value},
         partial(_reload_authorities, configuration),
@@ -224,7 +227,20 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
         configuration.refresh_api_key_hook = partial(_renew_token, loader, asyncio.Lock())
     used: JsonDict = loader.current_context or {}
     namespace: str | None = used.get("context", {}).get("namespace") or None
-    return HttpTransport(_endpoint_of(configuration)), namespace
+    user = vars(loader)["_user"]
+    return HttpTransport(_endpoint_of(configuration, _impersonate(user.value if user else {}))), namespace
+
+
+def _impersonate(user: JsonDict) -> list[tuple[str, str]]:
+    """Return the headers by which a user of a kubeconfig acts as another one; the library does not know these fields.
+
+    Source: Kubernetes v1.34, staging/src/k8s.io/client-go/transport/round_trippers.go.
+    """
+    if not user.get("as"):
+        return []
+    extra = {f"Extra-{quote(key, _IN_HEADERS)}": values for key, values in (user.get("as-user-extra") or {}).items()}
+    fields = {"User": [user["as"]], "Group": user.get("as-groups"), "Uid": user.get("as-uid") and [user["as-uid"]]}
+    return [(f"Impersonate-{name}", value) for name, values in (fields | extra).items() for value in values or []]
 
 
 async def _renew_token(loader: KubeConfigLoader, renewing: asyncio.Lock, configuration: Configuration) -> None:

@@ -26,6 +26,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str, str]] = []
+        self.impersonated: list[tuple[str, str]] = []
         self.url = ""
         self.released = asyncio.Event()
 
@@ -34,6 +35,7 @@ class Server:
         body = (await request.read()).decode()
         seen = (request.method, request.path_qs, headers.get("Authorization", ""), headers.get("Content-Type", ""))
         self.requests.append(seen)
+        self.impersonated += [(key, value) for key, value in headers.items() if key.startswith("Impersonate-")]
         match request.path:
             case "/forbidden":
                 return web.json_response({"message": "no", "reason": "Forbidden"}, status=403)
@@ -117,6 +119,17 @@ async def test_nothing_is_sent_after_the_end(server: Server, transport: HttpTran
     with pytest.raises(UnreachableError, match="GET /version: this client is closed"):
         await transport.request(Request("GET", "/version"))
     assert server.requests == []
+
+
+async def test_a_user_acts_as_another_one_as_with_kubectl(server: Server, tmp_path: Path) -> None:
+    other: JsonDict = {"as": "jo", "as-groups": ["g1", "g2"], "as-uid": "7", "as-user-extra": {"a.io/scope": ["s"]}}
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t"} | other))
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    groups = [("Impersonate-Group", "g1"), ("Impersonate-Group", "g2")]
+    extra = ("Impersonate-Extra-a.io%2Fscope", "s")
+    assert server.impersonated == [("Impersonate-User", "jo"), *groups, ("Impersonate-Uid", "7"), extra]
+    assert [token for _, _, token, _ in server.requests] == ["Bearer t"]
 
 
 @pytest.mark.parametrize("in_pod", [False, True])
