@@ -223,12 +223,12 @@ async def load_transport(kubeconfig: str | None, context: str | None = None) -> 
     # The library does not wrap the errors of its parser and of exec plugins.
     except Exception as e:
         raise ConfigError(f"cannot use kubeconfig {where}: {' '.join(str(e).split())}") from e
-    if "exec_plugin_expiry" in vars(loader):
+    user = vars(loader)["_user"].value if vars(loader)["_user"] else {}
+    if "exec_plugin_expiry" in vars(loader) or "tokenFile" in user:
         configuration.refresh_api_key_hook = partial(_renew_token, loader, asyncio.Lock())
     used: JsonDict = loader.current_context or {}
     namespace: str | None = used.get("context", {}).get("namespace") or None
-    user = vars(loader)["_user"]
-    return HttpTransport(_endpoint_of(configuration, _impersonate(user.value if user else {}))), namespace
+    return HttpTransport(_endpoint_of(configuration, _impersonate(user))), namespace
 
 
 def _impersonate(user: JsonDict) -> list[tuple[str, str]]:
@@ -244,10 +244,9 @@ def _impersonate(user: JsonDict) -> list[tuple[str, str]]:
 
 
 async def _renew_token(loader: KubeConfigLoader, renewing: asyncio.Lock, configuration: Configuration) -> None:
-    """Ask an exec plugin again before its token expires: that is after a quarter of an hour in EKS."""
+    """Read a file's token again; ask an exec plugin before its token expires: after a quarter of an hour in EKS."""
     async with renewing:
-        await loader.load_from_exec_plugin()
-        configuration.api_key["BearerToken"] = loader.token
+        await loader.load_and_set(configuration)
 
 
 def _current_context(where: str) -> str | None:

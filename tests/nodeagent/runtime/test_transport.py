@@ -220,6 +220,18 @@ async def test_exec_plugin_is_asked_for_a_token_and_again_once_it_expires(
     assert [token for _, _, token, _ in server.requests] == [f"Bearer {token}" for token in tokens]
 
 
+async def test_a_token_in_a_file_may_be_replaced(server: Server, tmp_path: Path) -> None:
+    """By the kubelet: a token of a ServiceAccount is valid for an hour."""
+    token = tmp_path / "token"
+    token.write_text("t1\n")
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"tokenFile": "token"}))
+    await transport.request(Request("GET", "/version"))
+    token.write_text("t2\n")
+    await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert [token for _, _, token, _ in server.requests] == ["Bearer t1", "Bearer t2"]
+
+
 async def test_responses_of_any_status_are_returned(transport: HttpTransport) -> None:
     forbidden = await transport.request(Request("GET", "/forbidden"))
     busy = await transport.request(Request("GET", "/busy"))
