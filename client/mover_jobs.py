@@ -18,7 +18,7 @@ from client.session import Session, StepTimeoutError
 from core.clock import Deadline
 from core.errors import AgentError, ResultError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError
+from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, JOBS
 from core.kube.types import Job, Manifest, Pod
 from core.models.base import WireModel
@@ -211,13 +211,22 @@ async def open_job(tools: Session, manifest: Manifest) -> AsyncIterator[Job]:
     name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
-        create = partial(tools.client.create, JOBS, manifest)
+        create = partial(_create, tools, manifest)
         job = await tools.finish(f"create Job {name}", _REQUEST_TIMEOUT, create)
         tools.on_created(job)
         yield job
     finally:
         delete = partial(_delete, tools, manifest["metadata"])
         await tools.finish(f"delete Job {name}", _REQUEST_TIMEOUT, delete)
+
+
+async def _create(tools: Session, manifest: Manifest) -> Job:
+    try:
+        return await tools.client.create(JOBS, manifest)
+    except AlreadyExistsError:
+        # Its name is random: the answer to an earlier attempt was lost.
+        meta = manifest["metadata"]
+        return await tools.client.get(JOBS, meta["namespace"], meta["name"])
 
 
 async def end_jobs(tools: Session, jobs: Sequence[Job], timeout: timedelta) -> None:

@@ -57,6 +57,7 @@ class RestoreScene:
     clock: Clock = field(default_factory=LoopClock)
     notes: list[str] = field(default_factory=list)
     make_kube: Callable[[Clock], FakeKube] = FakeKube
+    attempts: int = 1
 
     def __post_init__(self) -> None:
         self.user = UserScene(kube=self.make_kube(self.clock))
@@ -108,7 +109,7 @@ class RestoreScene:
 
     @property
     def client(self) -> KubeClient:
-        return KubeClient(self.kube, Retry(self.clock, attempts=1))
+        return KubeClient(self.kube, Retry(self.clock, attempts=self.attempts))
 
     @property
     def tools(self) -> Session:

@@ -48,6 +48,13 @@ async def test_each_repository_is_read_by_a_job_that_is_deleted(scene: Verificat
     assert scene.base.notes == []
 
 
+async def test_a_job_whose_creation_was_not_answered_is_used(scene: VerificationScene) -> None:
+    scene.base.attempts = 2
+    scene.base.kube.fail_next("POST", "/jobs", "lost-applied")
+    assert [one.outcome for one in await scene.run()] == [VolumeOutcome.PASSED] * 2
+    assert (len(scene.seen), scene.jobs) == (2, [])
+
+
 async def test_volumes_of_one_repository_are_read_by_one_job() -> None:
     scene = _join(VerificationScene(results={"s2": failed("s2")}))
     found = await scene.run()
