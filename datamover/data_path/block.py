@@ -40,6 +40,9 @@ _PIECE_BYTES: Final = 64 * 1024
 _BUFFER_BYTES: Final = 16 * _PIECE_BYTES
 _ZEROS: Final = bytes(_BUFFER_BYTES)
 
+_HOLE_BYTES: Final = 256 * _BUFFER_BYTES
+"""The largest hole at a time: meanwhile kopia waits, which must not look like a stall."""
+
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """The device does not support holes; any other error may concern one range only."""
 
@@ -66,6 +69,8 @@ class HoleWriter:
 
     def write(self, data: memoryview) -> None:
         """Write the next bytes, except for the last call a multiple of the smallest hole; raises OSError."""
+        if self._zeros >= _HOLE_BYTES:
+            self._put_zeros()
         start = 0
         for at in range(0, len(data), _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]

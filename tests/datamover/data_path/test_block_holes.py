@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_previous_data_of_the_device_is_overwritten(tmp_path: Path, content: byt
     os.close(fd)
     assert (tmp_path / "device").read_bytes() == content + b"\xff" * 5000
     assert bool(writer.hole_bytes) is (holes and bytes(100) in content)
+
+
+def test_kopia_never_waits_for_a_whole_hole(tmp_path: Path) -> None:
+    """Zeros of some TiB that are written at once would take longer than a stall may."""
+    writer, piece, waiting = HoleWriter(_old(tmp_path / "device", 1)), memoryview(bytes(1 << 20)), [0]
+    for _ in range(520):
+        writer.write(piece)
+        waiting.append(writer.written_bytes)
+    writer.close()
+    assert max(now - before for before, now in pairwise(waiting)) == 256 << 20
+    assert waiting[-1] == 512 << 20
 
 
 def test_a_hole_that_is_rejected_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
