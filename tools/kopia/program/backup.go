@@ -307,6 +307,9 @@ func uploadVolume(
 	}
 
 	watched, copied := watchChanges(w, root, decided, parents, report)
+	if watched.changes.checked {
+		parents = nil
+	}
 
 	// The data mover takes this as the start of the snapshot, by which it knows checkpoints.
 	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)

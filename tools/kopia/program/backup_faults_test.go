@@ -15,6 +15,9 @@ import (
 	"github.com/kopia/kopia/fs/localfs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
 	"github.com/kopia/kopia/snapshot/upload"
 )
 
@@ -82,6 +85,38 @@ func TestCompleteSnapshotThatMayBeStoredIsNamed(t *testing.T) {
 		if made := parse(t, out).result; err == nil || made == nil || made.Snapshot.ID == "" {
 			t.Errorf("%v: %v, the result is %+v", name, err, made)
 		}
+	}
+}
+
+func TestWhatACheckpointNamesAndTheRepositoryLacksIsRead(t *testing.T) {
+	b, ctx := newBench(t), context.Background()
+	first := b.backUp(decision{}).result.Snapshot
+	lacking, directory := *first, &snapshot.DirManifest{}
+	must(t, readJSON(ctx, b.rep, first.RootObjectID(), directory))
+
+	for _, one := range directory.Entries {
+		if one.Name == "one" {
+			one.ObjectID, _ = object.ParseID("0123456789abcdef0123456789abcdef")
+		}
+	}
+
+	must(t, repo.WriteSession(ctx, b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) (err error) {
+		root := *first.RootEntry
+		root.ObjectID, err = snapshotfs.WriteDirManifest(ctx, w, "", directory, metadataCompressor)
+		lacking.RootEntry = &root
+
+		return err
+	}))
+	must(t, b.rep.Refresh(ctx))
+
+	second := b.backUp(after(t, b.saveCheckpoint(&lacking)))
+
+	if second.last.HashedBytes != int64(len("first")) || second.last.CachedBytes != int64(len("second")) {
+		t.Errorf("the progress is %+v", second.last)
+	}
+
+	if second.result.Snapshot.RootObjectID() != first.RootObjectID() {
+		t.Errorf("the snapshot is %+v", second.result.Snapshot)
 	}
 }
 

@@ -43,12 +43,17 @@ const (
 
 // changes is what one walk through a volume finds out about the times of changes.
 type changes struct {
+	rep      repo.Repository
 	parents  []parent
 	copied   []bool
 	most     time.Time
 	roots    []fs.Directory
 	progress upload.Progress
 	newest   atomic.Int64
+
+	// checked: a parent is a checkpoint, which may lack content. kopia stores it also if a write beside it has failed.
+	// Source: kopia 0.23.1, repo/content/content_manager.go (Flush).
+	checked bool
 }
 
 // watched is a directory of the volume whose changed files kopia reads.
@@ -66,16 +71,16 @@ type watched struct {
 func watchChanges(
 	rep repo.Repository, root fs.Directory, decided *decision, manifests []*snapshot.Manifest, progress upload.Progress,
 ) (*watched, bool) {
-	c := &changes{parents: decided.Parents, most: decided.RequestedAt, progress: progress}
+	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, progress: progress}
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
 
-	for i, one := range decided.Parents {
-		copied := relabeled || (mayBeCopy && isCopy(path, one.Until))
-		directory, _ := snapshotfs.EntryFromDirEntry(rep, manifests[i].RootEntry).(fs.Directory)
+	for i, one := range manifests {
+		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
+		directory, _ := snapshotfs.EntryFromDirEntry(rep, one.RootEntry).(fs.Directory)
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
-		anyCopied = anyCopied || copied
+		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 	}
 
 	if changed, err := changeTime(path); err == nil {
@@ -217,8 +222,11 @@ func (l listedLink) Readlink(ctx context.Context) (string, error) {
 	return target, orGone(err, l.Symlink)
 }
 
-// compare returns whether a parent is older than the change, and the parents that are not.
+// compare returns whether kopia must not take an entry from a parent by itself, as that is older than the change, and the
+// parents that are not.
 func (c *changes) compare(changed time.Time) (older bool, others []int) {
+	older = c.checked
+
 	for i, one := range c.parents {
 		if !c.copied[i] && changed.After(one.Until) {
 			older = true
@@ -242,7 +250,7 @@ func (w *watched) watchFile(ctx context.Context, file fs.File, changed time.Time
 
 	for _, i := range others {
 		if known := w.find(ctx, i, file); known != nil {
-			return &knownFile{hidden, known, w.changes.progress}
+			return &knownFile{hidden, known, w.changes}
 		}
 	}
 
@@ -302,18 +310,22 @@ type changedLink struct{ fs.Symlink }
 // Mode implements fs.Entry.
 func (l changedLink) Mode() os.FileMode { return l.Symlink.Mode() | changedMode }
 
-// knownFile is a changed file that the repository has.
+// knownFile is a file that a parent has.
 type knownFile struct {
 	changedFile
 
-	entry    *snapshot.DirEntry
-	progress upload.Progress
+	entry   *snapshot.DirEntry
+	changes *changes
 }
 
-// DirEntryOrNil implements snapshot.HasDirEntryOrNil, by which kopia takes a file without reading it. Only the uploader
-// asks, once; the estimate of the size walks through the same files.
-func (f knownFile) DirEntryOrNil(context.Context) (*snapshot.DirEntry, error) {
-	f.progress.CachedFile(f.Name(), f.Size())
+// DirEntryOrNil implements snapshot.HasDirEntryOrNil, by which kopia takes a file without reading it, if the repository has
+// its content. Only the uploader asks, once; the estimate of the size walks through the same files.
+func (f knownFile) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
+	if _, err := f.changes.rep.VerifyObject(ctx, f.entry.ObjectID); err != nil {
+		return nil, nil //nolint:nilnil // it is read
+	}
+
+	f.changes.progress.CachedFile(f.Name(), f.Size())
 
 	return f.entry, nil
 }
