@@ -139,7 +139,8 @@ class _OneOpenRun(SnapshotRun):
         return {
             "path": "/" if self._device else str(parameters.volume),
             "file": parameters.volume.name,
-            "parents": self._parents,
+            # A checkpoint too has what the times of files did not show.
+            "parents": [] if read_all else self._parents,
             "delete": self._deleted,
             "policy": decide_policy(offer.defined, offer.policy, parameters.policy),
             "exclude": {
@@ -152,7 +153,6 @@ class _OneOpenRun(SnapshotRun):
             "tags": parameters.all_tags,
             "pins": [PIN],
             "parallel": parameters.parallel,
-            "read_all": read_all,
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
             "may_be_copy": may_be_copy,

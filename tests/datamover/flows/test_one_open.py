@@ -13,10 +13,13 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, MoverMethod
 from core.errors import RepositoryError
+from core.models.base import JsonDict
 from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
 from datamover.data_path.checkpoints import BackupAttempt
+from datamover.kinds import NO_PARENT
 from datamover.kopia.backup_process import MoverBackup
 from datamover.kopia.policy import SourcePolicy, ensure_policy
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.backup_movers import plain_only
@@ -173,11 +176,8 @@ async def test_a_change_that_plain_missed_is_found_later(
     assert await _restored(mover_repository, third, tmp_path / "out") == describe_tree(volume)
 
 
-async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
-    mover_repository: Repository, volume: Path, kopia: PlainKopia
-) -> None:
-    first = await _back_up(mover_repository, volume)
-    _write(volume / "one", "ONE")
+def _leave_checkpoint(kopia: PlainKopia) -> BackupAttempt:
+    """Return the second attempt of a backup whose first one has left a checkpoint."""
     incomplete = [
         f"--override-source={_TARGET}",
         "--fail-fast",
@@ -186,7 +186,15 @@ async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
     kopia.run("snapshot", "create", "/proc/sys/net/ipv4/route", *incomplete, fails=True)
     (checkpoint,) = [one for one in kopia.snapshots() if one.get("incomplete")]
     started = datetime.fromisoformat(checkpoint["startTime"][:26]).replace(tzinfo=UTC)
-    attempt = BackupAttempt("u", 2, AsyncMock(return_value=True), AsyncMock(), (started,))
+    return BackupAttempt("u", 2, AsyncMock(return_value=True), AsyncMock(), (started,))
+
+
+async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia
+) -> None:
+    first = await _back_up(mover_repository, volume)
+    _write(volume / "one", "ONE")
+    attempt = _leave_checkpoint(kopia)
 
     second = await _back_up(mover_repository, volume, attempt=attempt)
 
@@ -194,6 +202,22 @@ async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
     assert found.keys() == {first.snapshot_id, second.snapshot_id}
     assert found[second.snapshot_id]["tags"][f"tag:{TRANSFER_UID_TAG}"] == "u"
     assert second.incremental_bytes == len("one")
+
+
+async def test_each_attempt_reads_all_on_request(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _back_up(mover_repository, volume)
+    attempt, carry_out, parents = _leave_checkpoint(kopia), MoverBackup.carry_out, []
+
+    async def decide(backup: MoverBackup, decision: JsonDict) -> KopiaAnswer:
+        parents.append(decision["parents"])
+        return await carry_out(backup, decision)
+
+    monkeypatch.setattr(MoverBackup, "carry_out", decide)
+    await _back_up(mover_repository, volume, attempt=attempt, parent=NO_PARENT)
+
+    assert parents == [[]]
 
 
 async def test_checkpoints_that_cannot_be_deleted_fail_no_backup(

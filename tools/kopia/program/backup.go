@@ -54,7 +54,6 @@ type decision struct {
 	Tags              map[string]string `json:"tags"`
 	Pins              []string          `json:"pins"`
 	Parallel          int               `json:"parallel"`
-	ReadAll           bool              `json:"read_all"`
 	CheckpointSeconds float64           `json:"checkpoint_seconds"`
 	// ChangesTag is the tag of a snapshot, complete or not, for the time up to which it has all changes.
 	ChangesTag string `json:"changes_tag"`
@@ -294,10 +293,6 @@ func uploadVolume(
 	report.roughly = decided.RoughEstimate
 	// All that a checkpoint has is read, or compared with the parents, from now on.
 	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-clockTick))}
-
-	if decided.ReadAll {
-		uploader.ForceHashPercentage = 100
-	}
 
 	cancelOnSignal(uploader.Cancel)
 

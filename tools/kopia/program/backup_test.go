@@ -305,16 +305,6 @@ func TestChangesThatSizeAndTimeDoNotShowAreRead(t *testing.T) {
 	}
 }
 
-func TestAllIsReadOnRequest(t *testing.T) {
-	b := newBench(t)
-	decided := after(t, b.backUp(decision{}).result.Snapshot)
-	decided.ReadAll = true
-
-	if second := b.backUp(decided); second.last.HashedFiles != 2 {
-		t.Errorf("the progress is %+v", second.last)
-	}
-}
-
 func TestCopiedVolumeIsNotReadAgain(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)
