@@ -343,7 +343,9 @@ async def _check_complete(kopia: Kopia, answer: KopiaAnswer, device_bytes: int |
         fault = f"read {snapshot.size_bytes} of the device's {device_bytes} bytes"
     if not fault:
         return snapshot
-    raise answer.error(f"{fault}{await _delete_snapshot(kopia, snapshot)}")
+    # kopia exits with 0 after it has ended a backup because the storage did not take a checkpoint.
+    failed = replace(answer, exit_code=answer.exit_code or 1)
+    raise failed.error(f"{fault}{await _delete_snapshot(kopia, snapshot)}")
 
 
 async def _delete_snapshot(kopia: Kopia, snapshot: Snapshot) -> str:

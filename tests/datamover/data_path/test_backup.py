@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from core.contract import VolumeMode
-from core.errors import DataPathError, KopiaError
+from core.errors import DataPathError, KopiaError, StorageOutageError
 from datamover.data_path.backup import _check_complete
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
@@ -110,21 +110,27 @@ async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for
     assert f" --checkpoint-interval={interval} " in record.read_text()
 
 
+_UNANSWERED = (
+    "error checkpointing: error flushing after checkpoint: dial tcp 10.0.0.1:9000: connect: connection refused"
+)
+
+
 @pytest.mark.parametrize(
-    ("exit_code", "size", "line", "fault"),
+    ("exit_code", "found", "line", "fault", "kind"),
     [
-        (1, 7, "", "kopia exited with code 1"),
-        (1, 7, "flush error: Access Denied", "the credentials have no access"),
-        (0, 6, "", "read 6 of the device's 7 bytes"),
+        (1, {}, "", "kopia exited with code 1", KopiaError),
+        (1, {}, "flush error: Access Denied", "the credentials have no access", KopiaError),
+        (0, {"size": 6}, "", "read 6 of the device's 7 bytes", KopiaError),
+        (0, {"incomplete": "canceled"}, _UNANSWERED, r"it is incomplete \(canceled\)\n.*refused$", StorageOutageError),
     ],
 )
 async def test_a_snapshot_that_may_lack_data_is_deleted_and_no_result(
-    exit_code: int, size: int, line: str, fault: str
+    exit_code: int, found: dict[str, Any], line: str, fault: str, kind: type[Exception]
 ) -> None:
-    root = {"obj": "k2", "summ": {"files": 1, "dirs": 1, "size": size}}
+    root = {"obj": "k2", "summ": {"files": 1, "dirs": 1, "size": 7} | found}
     manifest = {"id": "k1", "source": {"path": "some/volume"}, "rootEntry": root}
     kopia = AsyncMock()
     kopia.call.return_value = KopiaAnswer("delete snapshot", 0, b"")
-    with pytest.raises(KopiaError, match=fault):
+    with pytest.raises(kind, match=fault):
         await _check_complete(kopia, KopiaAnswer("back up", exit_code, json.dumps(manifest).encode(), [line]), 7)
     assert "k1" in kopia.call.await_args.args
