@@ -321,6 +321,12 @@ _CLEANUP: Final = timedelta(seconds=1)
 SKIP_EXISTING: Final = "--skip-existing"
 """kopia takes a file for restored that has the size of the snapshot's, and its time give or take two seconds."""
 
+SPARSE: Final = "--write-sparse-files"
+
+_SPARSE_BYTES: Final = 64 * 1024
+"""kopia crashes at a file with this flag if the directory with its target is in a file system with larger blocks, such
+as NFS or CephFS. Source: kopia 0.23.1, internal/sparsefile/sparsefile.go, internal/iocopy (BufSize)."""
+
 _ALL_LEVELS: Final = 2**31 - 2
 """kopia takes one more for the default, which is 0 with placeholders. Source: kopia 0.23.1, cli/command_restore.go."""
 
@@ -459,6 +465,10 @@ class PartRestorer:
 
     async def _call(self, attempted: str, *arguments: str) -> KopiaAnswer:
         tolerance = ["--ignore-errors"] if self.tolerant else []
+        if SPARSE in arguments:
+            folder = next(Path(one).parent for one in arguments if one.startswith("/"))
+            if await self.data_path.run_in_thread(partial(_has_large_blocks, folder), f"opening target {self.target}"):
+                arguments = tuple(one for one in arguments if one != SPARSE)
         kopia = partial(
             self.data_path.run,
             self.repository.kopia,
@@ -470,3 +480,10 @@ class PartRestorer:
             on_line=self.errors.take,
         )
         return await self.repository.run(kopia)
+
+
+def _has_large_blocks(folder: Path, _: ShouldStop) -> bool:
+    # kopia reports an error.
+    with suppress(OSError):
+        return os.statvfs(folder).f_bsize > _SPARSE_BYTES
+    return False

@@ -22,7 +22,7 @@ from datamover.data_path.finished import is_unfinished, mark_unfinished, remove_
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.in_place_compare import find_unexplained
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
-from datamover.data_path.parts import SKIP_EXISTING, PartRestorer, Placeholders, find_parts
+from datamover.data_path.parts import SKIP_EXISTING, SPARSE, PartRestorer, Placeholders, find_parts
 from datamover.data_path.probe import Probe, allow_writing, probe_target
 from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
 from datamover.data_path.resume import ResumeSettings, open_resumable
@@ -330,7 +330,7 @@ class _Restoring:
             "--mode=local",
             f"--parallel={parameters.adapted_workers(file_bytes, repository.request_seconds)}",
             *repository.restore_flags(parameters.packs, parameters.more_memory_mib(snapshot.entries)),
-            *(["--write-sparse-files"] if parameters.sparse else []),
+            *([SPARSE] if parameters.sparse else []),
             *more,
         ]
         files = KopiaFiles(volume=parameters.access)

@@ -1,6 +1,7 @@
 """Runs of kopia for the parts of a snapshot, into a target that refuses something."""
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from core.errors import KopiaError
-from datamover.data_path.parts import SKIP_EXISTING, Part, PartRestorer, Parts
+from datamover.data_path.parts import SKIP_EXISTING, SPARSE, Part, PartRestorer, Parts
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.snapshots import Snapshot
 from tests.datamover.support.data_paths import restore_data_path
@@ -78,6 +79,19 @@ async def test_any_other_error_ends_the_restore(tmp_path: Path, answers: Sequenc
     with pytest.raises(KopiaError):
         await restorer.restore(Parts([Part("", 1, 1)]), 9)
     assert len(calls) == len(answers)
+
+
+@pytest.mark.parametrize(("block_bytes", "flags"), [(65536, [SPARSE]), (1 << 20, [])])
+async def test_kopia_writes_holes_only_where_its_buffer_has_room_for_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, flags: list[str]
+) -> None:
+    """Else it would crash at the first file: with NFS, CephFS and ZFS."""
+    blocks = {tmp_path.parent: block_bytes, tmp_path: 4096, tmp_path / "d": 4096}
+    monkeypatch.setattr(os, "statvfs", lambda path: Mock(f_bsize=blocks[path]))
+    restorer, calls = _restorer(tmp_path, [_answer(0), _answer(0)])
+    restorer.flags = [SPARSE]
+    await restorer.restore(Parts([Part("", 1, 1), Part("d/f", 1, 1)]), 9)
+    assert calls == [["id", "/t", *flags], ["id/d/f", "/t/d/f", SPARSE]]
 
 
 async def test_placeholders_are_made_for_each_kopia_and_none_stays(tmp_path: Path) -> None:
