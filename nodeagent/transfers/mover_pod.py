@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Self, cast
 from msgspec import Meta
 from msgspec.structs import replace
 
+from core.contract import CANCELED_ENDING
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
@@ -38,7 +39,7 @@ class PodState(Enum):
     ENDED = auto()
     """Its process ended by itself."""
     LOST = auto()
-    """The cluster ended it: evicted, preempted, rejected by the kubelet, deleted, or its node was lost."""
+    """It was ended: evicted, preempted, rejected by the kubelet, deleted, stopped, or its node was lost."""
     TAKEN = auto()
     """Another agent, one of Velero's, has taken the transfer over: the pod is on its node."""
 
@@ -120,8 +121,19 @@ def explain_loss(pod: Pod) -> str | None:
     message = status.get("message") or disruption.get("message") or ""
     end = pod_status.parse_pod_end(pod)
     if not reason and not message and end is not None:
-        return pod_status.explain_exit(end) if end.exit_code is not None else end.message or None
+        return (stop_words(end) or pod_status.explain_exit(end)) if end.exit_code is not None else end.message or None
     return ": ".join(part for part in (reason, message) if part) or None
+
+
+def stop_words(end: pod_status.PodEnd) -> str | None:
+    """Return what a mover that was stopped said, also if it was killed before it had exited; None: it was not."""
+    said = end.message.strip()
+    return said.removesuffix(CANCELED_ENDING).rstrip(": ") if said.endswith(CANCELED_ENDING) else None
+
+
+def was_stopped(end: pod_status.PodEnd) -> bool:
+    """Return whether the mover ended because of SIGTERM: a node that shuts down sends it without the kubelet."""
+    return stop_words(end) is not None or pod_status.signal_of(end) == signal.SIGTERM
 
 
 def rejection_reason(pod: Pod) -> str | None:
@@ -165,7 +177,8 @@ def _is_lost(pod: Pod, end: pod_status.PodEnd) -> bool:
     killed = pod_status.signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
     disrupted = bool(status.get("reason")) or bool(pod_status.find_condition(status, "DisruptionTarget"))
     not_started = end.reason == _NOT_STARTED and any(text in end.message for text in _START_INTERRUPTED)
-    return rejected or killed or disrupted or not_started or end.reason in pod_status.LOST_CONTAINER
+    lost = was_stopped(end) or end.reason in pod_status.LOST_CONTAINER
+    return rejected or killed or disrupted or not_started or lost
 
 
 _LIMIT_BYTES: Final = 4 * 1024 * 1024

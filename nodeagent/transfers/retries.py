@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from core.clock import Clock
-from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
+from core.contract import FENCE_TIMEOUT
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
 from core.kube.types import Pod
 from core.models.names import ATTEMPT_LABEL
@@ -20,7 +20,7 @@ from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, find_condition, mover_end, parse_pod_end, signal_of
 from nodeagent.runtime.workqueue import LONGEST_BACKOFF_SECONDS, Timers
-from nodeagent.transfers.mover_pod import explain_loss, rejection_reason
+from nodeagent.transfers.mover_pod import explain_loss, rejection_reason, stop_words, was_stopped
 
 _CHECK_SECONDS: Final = 5.0
 """Source: Velero v1.18 retries a constrained transfer after 5 s."""
@@ -312,7 +312,7 @@ def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | No
         return cause
     if _container_reason(pod) in LOST_CONTAINER:
         return InterruptionCause.NODE_LOST
-    stopped = _was_stopped(end) or signal_of(end) == signal.SIGTERM
+    stopped = was_stopped(end)
     unexplained = end.exit_code is None or bool(signal_of(end)) or (end.plain and not end.message.strip())
     if not (stopped or unexplained):
         return None
@@ -321,11 +321,6 @@ def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | No
     if stopped:
         return InterruptionCause.STOPPED
     return InterruptionCause.KILLED if signal_of(end) == signal.SIGKILL else InterruptionCause.CRASHED
-
-
-def _was_stopped(end: PodEnd) -> bool:
-    """Return whether the mover reported that it was stopped, also if it was killed before it had exited."""
-    return end.message.strip().endswith(CANCELED_ENDING)
 
 
 def _disruption_cause(pod: Pod) -> InterruptionCause | None:
@@ -357,6 +352,5 @@ def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
     """
     if cause is InterruptionCause.DELETED:
         return _DELETED
-    chosen = end.exit_code in _OWN_CODES or _was_stopped(end)
-    words = end.message.strip().removesuffix(CANCELED_ENDING).rstrip(": ") if chosen else ""
+    words = end.message.strip() if end.exit_code in _OWN_CODES else stop_words(end)
     return words or explain_loss(pod) or explain_exit(end)

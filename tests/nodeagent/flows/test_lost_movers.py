@@ -37,6 +37,8 @@ PREEMPTED = {
     ]
 }
 
+_EXIT = {"exitCode": 14, "reason": "Error", "message": "stopped by SIGTERM: data path is canceled"}
+STOPPED = {"phase": "Failed", "containerStatuses": [{"name": "mover", "state": {"terminated": _EXIT}}]}
 KILLED = {
     "phase": "Failed",
     "containerStatuses": [{"name": "mover", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}],
@@ -68,8 +70,9 @@ async def limit_memory(world: World, transfer: JsonDict, limit: str) -> None:
         (EVICTED, "was lost before its data path started, will be recreated: Evicted: The node was low", "MoverLost"),
         (REJECTED, "was rejected by its kubelet, will be recreated: NodeAffinity: Pod was", "NodeAffinity"),
         (FULL, "will be recreated: OutOfcpu: Pod was rejected: Node didn't have enough resource: cpu", "OutOfcpu"),
+        (STOPPED, "was lost before its data path started, will be recreated: stopped by SIGTERM", "MoverLost"),
     ],
-    ids=["evicted", "rejected", "node full"],
+    ids=["evicted", "rejected", "node full", "node shut down"],
 )
 @pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", TRANSFERS)

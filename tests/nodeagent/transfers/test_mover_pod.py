@@ -37,6 +37,7 @@ from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 
+STOPPED = "stopped by SIGTERM: data path is canceled"
 DELETED = "2026-11-21T12:00:00Z"
 DISRUPTION = {
     "type": "DisruptionTarget",
@@ -60,6 +61,8 @@ def ended(exit_code: int, **terminated: object) -> JsonDict:
         pytest.param(ended(0) | {"phase": "Running"}, PodState.ENDED, id="container ended"),
         pytest.param(ended(0), PodState.ENDED, id="succeeded"),
         pytest.param(ended(12, message="wrong password"), PodState.ENDED, id="failed"),
+        pytest.param(ended(14, message=STOPPED), PodState.LOST, id="stopped without the kubelet"),
+        pytest.param(ended(143, reason="Error"), PodState.LOST, id="stopped before it had started"),
         pytest.param(ended(137, reason="OOMKilled"), PodState.ENDED, id="out of its own memory"),
         pytest.param({"phase": "Succeeded"}, PodState.ENDED, id="succeeded, no container known"),
         pytest.param({"phase": "Failed", "reason": "Evicted"}, PodState.LOST, id="evicted before it started"),
@@ -109,6 +112,7 @@ def test_no_pod_is_absent() -> None:
         pytest.param({"conditions": [DISRUPTION | {"status": "False"}]}, None, id="no disruption"),
         pytest.param({"phase": "Running"}, None, id="unknown"),
         pytest.param(ended(137, reason="Error"), "killed by signal 9 (exit code 137)", id="killed"),
+        pytest.param(ended(14, reason="Error", message=STOPPED), "stopped by SIGTERM", id="stopped"),
         pytest.param(
             {"phase": "Failed", "initContainerStatuses": [{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}]},
             "init container mesh failed: Error (exit code 1)",
