@@ -23,9 +23,10 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.transport import Retry
 from core.kube.types import Object
-from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.models.phases import Attempts, AttemptStage, Phase
 from core.models.transfers import Transfer
+from core.models.units import format_duration
 from datamover.kinds import MoverKind
 from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, run_beside
@@ -34,6 +35,9 @@ from datamover.runtime.child import kill_children
 _logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 15.0
+
+_FIRST_ANSWER: Final = timedelta(minutes=10)
+"""A mover that cannot reach the API server at all, such as behind a network policy, is neither started nor canceled."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,20 @@ class TransferFollower:
         self._listener: Callable[[Transfer], None] | None = None
 
     async def run(self) -> None:
-        """Watch it forever; fail the transfer if the API server rejects the watch."""
+        """Watch it forever; fail the transfer if the API server rejects the watch, or has never answered."""
+        state, watched = WatchState(self._clock), self._watched.selection
         try:
-            async with aclosing(watch_objects(self._client, self._watched.selection, clock=self._clock)) as changes:
+            async with (
+                asyncio.timeout(_FIRST_ANSWER.total_seconds()) as first,
+                aclosing(watch_objects(self._client, watched, clock=self._clock, state=state)) as changes,
+            ):
                 async for change in changes:
+                    if change.kind is not ChangeKind.LISTING:
+                        first.reschedule(None)
                     self.take(change)
+        except TimeoutError:
+            text = f"no answer from the API server for {format_duration(_FIRST_ANSWER)}: {state.error}"
+            self._canceler.fail(DataPathError(text))
         except AgentError as e:
             self._canceler.fail(e)
         except Exception as e:

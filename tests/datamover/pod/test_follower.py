@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 
@@ -45,6 +46,23 @@ async def test_a_transfer_that_cannot_be_watched_fails(script: Callable[[Request
     with suppress(ZeroDivisionError):
         await follower.run()
     assert reported in str(await canceler.wait())
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_transfer_fails_only_if_the_api_server_has_never_answered_its_mover(*, answers: bool) -> None:
+    followed = Followed()
+    if not answers:
+        followed.kube.fail_next("GET", "/datauploads", "lost", times=1000)
+    async with followed.running():
+        await asyncio.sleep(500)
+        assert not followed.canceler.requested
+        followed.kube.fail_next("WATCH", "/datauploads", "lost", times=1000)
+        followed.kube.watches.cut()
+        await asyncio.sleep(500)
+    assert followed.canceler.requested is not answers
+    if not answers:
+        assert re.fullmatch("no answer from the API server for 10m0s: .*lost.*", str(followed.canceler.error))
 
 
 class Followed:
