@@ -389,6 +389,9 @@ def _build_pod_security(plan: MoverPod) -> Manifest:
 def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, settings: PodSettings) -> Manifest:
     mode = plan.volume.mode if plan.volume is not None else VolumeMode.FILESYSTEM
     args = plan.args.mount(files.volume_path, mode, files.cache_path)
+    if isinstance(args, MoverArgs) and files.cache_path is None and (room_mib := settings.cache_room_mib):
+        # Otherwise a large restore is evicted, in each attempt.
+        args = replace(args, cache_limit_mib=room_mib)
     container: Manifest = {
         **template.container_fields,
         "name": plan.owner.uid,

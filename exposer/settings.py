@@ -93,6 +93,12 @@ class PodSettings:
     inherit_tolerations: bool = False
     privileged_fs_backup: bool = False
 
+    @property
+    def cache_room_mib(self) -> int | None:
+        """What a limit of ephemeral storage leaves for kopia's cache, as in a cache volume; None: there is none."""
+        limit = (self.resources.get("limits") or {}).get("ephemeral-storage")
+        return max(1, int(parse_quantity(limit)) * 10 // 12 >> 20) if limit else None
+
 
 @dataclass(frozen=True)
 class StorageAccess:

@@ -188,8 +188,8 @@ class PodResources(Section):
     cpu_limit: QuantityText = setting("", "CPU limit", "2")
     memory_request: QuantityText = setting("", "memory request", "512Mi")
     memory_limit: QuantityText = setting("", "memory limit", "2Gi")
-    ephemeral_storage_request: QuantityText = setting("", "request of ephemeral storage, for kopia's cache", "6Gi")
-    ephemeral_storage_limit: QuantityText = setting("", "limit of ephemeral storage", "8Gi")
+    ephemeral_storage_request: QuantityText = setting("", "request of ephemeral storage", "6Gi")
+    ephemeral_storage_limit: QuantityText = setting("", "limit of ephemeral storage, kopia's cache included", "8Gi")
 
     @field_validator("cpu_limit", "memory_limit", "ephemeral_storage_limit")
     @classmethod

@@ -105,6 +105,7 @@ def expression(key: str, *values: str, operator: str = "In") -> JsonDict:
 
 PRIVILEGED = PodSettings(privileged_fs_backup=True)
 LOUD = MoverOptions(timedelta(minutes=90), "debug", "json")
+TWO_GIB = PodSettings(resources={"limits": {"ephemeral-storage": "2Gi"}})
 READ_ONLY = BackupPVCSettings(read_only=True)
 NO_RELABELING = BackupPVCSettings(read_only=True, no_relabeling=True)
 WRITABLE_NO_RELABELING = BackupPVCSettings(no_relabeling=True)
@@ -293,6 +294,7 @@ ZSTD = dict.fromkeys(("standard", "fast"), Compression.ZSTD)
             '--exclude={"patterns":["a"]}',
             BACKUPS,
         ),
+        ({"pod": TWO_GIB}, "--cache-limit-mib=1706", [True] * 4),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
