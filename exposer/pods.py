@@ -402,6 +402,10 @@ _USER: Final = 65532
 
 _RESOURCES: Final = {"requests": {"cpu": "10m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
 
+WITHOUT_SIDECAR: Final = {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false"}
+"""Annotations of the pod of a client's Job: a sidecar of a mesh may not end, and so the Job would not, for days. All it
+needs is the API server."""
+
 
 @dataclass(frozen=True)
 class AgentImage:

@@ -14,7 +14,7 @@ from core.kube import resources as kube
 from core.kube.types import Manifest, Object
 from core.models import names as wire
 from core.models.units import format_duration
-from exposer.pods import AgentImage, build_client_pod
+from exposer.pods import WITHOUT_SIDECAR, AgentImage, build_client_pod
 from nodeagent.runtime.permissions import Permission, Scope, everywhere, own
 
 _RULES: Final = "the rules: newest copies, running restores"
@@ -187,7 +187,7 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
     if annotations:
         cron_job["metadata"]["annotations"] = annotations
     pod = build_client_pod(account_name(request.name), request.argv, agent, container="schedule")
-    template = {"metadata": {"labels": labels}, "spec": pod}
+    template = {"metadata": {"labels": labels, "annotations": WITHOUT_SIDECAR}, "spec": pod}
     return cron_job | {
         "spec": {
             "schedule": times.schedule,

@@ -13,7 +13,7 @@ from core.models import names
 from core.models.transfers import Transfer
 from core.models.verification import Verification, is_damaged
 from exposer.pod_manifest import Placement
-from exposer.pods import AgentImage, build_client_pod, is_reserved_label
+from exposer.pods import WITHOUT_SIDECAR, AgentImage, build_client_pod, is_reserved_label
 from exposer.settings import ExposeSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.maintenance.jobs import JobRequest
@@ -56,6 +56,7 @@ def build_restore_test(
     if settings.priority_class_name:
         pod["priorityClassName"] = settings.priority_class_name
     labels = {key: value for key, value in settings.labels.items() if not is_reserved_label(key)}
+    inherited = {"labels": labels, "annotations": {**WITHOUT_SIDECAR, **settings.annotations}}
     named = {
         "name": request.name,
         "namespace": meta.namespace,
@@ -67,6 +68,6 @@ def build_restore_test(
         # After a restore that failed, the snapshot is read.
         "activeDeadlineSeconds": int((2 * longest + _CLEANUP).total_seconds()),
         "ttlSecondsAfterFinished": _KEPT_SECONDS,
-        "template": {"metadata": {"labels": labels, "annotations": dict(settings.annotations)}, "spec": pod},
+        "template": {"metadata": inherited, "spec": pod},
     }
     return JOBS.build(named, spec=spec)
