@@ -147,7 +147,8 @@ class ClusterReader:
             if found.phase is RepositoryPhase.NOT_READY:
                 raise RepositoryError(f"{name} is not ready: {found.status.message or 'its controller gave no reason'}")
             if deadline.expired:
-                raise RepositoryError(f"{name} is still {found.phase}: {_CONTROLLER} did not make it ready in time")
+                why = found.status.message or f"{_CONTROLLER} did not make it ready in time"
+                raise RepositoryError(f"{name} is still {found.phase}: {why}")
             text = f"waiting for {name}: {found.status.message or f'{_CONTROLLER} has not made it ready yet'}"
             if text != reported:
                 await on_wait(text)

@@ -111,6 +111,12 @@ async def test_a_repository_that_is_not_ready_fails_the_transfer_with_its_messag
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Failed", "Data-Path-Stopped"]
 
 
+async def test_a_wait_for_a_repository_ends_with_what_it_is_pending_for(pod: MoverPod) -> None:
+    pod.kube.put(_ready("app-dr", "default") | {"status": {"phase": "New", "message": "no node takes its pod"}})
+    with pytest.raises(RepositoryError, match=r"app-dr-default-kopia is still New: no node takes its pod$"):
+        await _ensure_repository(pod)
+
+
 async def _ensure_repository(pod: MoverPod, within: timedelta = timedelta()) -> BackupRepository:
     """Return the repository of a volume of namespace app-dr, in location default."""
 
