@@ -23,7 +23,7 @@ from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, AttemptStage, Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
-from exposer.pod_status import mover_status
+from exposer.pod_status import mover_status, parse_pod_end
 from exposer.workload import read_termination_message
 from nodeagent.metrics import SLOTS
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
@@ -105,13 +105,16 @@ def _identity(key: TransferKey) -> dict[str, object]:
 
 
 def add_result(pod: Pod, kind: Kind[Any], host_pods: str | None) -> Pod | None:
-    """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
+    """Return `pod`, a v1 Pod, with the result that its mover has left; None if it has not left one.
 
+    The kubelet reports it later, and cuts it if a webhook has added containers: all messages of a pod have 12 KiB.
     `host_pods` is the kubelet's pods directory, as the agent has it mounted; None: it has not.
+    Source: Kubernetes v1.34, pkg/kubelet/status/status_manager.go (normalizeStatus).
     """
-    mover = mover_status(pod)
+    mover, end = mover_status(pod), parse_pod_end(pod)
     # A mover of Velero may have more to do, and a pod that is being deleted may have been interrupted.
-    if not host_pods or not mover or pod_state(pod) is not PodState.RUNNING or not is_own(pod):
+    left = pod_state(pod) is PodState.RUNNING if end is None else end.exit_code == 0
+    if not host_pods or not mover or not left or not is_own(pod):
         return None
     message = read_termination_message(host_pods, pod["metadata"]["uid"], mover["name"])
     if message is None:
@@ -280,7 +283,8 @@ class Reconciler:
         if read is None:
             return None
         if ended is not None and read.pod is not None and read.pod["metadata"]["uid"] == ended[1]["metadata"]["uid"]:
-            read = replace(read, pod=read.pod if has_ended(read.pod) else ended[1])
+            whole = add_result(read.pod, self._kinds[key[0]], self._site.host_pods) or read.pod
+            read = replace(read, pod=whole if has_ended(read.pod) else ended[1])
         cached = self._is_cached(key, read.cr.uid)
         if cached:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.

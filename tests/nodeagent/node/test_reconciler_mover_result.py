@@ -111,6 +111,19 @@ async def test_what_is_no_result_is_left_to_the_kubelet(
         assert await _stays(world)
 
 
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_result_that_the_kubelet_has_cut_is_read_as_a_whole(left: bool, tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    async with _running(transfer, tmp_path) as (world, pod):
+        if left:
+            _leave(tmp_path, pod, BACKUP_DONE)
+        terminated = {"exitCode": 0, "reason": "Completed", "message": BACKUP_DONE[:40]}
+        (running,) = _mover_pod(world)["status"]["containerStatuses"]
+        world.kube.put(pod | {"status": {"containerStatuses": [running | {"state": {"terminated": terminated}}]}})
+        await world.until(world.done)
+        assert world.phase() == ("Completed" if left else "Failed")
+
+
 async def test_without_the_directory_the_kubelet_reports_the_end(tmp_path: Path) -> None:
     transfer = accepted(data_upload())
     async with _running(transfer, "") as (world, pod):
