@@ -184,10 +184,10 @@ class AbsentAgents:
             if ending is None and cr.stage in _PLACED:
                 ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
             refused = await self._continue(kind, cr, ending, mover, why=why)
-            if not refused:
-                return
-            message = f"{message}; {refused}"
-        await self._end_unfinished(kind, cr, why, message)
+        else:
+            refused = await self._replace_prepared(kind, cr, why)
+        if refused is not None:
+            await self._end_unfinished(kind, cr, why, "; ".join(filter(None, (message, refused))))
 
     async def end_nowhere(self, kind: Kind[Any], cr: Transfer) -> None:
         """End a transfer without an owning agent: it was created with its phase, or its pods were deleted."""
@@ -217,7 +217,9 @@ class AbsentAgents:
                 await self._end(kind, cr, Phase.FAILED, f"{cause}; {refused}")
             return
         elif late := self._late(cr, unavailable_for):
-            await self._end(kind, cr, Phase.FAILED, f"{late}: {cause}")
+            message = f"{late}: {cause}"
+            if (refused := await self._replace_prepared(kind, cr, message)) is not None:
+                await self._end(kind, cr, Phase.FAILED, "; ".join(filter(None, (message, refused))))
             return
         runs = "the data mover continues; its result is read when the agent is back"
         await self._report(kind, cr, f"{cause}: {runs if _may_run(cr) else 'continues when the agent is back'}")
@@ -232,6 +234,20 @@ class AbsentAgents:
                 return
         await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
+    async def _replace_prepared(self, kind: Kind[Any], cr: Transfer, why: str) -> str | None:
+        """Have another agent begin with a transfer whose mover waits for a slot; None: done, "": that is not possible.
+
+        Otherwise, return why not. The mover ends itself once it reads of another attempt: it could not begin before.
+        """
+        if cr.phase is not Phase.PREPARED or cr.cancel_requested or kind.spec.bound_to_node:
+            return ""
+        mover = await read_mover(self.cluster.client, cr)
+        if mover is None and kind.spec.restores:
+            # It may have been one that knows no attempts.
+            return ""
+        ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
+        return await self._continue(kind, cr, ending, mover, why=why)
+
     async def _continue(
         self, kind: Kind[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
     ) -> str | None:
@@ -240,8 +256,8 @@ class AbsentAgents:
         The only agent that can continue the transfer announces what was running itself, and may find a result. An
         attempt that was only being prepared is given up for it, so that it does not hold its quota.
 
-        The transfer is InProgress, without a cancel request. `ending` is how its attempt ended, None if it has not
-        begun, `mover` the pod that ran it, if it is known, and `why` why its own agent does not act.
+        The transfer is Prepared or InProgress, without a cancel request. `ending` is how its attempt ended, None if it
+        has not begun, `mover` the pod that ran it, if it is known, and `why` why its own agent does not act.
         """
         if refused := await self._refuse(kind, cr, ending.cause if ending is not None else None):
             return f"not retried: {refused}"
@@ -285,7 +301,10 @@ class AbsentAgents:
         rules, restores = self.rules.retry_rules(cr), kind.spec.restores
         change, message = status.announce_next(cr, interruption, rules, restores=restores, label=label)
         self.cluster.check_leading()
-        stored = await self.cluster.status.annotate(kind, cr, change)
+        if cr.phase is Phase.PREPARED:
+            stored = await self.cluster.status.move(kind, cr, Phase.IN_PROGRESS, change)
+        else:
+            stored = await self.cluster.status.annotate(kind, cr, change)
         self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
         await self.cluster.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
         return True
