@@ -66,6 +66,9 @@ _logger = logging.getLogger(__name__)
 _MIGRATED: Final = "pv.kubernetes.io/migrated-to"
 """On a PVC whose class is of an in-tree plugin: the CSI driver that serves it."""
 
+_LONGEST_END_SECONDS: Final = 120.0
+"""Of a pod, which has 30 seconds: the kubelet of a lost node never ends it."""
+
 
 class CSISnapshotExposer:
     """Exposes the snapshots of DataUploads: each step can be interrupted and repeated."""
@@ -74,6 +77,7 @@ class CSISnapshotExposer:
         self._client = client
         self._causes = causes
         self._refused: dict[str, float] = {}
+        self._ending: dict[str, float] = {}
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
         """Return why the expose cannot start yet; raise ExposeError if objects of the source are gone. Reads only."""
@@ -98,8 +102,19 @@ class CSISnapshotExposer:
             if request.fell_back and (pending := await self._drop_device(request.owner)):
                 return pending
             # The pod is created last: where it exists, all other objects were created before it.
-            pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
-            return await self._causes.inspect(pod, by_block=request.by_block)
+            pod = await run.read(PODS, request.owner.name)
+            if self._hangs(request.owner, pod):
+                # It only reads.
+                await delete_owned(self._client, request.owner, PODS, forced=True)
+            return await self._causes.inspect(pod or await self._ensure_all(request, run), by_block=request.by_block)
+
+    def _hangs(self, owner: Owner, pod: Pod | Pending | None) -> bool:
+        """Return whether the end of an earlier pod has been waited for in vain."""
+        if not isinstance(pod, Pending):
+            self._ending.pop(owner.uid, None)
+            return False
+        now = self._causes.clock.monotonic()
+        return now - self._ending.setdefault(owner.uid, now) >= _LONGEST_END_SECONDS
 
     async def confirm(self, request: SnapshotRequest) -> None:
         """Raise ExposeError if the volume of the backup PVC, which is bound by now, is not of the snapshot.
@@ -161,6 +176,7 @@ class CSISnapshotExposer:
             pending = await replace_base_snapshots(self._client, request)
         if pending is None:
             self._refused.pop(owner.uid, None)
+            self._ending.pop(owner.uid, None)
         elif content is not None:
             return await self._keep_refused(request, content) or pending
         return pending

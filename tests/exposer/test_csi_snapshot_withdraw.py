@@ -7,8 +7,13 @@ import pytest
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.models.base import parse_time
 from core.models.phases import Interruption, InterruptionCause
+from exposer.causes import CauseFinder
+from exposer.csi_snapshot import CSISnapshotExposer
+from exposer.model import Pending
 from tests.exposer.support.scenes import BackupScene
+from tests.exposer.support.world import no_guard
 from tests.exposer.test_csi_snapshot import assert_exposed, expose
+from tests.nodeagent.support.hand_clock import HandClock
 
 _AT = parse_time("2026-11-21T12:00:00Z")
 
@@ -42,6 +47,21 @@ async def test_a_backup_is_withdrawn_and_exposed_again(
     await expose(scene)
     await scene.world.settle()
     assert_exposed(scene)
+
+
+async def test_a_pod_that_its_kubelet_does_not_end_holds_no_backup() -> None:
+    scene, clock = BackupScene(), HandClock()
+    client, owner = scene.world.client, scene.request.owner
+    exposer = CSISnapshotExposer(client, CauseFinder(client, clock))
+    await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
+    (pod,) = scene.world.kube.objects(PODS)
+    await client.delete(PODS, owner.namespace, owner.name)
+    for clock.seconds in (0.0, 119.0, 120.0):
+        assert isinstance(await exposer.ensure(scene.request, no_guard), Pending)
+    deletions = [one for one in scene.world.kube.requests if one.method == "DELETE" and "/pods/" in one.path]
+    assert [json.loads(one.body or b"").get("gracePeriodSeconds") for one in deletions] == [None, 0]
+    await scene.world.until_exposed(lambda: exposer.ensure(scene.request, no_guard))
+    assert pod["metadata"]["uid"] not in {one["metadata"]["uid"] for one in scene.world.kube.objects(PODS)}
 
 
 async def test_the_snapshot_is_deleted_after_the_volumes_of_all_attempts() -> None:
