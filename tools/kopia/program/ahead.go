@@ -7,7 +7,6 @@ import (
 	"github.com/pkg/errors"
 
 	"github.com/kopia/kopia/fs"
-	"github.com/kopia/kopia/repo/object"
 )
 
 // aheadReader reads a large file as far ahead as others leave room for: kopia requests one part after the other.
@@ -34,17 +33,12 @@ type partRead struct {
 }
 
 // openAhead opens a file that consists of parts. It has a place among the readers until it is closed.
-func (p *packPlan) openAhead(ctx context.Context, file fs.File, id object.ID) (fs.Reader, error) {
-	parts, err := loadParts(ctx, p.rep, id, 0)
-	if err != nil {
-		return nil, errors.Wrapf(err, "unable to open object: %v", id)
-	}
-
+func (p *packPlan) openAhead(ctx context.Context, file fs.File, parts blockList) fs.Reader {
 	p.readers <- struct{}{}
 
 	ctx, end := context.WithCancel(ctx)
 
-	return &aheadReader{ctx: ctx, end: end, plan: p, file: file, left: parts}, nil
+	return &aheadReader{ctx: ctx, end: end, plan: p, file: file, left: parts}
 }
 
 // Read implements io.Reader.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/content"
+	"github.com/kopia/kopia/repo/object"
 )
 
 const manyFiles = 240
@@ -172,5 +173,29 @@ func TestLargeFilesAreReadAhead(t *testing.T) {
 		}
 
 		must(t, os.Rename(one+".away", one))
+	}
+}
+
+func TestAFileThatShrankWhileItWasReadIsRestored(t *testing.T) {
+	b, ctx := newBench(t), context.Background()
+	content := newSeeded().bytes(20 << 20)
+	ctx, w, err := b.rep.NewWriter(ctx, repo.WriteSessionOptions{})
+	must(t, err)
+
+	v := &veleros{bench: b, w: w}
+	parts := []object.ID{v.write(content, object.WriterOptions{}), v.write(nil, object.WriterOptions{})}
+	id, err := w.ConcatenateObjects(ctx, parts, repo.ConcatenateOptions{})
+	must(t, err)
+	must(t, w.Flush(ctx))
+	must(t, w.Close(ctx))
+	b.reopen(0)
+
+	target := filepath.Join(t.TempDir(), "file")
+	if code, _, messages := startCalls(b).call("restore", id.String(), target, "--mode=local", "--packs=2"); code != 0 {
+		t.Fatal(messages)
+	}
+
+	if found, err := os.ReadFile(target); err != nil || string(found) != string(content) {
+		t.Errorf("another file with %v bytes: %v", len(found), err)
 	}
 }
