@@ -223,10 +223,10 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:
         except (ExecError, KubeError, _UnexplainedError):
             # A pod that failed says why; the process in it was ended with it, and the connection may break with it.
             with suppress(JobTimeoutError, KubeError):
-                # An API server takes a broken connection to a kubelet for the end of the process. The pod knows.
-                note = stream.check_result(await check_end(tools, job, _WHAT, _END))
+                message = await check_end(tools, job, _WHAT, _END)
                 if stream.unpacked:
-                    return _describe(stream.unpacked, note)
+                    # On a busy node, a runtime may lose the last output of a process. The pod says the same at its end.
+                    return stream.finish(stream.unpacked, message)
             raise
 
 
@@ -261,10 +261,19 @@ class _Stream:
             except UnpackError:
                 if self._ended:
                     # The tar is incomplete because the pod could not send the rest.
-                    self.check_result()
+                    self._check_result()
                 raise
         self.unpacked = unpacker
-        return _describe(unpacker, self.check_result())
+        return self.finish(unpacker)
+
+    def finish(self, unpacked: Unpacker, message: str | None = None) -> CopyResult:
+        """Return the result of a tar that was unpacked: as the pod says, or else the process in it.
+
+        Raises:
+            FilesError: not everything was sent or arrived.
+        """
+        target, note = unpacked.target, self._check_result(message)
+        return CopyResult(target.folder / target.name, unpacked.files, unpacked.size_bytes, unpacked.refused, note)
 
     async def _output(self, process: ExecProcess) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._copy.pod_exec.run(process)) as pieces:
@@ -274,16 +283,7 @@ class _Stream:
                     yield content
                 elif channel == ERRORS and len(self._result) < _RESULT_BYTES:
                     self._result += content
-                if self._result and self._complete():
-                    # The process in the pod waits for that: what is on its way when it ends may be lost.
-                    break
         self._ended = True
-
-    def _complete(self) -> bool:
-        with suppress(ContractError):
-            result = _parse_result(self._result.decode(errors="replace"))
-            return bool(result.error) or self._bytes >= result.bytes
-        return False
 
     async def _read_entry(self, pieces: AsyncIterator[bytes]) -> tuple[FileEntry, bytes]:
         """Return what the first line says, and what came behind it."""
@@ -295,35 +295,20 @@ class _Stream:
                 return entry, rest
             if end or len(begin) > _LINE_BYTES:
                 break
-        self.check_result()
+        self._check_result()
         raise _UnexplainedError("what the pod sent does not say what it is")
 
-    def check_result(self, message: str | None = None) -> str | None:
-        """Return the note about the files, from the message of the pod, or else of the process in it.
-
-        Raises:
-            FilesError: not everything was sent or arrived.
-        """
-        text = self._result.decode(errors="replace") if message is None else message
+    def _check_result(self, message: str | None = None) -> str | None:
+        lines = (self._result.decode(errors="replace") if message is None else message).splitlines()
         try:
-            result = _parse_result(text)
+            result = SentFiles.from_json(lines[-1] if lines else "")
         except ContractError as e:
-            said = f", and the pod said: {' '.join(text.splitlines()[-3:])}" if text else ""
-            raise _UnexplainedError(f"the connection to the pod ended after {self._bytes} bytes{said}") from e
+            raise _UnexplainedError(f"the pod did not say how it ended: {' '.join(lines[-3:]) or 'nothing'}") from e
         if result.error:
             raise FilesError(result.error)
         if result.bytes != self._bytes:
             raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
         return result.note
-
-
-def _parse_result(text: str) -> SentFiles:
-    return SentFiles.from_json((text.splitlines() or [""])[-1])
-
-
-def _describe(unpacked: Unpacker, note: str | None) -> CopyResult:
-    target = unpacked.target
-    return CopyResult(target.folder / target.name, unpacked.files, unpacked.size_bytes, unpacked.refused, note)
 
 
 async def _feed(unpacker: Unpacker, begin: bytes, pieces: AsyncIterator[bytes]) -> None:

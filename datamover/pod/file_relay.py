@@ -1,9 +1,7 @@
 """The process that is executed in the pod of `send-files`: it passes what the mover sends on to its caller.
 
-The stream goes to standard output, and then SentFiles, as JSON, to standard error. Then it waits for the end of its
-standard input: its caller has all of it, or an older one has opened none. What is on its way when it ends may be lost.
-It is a process of its own because what the mover itself writes to its standard output would be kept in the node's logs.
-It loads little.
+The stream goes to standard output, and then SentFiles, as JSON, to standard error. It is a process of its own because
+what the mover itself writes to its standard output would be kept in the node's logs. It loads little.
 """
 
 import os
@@ -11,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,45 +32,37 @@ def _find_socket(environment: Mapping[str, str]) -> Path | None:
     return next((path for one in parents if one and (path := Path(one, SOCKET_NAME)).exists()), None)
 
 
-def relay(
-    environment: Mapping[str, str], connection: socket.socket, output: int, *, wait_seconds: float = _WAIT_SECONDS
-) -> tuple[str, int]:
-    """Copy the stream to `output`, until OSError; return what the mover says about it, as JSON, and the exit code.
-
-    The mover stays while the connection is open, and some seconds longer.
-    """
+def relay(environment: Mapping[str, str], output: int, *, wait_seconds: float = _WAIT_SECONDS) -> tuple[str, int]:
+    """Copy the stream to `output`, until OSError; return what the mover says about it, as JSON, and the exit code."""
     end = time.monotonic() + wait_seconds
     while (path := _find_socket(environment)) is None:
         if time.monotonic() > end:
             return '{"error":"the mover sends nothing"}', 1
         time.sleep(_POLL_SECONDS)
-    try:
-        connection.connect(str(path))
-    except OSError as e:
-        return f'{{"error":"another process reads the files: {e.strerror}"}}', 1
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    while count := connection.recv_into(buffer):
-        piece = buffer[:count]
-        while piece:
-            piece = piece[os.write(output, piece) :]
-    try:
-        result = path.with_suffix(RESULT_SUFFIX).read_text()
-    except OSError:
-        return '{"error":"the mover ended"}', 1
-    return result, 1 if '"error"' in result else 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError as e:
+            return f'{{"error":"another process reads the files: {e.strerror}"}}', 1
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        while count := connection.recv_into(buffer):
+            piece = buffer[:count]
+            while piece:
+                piece = piece[os.write(output, piece) :]
+        try:
+            result = path.with_suffix(RESULT_SUFFIX).read_text()
+        except OSError:
+            return '{"error":"the mover ended"}', 1
+        return result, 1 if '"error"' in result else 0
 
 
 def main() -> int:
     """Relay to standard output, and return the exit code."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            result, code = relay(os.environ, connection, sys.stdout.fileno())
-        except OSError as e:
-            result, code = f'{{"error":"cannot pass the files on: {e.strerror}"}}', 1
-        sys.stderr.write(f"{result}\n")
-        sys.stderr.flush()
-        with suppress(OSError):
-            os.read(0, 1)
+    try:
+        result, code = relay(os.environ, sys.stdout.fileno())
+    except OSError as e:
+        result, code = f'{{"error":"cannot pass the files on: {e.strerror}"}}', 1
+    sys.stderr.write(f"{result}\n")
     return code
 
 

@@ -56,15 +56,13 @@ class PodExec:
     async def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield each piece of what the process writes, with its channel, until it has ended, however it ends.
 
-        Its standard input is empty, and ends with the connection: so it learns that its caller has left.
-
         Raises:
             ForbiddenError: the user may not do that; the message says what is missing.
             KubeError: the API server rejected it.
             ExecError: it could not be executed, or the connection broke.
         """
         path = f"/api/v1/namespaces/{process.namespace}/pods/{process.pod}/exec"
-        query = [("container", process.container), *((one, "true") for one in ("stdin", "stdout", "stderr"))]
+        query = [("container", process.container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in process.command]
         shown = f"Pod {process.namespace}/{process.pod}: execute {' '.join(process.command)}"
         try:

@@ -1,18 +1,15 @@
 """Files and directories of a snapshot as a stream, with a real kopia: what arrives, and how the pod ends."""
 
 import asyncio
-import os
 import socket
 import stat
-import sys
-from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.mover_specs import SendFiles
-from core.snapshot_contract import SEND_COMMAND, FileType, SentFiles
+from core.snapshot_contract import FileType, SentFiles
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.stored_files import Received, SnapshotBed, build_sender, receive, relay_in_process
@@ -141,22 +138,6 @@ async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: Snaps
     assert "the snapshot has no missing" in bed.pod.message
 
 
-async def test_pod_and_process_stay_until_their_caller_has_all(bed: SnapshotBed) -> None:
-    sending = asyncio.create_task(build_sender(bed, "sub/link").run(), name="sending")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, *SEND_COMMAND[1:], stdin=PIPE, stdout=PIPE, stderr=PIPE, env=os.environ
-    )
-    assert child.stdin is not None
-    assert child.stderr is not None
-    assert SentFiles.from_json((await child.stderr.readline()).decode()).error is None
-    done, _ = await asyncio.wait({sending, waiting := asyncio.create_task(child.wait(), name="child")}, timeout=0.5)
-    assert not done
-    child.stdin.close()
-    assert await waiting == 0
-    await sending
-
-
 def test_a_relay_without_a_mover_gives_up(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        result, code = relay({"VELERO_SCRATCH_DIR": str(tmp_path)}, connection, 1, wait_seconds=0)
+    result, code = relay({"VELERO_SCRATCH_DIR": str(tmp_path)}, 1, wait_seconds=0)
     assert (code, SentFiles.from_json(result).error) == (1, "the mover sends nothing")
