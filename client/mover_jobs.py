@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from client.installation import find_last_warning, read_named, read_settings
-from client.session import Session, StepTimeoutError
+from client.session import REQUEST_TIMEOUT, Session, StepTimeoutError
 from core.clock import Deadline
 from core.errors import AgentError, ResultError
 from core.kube.client import KubeClient, Selection
@@ -44,9 +44,6 @@ _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
 
 _POLL_SECONDS: Final = 2.0
-_REQUEST_TIMEOUT: Final = timedelta(seconds=150)
-"""More than the retries of a client take."""
-
 _KEEP_TIMEOUT: Final = timedelta(minutes=5)
 
 _LOG_LIMIT_BYTES: Final = 15 << 20
@@ -212,12 +209,12 @@ async def open_job(tools: Session, manifest: Manifest) -> AsyncIterator[Job]:
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
         create = partial(_create, tools, manifest)
-        job = await tools.finish(f"create Job {name}", _REQUEST_TIMEOUT, create)
+        job = await tools.finish(f"create Job {name}", REQUEST_TIMEOUT, create)
         tools.on_created(job)
         yield job
     finally:
         delete = partial(_delete, tools, manifest["metadata"])
-        await tools.finish(f"delete Job {name}", _REQUEST_TIMEOUT, delete)
+        await tools.finish(f"delete Job {name}", REQUEST_TIMEOUT, delete)
 
 
 async def _create(tools: Session, manifest: Manifest) -> Job:

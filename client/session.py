@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from core.aio import run_shielded
 from core.clock import Clock, Deadline, SystemClock
@@ -14,6 +14,9 @@ from core.models.units import format_duration
 from nodeagent.runtime.connection import Connection
 
 _T = TypeVar("_T")
+
+REQUEST_TIMEOUT: Final = timedelta(seconds=150)
+"""More than the retries of a client take."""
 
 
 class StepTimeoutError(AgentError):

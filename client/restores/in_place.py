@@ -23,7 +23,7 @@ from client.backups.plan import ClaimName, read_classes
 from client.restores.create import ensure_transfer, read_transfer
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
-from client.session import Session, StepTimeoutError
+from client.session import REQUEST_TIMEOUT, Session, StepTimeoutError
 from client.text import format_bytes
 from core.clock import Deadline
 from core.contract import VolumeMode
@@ -39,9 +39,6 @@ from exposer.in_place import OwnClaim, find_users, give_back, read_released_clai
 from exposer.manifests import read_error, volume_mode
 from exposer.ownership import DELETE, RETAIN, original_policy, patch_if_there, without_marks
 from exposer.workload import describe_users
-
-REQUEST_TIMEOUT: Final = timedelta(seconds=150)
-"""More than the retries of a client take."""
 
 _READY_TIMEOUT: Final = timedelta(minutes=10)
 _POLL_SECONDS: Final = 1.0

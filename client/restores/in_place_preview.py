@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final, cast
 
 from client.mover_jobs import end_jobs, find_subject, list_mounting, plan_job, run_job
-from client.restores.in_place import REQUEST_TIMEOUT, InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
+from client.restores.in_place import InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
 from client.restores.sources import RestoreError
-from client.session import Session
+from client.session import REQUEST_TIMEOUT, Session
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError

@@ -58,7 +58,7 @@ class RestoreParameters:
     `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
     goes into a target that may have files; None: kopia writes all files, also into the target's. `by_block`: a snapshot
     by block is expected, whose device may have a file system. `mover`: how kopia is run. `packs`: how many packs of
-    small files it fetches as a whole at a time. `more_memory_mib` returns what it may use more for so many entries.
+    small files it fetches as a whole at a time. `entry_bytes`: what it may use more for each entry.
     """
 
     snapshot_id: str
@@ -77,7 +77,7 @@ class RestoreParameters:
     by_block: bool = False
     mover: MoverMethod = MoverMethod.PLAIN
     packs: int = 0
-    more_memory_mib: Callable[[int], int] = lambda _: 0
+    entry_bytes: int = 0
 
     @property
     def access(self) -> VolumeAccess:
@@ -329,7 +329,7 @@ class _Restoring:
             # Without it, kopia writes an archive if the target is named like one.
             "--mode=local",
             f"--parallel={parameters.adapted_workers(file_bytes, repository.request_seconds)}",
-            *repository.restore_flags(parameters.packs, parameters.more_memory_mib(snapshot.entries)),
+            *repository.restore_flags(parameters.packs, snapshot.entries * parameters.entry_bytes),
             *([SPARSE] if parameters.sparse else []),
             *more,
         ]

@@ -99,8 +99,7 @@ async def open_private_run(
             async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
                 confinement = await entered
             async with _serve(pipes):
-                environment = {**environment, "KOPIA_CACHE_DIRECTORY": str(cache)}
-                yield PrivateRun(_without_secrets(environment, home, replacement.files), home, confinement)
+                yield PrivateRun(_without_secrets(environment, home, cache, replacement.files), home, confinement)
 
 
 def _read_config(environment: Mapping[str, str]) -> JsonDict:
@@ -153,13 +152,14 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     )
 
 
-def _without_secrets(environment: Mapping[str, str], home: Path, files: Iterable[str]) -> dict[str, str]:
+def _without_secrets(environment: Mapping[str, str], home: Path, cache: Path, files: Iterable[str]) -> dict[str, str]:
     secret = {*SECRET_VARIABLES, _PASSWORD}
     own = {
         "HOME": str(home),
         "TMPDIR": str(home),
         "KOPIA_CONFIG_PATH": str(home / _CONFIG),
         "KOPIA_LOG_DIR": str(home / "logs"),
+        "KOPIA_CACHE_DIRECTORY": str(cache),
         **{name: str(home / name) for name in files},
     }
     return {name: value for name, value in environment.items() if name not in secret} | own

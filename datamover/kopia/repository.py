@@ -136,14 +136,14 @@ class Repository:
         """How long a request to the storage took in the first calls; 0: none was made, or it is not known."""
         return self._request_time.seconds
 
-    def restore_flags(self, packs: int, more_memory_mib: int = 0) -> list[str]:
+    def restore_flags(self, packs: int, more_bytes: int = 0) -> list[str]:
         """Return the flags of `restore` that only `mover-restore` has, if it runs.
 
         It fetches so many packs as a whole at a time, if they fit into the cache, and may use so much more memory.
         """
         if self.kopia.server is None:
             return []
-        own = {"packs": min(packs, self._cache.packs // _PACKS_PER_FETCH), "more-memory-mib": more_memory_mib}
+        own = {"packs": min(packs, self._cache.packs // _PACKS_PER_FETCH), "more-memory-mib": more_bytes >> 20}
         return [f"--{name}={number}" for name, number in own.items() if number]
 
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:

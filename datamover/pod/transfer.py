@@ -333,7 +333,7 @@ class PodTransfer:
             by_block=cr.by_block,
             mover=self._options.mover,
             packs=packs,
-            more_memory_mib=partial(limits.more_memory_mib, environment=self._context.environment),
+            entry_bytes=limits.entry_bytes(self._context.environment),
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -135,10 +135,9 @@ class ResourceLimits:
             return None
         return max(_LEAST_ENTRIES, (self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES)
 
-    def more_memory_mib(self, entries: int, environment: Mapping[str, str]) -> int:
-        """Return what a restore of so many entries adds to the soft limit, unless `environment` has set one."""
-        free = self.memory_bytes is None and _SOFT_LIMIT not in environment
-        return entries * _UNLIMITED_ENTRY_BYTES // _MIB if free else 0
+    def entry_bytes(self, environment: Mapping[str, str]) -> int:
+        """Return what each entry of a restore adds to the soft limit, unless `environment` has set one."""
+        return _UNLIMITED_ENTRY_BYTES if self.memory_bytes is None and _SOFT_LIMIT not in environment else 0
 
     def index_seconds(self, files: float) -> float:
         """Return how long a backup of so many files can be without writing its index within the memory limit.

@@ -17,6 +17,7 @@ import pytest
 from core.errors import DataPathError
 from datamover.data_path.finished import FinishedList
 from datamover.data_path.parts import PartRestorer
+from datamover.data_path.restore import RestoreParameters
 from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
@@ -78,6 +79,26 @@ def _files(target: Path) -> dict[Path, tuple[int, int]]:
     }
 
 
+def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
+    """Let kopia's part of a restore end only when the condition holds: on a busy machine it ends before any list."""
+    restore_parts = PartRestorer.restore
+
+    async def restore_and_wait(*arguments: Any) -> None:
+        await restore_parts(*arguments)
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(PartRestorer, "restore", restore_and_wait)
+
+
+async def _interrupt(movers: Repository, wanted: RestoreParameters, target: Path) -> None:
+    """Kill a restore once 30 files are listed."""
+    with pytest.MonkeyPatch.context() as patched:
+        _end_after(patched, lambda: False)
+        assert await kill_restore(movers, wanted, has_listed(target, 30))
+
+
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 async def test_a_restore_that_is_killed_at_any_moment_equals_an_uninterrupted_one(
     movers: Repository, seed: Seed, tmp_path: Path
@@ -136,8 +157,7 @@ _CHANGES = (
 
 async def test_what_changed_between_attempts_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
     """What the snapshot does not have is removed: whatever is in the volume came from an earlier attempt."""
-    wanted = seed.restore_to(target)
-    await kill_restore(movers, wanted, has_listed(target, 30))
+    await _interrupt(movers, wanted := seed.restore_to(target), target)
     finished = [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS]
     for number, path in enumerate(finished[:80]):
         _CHANGES[number % len(_CHANGES)](path)
@@ -151,15 +171,14 @@ async def test_what_changed_between_attempts_is_written_again(movers: Repository
 async def test_a_restore_in_parts_is_continued_too(movers: Repository, seed: Seed, target: Path) -> None:
     """With the times of one kopia, which restores directories by placeholders, and files alone."""
     wanted = replace(seed.restore_to(target), fitting_entries=400)
-    await kill_restore(movers, wanted, has_listed(target, 30))
+    await _interrupt(movers, wanted, target)
     assert await restore_all(movers, replace(wanted, again=True))
     seed.check(target)
 
 
 async def test_without_a_list_everything_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
     """Also what has the size and time of the snapshot's file."""
-    wanted = seed.restore_to(target)
-    await kill_restore(movers, wanted, has_listed(target, 30))
+    await _interrupt(movers, wanted := seed.restore_to(target), target)
     list_of(target).unlink()
     for path in [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS][:20]:
         _exchange_content(path)
@@ -169,27 +188,13 @@ async def test_without_a_list_everything_is_written_again(movers: Repository, se
 
 async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(movers: Repository, seed: Seed, target: Path) -> None:
     """Everything is written again then, and files that no snapshot has stay: nothing says where they are from."""
-    wanted = seed.restore_to(target)
-    await kill_restore(movers, wanted, has_listed(target, 30))
+    await _interrupt(movers, wanted := seed.restore_to(target), target)
     (target / "foreign").touch()
     assert await restore_all(movers, replace(wanted, resume=ResumeSettings("6b4c1a1e-uid", timedelta(0)))) == 0
     assert not list_of(target).exists()
     (target / "foreign").unlink()
     os.utime(target, ns=(OLD_NS, OLD_NS))
     seed.check(target)
-
-
-def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
-    """Let kopia's part of a restore end only when the condition holds: on a busy machine it ends before any list."""
-    restore_parts = PartRestorer.restore
-
-    async def restore_and_wait(*arguments: Any) -> None:
-        await restore_parts(*arguments)
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-    monkeypatch.setattr(PartRestorer, "restore", restore_and_wait)
 
 
 async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(

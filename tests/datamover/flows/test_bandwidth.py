@@ -113,9 +113,9 @@ async def test_no_pack_is_fetched_as_a_whole_at_a_limited_rate(
 ) -> None:
     wanted, flags = list[int](), Repository.restore_flags
 
-    def record(repository: Repository, packs: int, more_memory_mib: int = 0) -> list[str]:
+    def record(repository: Repository, packs: int, more_bytes: int = 0) -> list[str]:
         wanted.append(packs)
-        return flags(repository, packs, more_memory_mib)
+        return flags(repository, packs, more_bytes)
 
     monkeypatch.setattr(Repository, "restore_flags", record)
     await pod.transfer("DataUpload", volume)

@@ -80,7 +80,10 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
     [(None, 8, "300MiB"), (None, 2, "150MiB"), (256, 3, "120MiB"), (1024, 8, "300MiB"), (2048, 8, "512MiB")],
 )
 def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
-    assert _limits(4, limit_mib).go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
+    limits = _limits(4, limit_mib)
+    assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
+    assert bool(limits.entry_bytes({})) == (limit_mib is None)
+    assert limits.entry_bytes({"GOMEMLIMIT": "1GiB"}) == 0
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,10 @@ func (r *aheadReader) request() {
 		r.left, r.pending = r.left[1:], append(r.pending, pendingPart{read, extra})
 
 		go func() {
-			content := make([]byte, part.Length)
-			err := r.plan.read(r.ctx, part.Object, func() error { return readPart(r.ctx, r.plan.rep, part, 0, content) })
+			content, release := make([]byte, part.Length), r.plan.hold(r.ctx, part.Object)
+			err := readPart(r.ctx, r.plan.rep, part, 0, content)
+			// Before the end of the call: a pack would be left in the cache.
+			release()
 			read <- partRead{content, err}
 		}()
 	}

@@ -145,20 +145,18 @@ func (p *packPlan) add(info content.Info) int {
 	return pack.index
 }
 
-// read reads an object from its pack, which is fetched before with the next ones, if they are worth it.
-func (p *packPlan) read(ctx context.Context, stored object.ID, read func() error) error {
+// hold fetches the pack of an object, and the next ones, if they are worth it. The caller calls the result once it has
+// read the object.
+func (p *packPlan) hold(ctx context.Context, stored object.ID) func() {
 	info, found := p.find(ctx, stored)
-	if !found {
-		return read()
-	}
 
 	p.mu.Lock()
 
 	pack := p.packs[info.PackBlobID]
-	if pack == nil {
+	if !found || pack == nil {
 		p.mu.Unlock()
 
-		return read()
+		return func() {}
 	}
 
 	for _, one := range p.order[pack.index:min(len(p.order), pack.index+1+cap(p.slots))] {
@@ -176,9 +174,7 @@ func (p *packPlan) read(ctx context.Context, stored object.ID, read func() error
 		<-fetched
 	}
 
-	defer p.release(pack, info)
-
-	return read()
+	return func() { p.release(pack, info) }
 }
 
 // release counts what was read. It removes a pack that nothing needs any more: each of its pages was accessed twice, so
@@ -302,15 +298,9 @@ func (f *plannedFile) Open(ctx context.Context) (fs.Reader, error) {
 		}
 	}
 
-	var reader fs.Reader
+	defer f.plan.hold(ctx, stored)()
 
-	err := f.plan.read(ctx, stored, func() (err error) {
-		reader, err = f.File.Open(ctx)
-
-		return err
-	})
-
-	return reader, err
+	return f.File.Open(ctx)
 }
 
 type plannedSymlink struct {
@@ -321,13 +311,7 @@ type plannedSymlink struct {
 
 // Readlink implements fs.Symlink.
 func (s *plannedSymlink) Readlink(ctx context.Context) (string, error) {
-	var target string
+	defer s.plan.hold(ctx, objectOf(s.Symlink))()
 
-	err := s.plan.read(ctx, objectOf(s.Symlink), func() (err error) {
-		target, err = s.Symlink.Readlink(ctx)
-
-		return err
-	})
-
-	return target, err
+	return s.Symlink.Readlink(ctx)
 }
