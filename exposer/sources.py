@@ -308,7 +308,7 @@ async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
     if await _is_for_windows(reader, request, claim, storage_class):
         # Velero's agent accepted it, or there is none.
         raise ExposeError(WINDOWS_ONLY)
-    if request.backup_class != request.storage_class:
+    if binds_late(storage_class) and request.backup_class != request.storage_class:
         storage_class = await _read_class(reader, request.backup_class)
     avoided = list[str]()
     if _FAST_CLONE_ANNOTATION in (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations:
@@ -329,8 +329,9 @@ async def _read_topology(
     """Return the topology of the source volume, as `nodeSelectorTerms`, for a backup PVC of `storage_class`.
 
     Needed for late-binding classes only: the backup PVC would be provisioned on any node that the
-    mover pod is scheduled to. Other classes provision first, perhaps elsewhere, and the scheduler follows the volume.
-    Velero goes by the class of the source, and a pod may be restricted to another zone than its volume.
+    mover pod is scheduled to. Other classes provision first, perhaps elsewhere, and the scheduler follows the volume:
+    Velero, which goes by the class of the source alone, restricts the pod to another zone then. A source that was not
+    bound late is restricted by neither: many snapshots can be restored in other zones, which the settings may ask for.
     """
     volume = claim["spec"].get("volumeName")
     if not volume or not binds_late(storage_class):

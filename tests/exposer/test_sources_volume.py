@@ -60,13 +60,13 @@ LATE, AT_ONCE = "WaitForFirstConsumer", "Immediate"
         pytest.param(LATE, None, tuple(ZONES), id="late"),
         pytest.param(AT_ONCE, None, (), id="at once"),
         pytest.param(LATE, AT_ONCE, (), id="late, the backup PVC at once"),
-        pytest.param(AT_ONCE, LATE, tuple(ZONES), id="at once, the backup PVC late"),
+        pytest.param(AT_ONCE, LATE, (), id="at once, the backup PVC late"),
     ],
 )
 async def test_the_topology_of_the_source_restricts_the_pod_of_a_late_binding_pvc(
     binding: str, mapped: str | None, topology: tuple[JsonDict, ...]
 ) -> None:
-    """The scheduler follows a volume that is provisioned immediately, which may be in another zone."""
+    """As by Velero; the scheduler follows a volume that is provisioned immediately, which may be in another zone."""
     source = Source(binding=binding)
     source.world.put(STORAGE_CLASSES, "mapped", volumeBindingMode=mapped)
     settings = BackupPVCSettings(storage_class="mapped" if mapped else None)
