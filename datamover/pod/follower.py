@@ -77,7 +77,7 @@ class TransferFollower:
         self._listener: Callable[[Transfer], None] | None = None
 
     async def run(self) -> None:
-        """Watch it forever; fail the transfer if the API server rejects the watch, or has never answered."""
+        """Watch it forever; fail if the API server rejects the watch; end the attempt if it has never answered."""
         state, watched = WatchState(self._clock), self._watched.selection
         try:
             async with (
@@ -90,7 +90,7 @@ class TransferFollower:
                     self.take(change)
         except TimeoutError:
             text = f"no answer from the API server for {format_duration(_FIRST_ANSWER)}: {state.error}"
-            self._canceler.fail(DataPathError(text))
+            self._canceler.fail(FencedError(text))
         except AgentError as e:
             self._canceler.fail(e)
         except Exception as e:
