@@ -199,3 +199,20 @@ func TestAFileThatShrankWhileItWasReadIsRestored(t *testing.T) {
 		t.Errorf("another file with %v bytes: %v", len(found), err)
 	}
 }
+
+func TestAnArchiveIsReadAsFarAheadAsTheMemoryForPacksAllows(t *testing.T) {
+	b := newBench(t)
+
+	for mode, readers := range map[string]int{"tar": 2, "local": 8} {
+		r := restorer{mode: mode, parallel: 16, packs: 1, shallow: allLevels}
+		output, err := r.open(context.Background(), t.TempDir())
+		must(t, err)
+
+		plan, end := r.plan(context.Background(), b.rep, output)
+		end()
+
+		if cap(plan.readers) != readers {
+			t.Errorf("%v: %v", mode, cap(plan.readers))
+		}
+	}
+}
