@@ -161,9 +161,10 @@ func (p *packPlan) hold(ctx context.Context, stored object.ID) func() {
 
 	for _, one := range p.order[pack.index:min(len(p.order), pack.index+1+cap(p.slots))] {
 		if one.fetched == nil && one.isWorthFetching() {
-			one.fetched = make(chan struct{})
+			fetched := make(chan struct{})
+			one.fetched = fetched
 
-			p.tasks.Go(func() { p.fetch(one) })
+			p.tasks.Go(func() { p.fetch(one, fetched) })
 		}
 	}
 
@@ -202,11 +203,11 @@ func (p *plannedPack) isWorthFetching() bool {
 	return contents > fewContents && p.length <= p.bytes+contents*requestBytes && p.length <= contents*smallBytes
 }
 
-// fetch gets a pack into the cache. What fails is left to the reads.
-func (p *packPlan) fetch(pack *plannedPack) {
+// fetch gets a pack into the cache, and closes the channel. What fails is left to the reads.
+func (p *packPlan) fetch(pack *plannedPack, fetched chan<- struct{}) {
 	p.slots <- struct{}{}
 	defer func() { <-p.slots }()
-	defer close(pack.fetched)
+	defer close(fetched)
 
 	found, err := p.rep.BlobReader().GetMetadata(p.ctx, pack.content.PackBlobID)
 	if err != nil {

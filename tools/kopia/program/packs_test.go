@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -198,6 +199,46 @@ func TestAFileThatShrankWhileItWasReadIsRestored(t *testing.T) {
 	if found, err := os.ReadFile(target); err != nil || string(found) != string(content) {
 		t.Errorf("another file with %v bytes: %v", len(found), err)
 	}
+}
+
+func TestAPackThatNothingNeedsAnyMoreMayStillBeFetched(t *testing.T) {
+	b := newBench(t)
+	b.backUp(decision{})
+
+	var infos []content.Info
+
+	direct, _ := b.rep.(repo.DirectRepository)
+	must(t, direct.ContentReader().IterateContents(context.Background(), content.IterateOptions{}, func(info content.Info) error {
+		infos = append(infos, info)
+
+		return nil
+	}))
+
+	plan := newPackPlan(context.Background(), direct, 1, 1, nil)
+	plan.cache = t.TempDir()
+	plan.slots <- struct{}{}
+
+	for range 2 * fewContents {
+		plan.add(infos[0])
+	}
+
+	// As if an index that was read meanwhile had moved what others hold to this pack.
+	pack := plan.order[0]
+	go plan.hold(context.Background(), object.DirectObjectID(infos[0].ContentID))
+
+	for started := false; !started; {
+		runtime.Gosched()
+		plan.mu.Lock()
+		started = pack.fetched != nil
+		plan.mu.Unlock()
+	}
+
+	for range 2 * fewContents {
+		plan.release(pack, infos[0])
+	}
+
+	<-plan.slots
+	plan.tasks.Wait()
 }
 
 func TestAnArchiveIsReadAsFarAheadAsTheMemoryForPacksAllows(t *testing.T) {
