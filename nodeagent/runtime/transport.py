@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from io import StringIO
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import ModuleType
@@ -254,8 +255,9 @@ def _current_context(where: str) -> str | None:
 
     Source: Kubernetes v1.34, "Organizing Cluster Access Using kubeconfig Files" (rules of merging).
     """
-    files = [Path(path).expanduser() for path in where.split(os.pathsep) if _is_there(path)]
-    return next(filter(None, (yaml.safe_load(file.read_text()).get("current-context") for file in files)), None)
+    texts = (Path(path).expanduser().read_text() for path in where.split(os.pathsep) if _is_there(path))
+    # An error quotes the lines of a string, and not of a file: there may be a token in them.
+    return next(filter(None, (yaml.safe_load(StringIO(text)).get("current-context") for text in texts)), None)
 
 
 def _is_there(where: str) -> bool:

@@ -314,9 +314,10 @@ async def test_a_closed_port_is_unreachable(tmp_path: Path) -> None:
         ("", "cannot use"),
         ("a: [b", "cannot use"),
         ("just text", "cannot use"),
+        ("user: {token: its-secret: x}", "cannot use"),
         ("apiVersion: v1\nkind: Config\n", "current-context"),
     ],
-    ids=["absent", "empty", "no-yaml", "text", "no-context"],
+    ids=["absent", "empty", "no-yaml", "text", "token", "no-context"],
 )
 async def test_an_unusable_kubeconfig_is_a_one_line_error(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "kubeconfig"
@@ -326,6 +327,7 @@ async def test_an_unusable_kubeconfig_is_a_one_line_error(tmp_path: Path, conten
         await load_transport(str(path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
 
 
 async def test_neither_pod_nor_kubeconfig_is_a_one_line_error() -> None:
