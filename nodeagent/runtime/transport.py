@@ -13,6 +13,7 @@ import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
@@ -26,6 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import yaml
 
+from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError
 from core.kube.transport import keep_alive, trust_like_go
@@ -156,8 +158,8 @@ async def _read_headers(configuration: Configuration, url: str) -> Mapping[str, 
     """Return the headers with the credentials; the library reads or renews a token that expires."""
     try:
         settings = await configuration.auth_settings()
-    except (ConfigException, OSError) as e:
-        # An exec plugin, or a token that is being replaced, may succeed on the next attempt.
+    # The library does not wrap all errors of an exec plugin; it, or a token that is being replaced, may succeed later.
+    except Exception as e:
         raise UnauthorizedError(f"cannot get credentials for {url}: {e}") from e
     token = settings.get("BearerToken", {}).get("value")
     agent = {"User-Agent": f"node-agent/{VERSION}"}
@@ -247,7 +249,10 @@ def _impersonate(user: JsonDict) -> list[tuple[str, str]]:
 async def _renew_token(loader: KubeConfigLoader, renewing: asyncio.Lock, configuration: Configuration) -> None:
     """Read a file's token again; ask an exec plugin before its token expires: after a quarter of an hour in EKS."""
     async with renewing:
-        await loader.load_and_set(configuration)
+        expiry = vars(loader).get("exec_plugin_expiry")
+        # In its last five minutes, the library would ask for each request.
+        if expiry is None or expiry - SystemClock().now() < timedelta(seconds=10):
+            await loader.load_and_set(configuration)
 
 
 def _current_context(where: str) -> str | None:

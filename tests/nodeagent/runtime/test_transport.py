@@ -5,11 +5,13 @@ import json
 import stat
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.transport import KEEPALIVE_OPTIONS, MERGE_PATCH, Request
@@ -200,14 +202,16 @@ async def test_the_current_context_of_the_first_file_counts(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("expires", "tokens"),
-    [(None, ["t1", "t1"]), ("2999-01-01T00:00:00Z", ["t1", "t1"]), ("2026-01-01T00:00:00Z", ["t11", "t111"])],
+    ("seconds", "tokens"),
+    [(None, ["t1", "t1"]), (240, ["t1", "t1"]), (5, ["t11", "t111"])],
 )
 async def test_exec_plugin_is_asked_for_a_token_and_again_once_it_expires(
-    expires: str | None, tokens: list[str], server: Server, tmp_path: Path
+    seconds: float | None, tokens: list[str], server: Server, tmp_path: Path
 ) -> None:
     plugin, asked = tmp_path / "plugin", tmp_path / "asked"
-    status = {"token": "t$n"} | ({"expirationTimestamp": expires} if expires else {})
+    status = {"token": "t$n"}
+    if seconds is not None:
+        status["expirationTimestamp"] = (SystemClock().now() + timedelta(seconds=seconds)).isoformat()
     credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
     text = json.dumps(credential).replace('"', '\\"')
     plugin.write_text(f'#!/bin/sh\nprintf 1 >> {asked}\nn=$(cat {asked})\necho "{text}"\n')
