@@ -141,8 +141,9 @@ class Mover:
             command = self.prepare(SendFiles(**_within(snapshot_id, path)), short).command
             report = command.log.with_name("report")
             relay = shlex.join([sys.executable, "-OO", *SEND_COMMAND[1:]])
-            # The mover stays for a while.
-            way = f'"$@" & {relay} >/dev/null 2>{report}; ended=$?; kill $!; wait; exit $ended'
+            # Both stay for a while.
+            way = f'"$@" & mover=$!; {relay} >/dev/null 2>{report} & until [ -s {report} ]; do sleep 0.1; done; '
+            way += "kill $mover; wait $mover; wait $!"
             measured = await measure(replace(command, argv=["sh", "-c", way, "sh", *command.argv], group=group))
         return replace(measured, ended_ns=report.stat().st_mtime_ns), SentFiles.from_json(report.read_text().strip())
 

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import field
 
@@ -39,14 +39,13 @@ from core.models.phases import Phase
 from core.mover_specs import ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
 from core.text import guess
-from nodeagent.runtime.connection import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
+from nodeagent.runtime.connection import OUTPUT, ExecError, ExecProcess, PodExec, forbidden_exec
 from nodeagent.runtime.preflight import missing_permissions
 
 _BLOCK: Final = "Block"
 
 _WHAT: Final = "copy"
 _LINE_BYTES: Final = 64 * 1024
-_RESULT_BYTES: Final = 64 * 1024
 _END: Final = timedelta(minutes=2)
 """How long the pod may take to say how it ended, on a busy node."""
 
@@ -167,10 +166,6 @@ async def list_files(
     return FileList(place=place.shown, type=found.type, entries=entries, more=more, notes=notes)
 
 
-class _PodExec(Protocol):
-    def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]: ...
-
-
 @dataclass(frozen=True)
 class CopyResult:
     """What was copied, where to, and how many entries were refused; `note` is about the files, or None."""
@@ -190,7 +185,7 @@ class FileCopy:
     """
 
     tools: Session
-    pod_exec: _PodExec
+    pod_exec: PodExec
     place: FilePlace
     destination: Path
     on_bytes: Callable[[int, int, int], None]
@@ -222,11 +217,9 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:
             raise
         except (ExecError, KubeError, _UnexplainedError):
             # A pod that failed says why; the process in it was ended with it, and the connection may break with it.
-            with suppress(JobTimeoutError, KubeError):
-                message = await check_end(tools, job, _WHAT, _END)
-                if stream.unpacked:
-                    # On a busy node, a runtime may lose the last output of a process. The pod says the same at its end.
-                    return stream.finish(stream.unpacked, message)
+            # One that ended well says what it sent: the result may be all that was lost.
+            with suppress(JobTimeoutError, KubeError, ContractError):
+                return stream.finish(SentFiles.from_json(await check_end(tools, job, _WHAT, _END)))
             raise
 
 
@@ -239,14 +232,18 @@ class _Stream:
 
     def __init__(self, copy: FileCopy) -> None:
         self._copy = copy
-        self._result = b""
+        self._said = b""
+        self._sent: SentFiles | None = None
         self._bytes = 0
         self._ended = False
-        self.unpacked: Unpacker | None = None
+        self._fault: ExecError | KubeError | None = None
+        self._unpacked: Unpacker | None = None
 
     async def receive(self, process: ExecProcess) -> CopyResult:
         async with aclosing(self._output(process)) as pieces:
             entry, rest = await self._read_entry(pieces)
+            if entry is None:
+                return self.finish(self._sent)
             copy = self._copy
             otherwise = copy.place.volume.claim.replace(":", "_")
             target = choose_target(copy.destination, entry, otherwise, overwrite=copy.overwrite)
@@ -261,31 +258,44 @@ class _Stream:
             except UnpackError:
                 if self._ended:
                     # The tar is incomplete because the pod could not send the rest.
-                    self._check_result()
+                    self._check(self._sent)
                 raise
-        self.unpacked = unpacker
-        return self.finish(unpacker)
+        self._unpacked = unpacker
+        return self.finish(self._sent)
 
-    def finish(self, unpacked: Unpacker, message: str | None = None) -> CopyResult:
-        """Return the result of a tar that was unpacked: as the pod says, or else the process in it.
+    def finish(self, sent: SentFiles | None) -> CopyResult:
+        """Return the result if all that was `sent` has arrived.
 
         Raises:
             FilesError: not everything was sent or arrived.
+            ExecError, KubeError: the connection broke, and nothing says what was sent.
         """
-        target, note = unpacked.target, self._check_result(message)
+        note, unpacked = self._check(sent), self._unpacked
+        if unpacked is None:
+            raise _UnexplainedError("what the pod sent does not say what it is")
+        target = unpacked.target
         return CopyResult(target.folder / target.name, unpacked.files, unpacked.size_bytes, unpacked.refused, note)
 
     async def _output(self, process: ExecProcess) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._copy.pod_exec.run(process)) as pieces:
-            async for channel, content in pieces:
-                if channel == OUTPUT:
-                    self._bytes += len(content)
-                    yield content
-                elif channel == ERRORS and len(self._result) < _RESULT_BYTES:
-                    self._result += content
+        try:
+            async with aclosing(self._copy.pod_exec.run(process)) as pieces:
+                async for channel, content in pieces:
+                    if channel == OUTPUT:
+                        self._bytes += len(content)
+                        yield content
+                    else:
+                        self._said = (self._said + content)[-_LINE_BYTES:]
+                        with suppress(ContractError):
+                            self._sent = SentFiles.from_json(self._said.splitlines()[-1].decode(errors="replace"))
+                    if self._sent is not None and self._bytes >= self._sent.bytes:
+                        # The process stays, because what is on its way when it ends may be lost.
+                        break
+        except (ExecError, KubeError) as e:
+            # It may have broken behind the last byte.
+            self._fault = e
         self._ended = True
 
-    async def _read_entry(self, pieces: AsyncIterator[bytes]) -> tuple[FileEntry, bytes]:
+    async def _read_entry(self, pieces: AsyncIterator[bytes]) -> tuple[FileEntry | None, bytes]:
         """Return what the first line says, and what came behind it."""
         begin = b""
         async for piece in pieces:
@@ -295,20 +305,17 @@ class _Stream:
                 return entry, rest
             if end or len(begin) > _LINE_BYTES:
                 break
-        self._check_result()
-        raise _UnexplainedError("what the pod sent does not say what it is")
+        return None, b""
 
-    def _check_result(self, message: str | None = None) -> str | None:
-        lines = (self._result.decode(errors="replace") if message is None else message).splitlines()
-        try:
-            result = SentFiles.from_json(lines[-1] if lines else "")
-        except ContractError as e:
-            raise _UnexplainedError(f"the pod did not say how it ended: {' '.join(lines[-3:]) or 'nothing'}") from e
-        if result.error:
-            raise FilesError(result.error)
-        if result.bytes != self._bytes:
-            raise FilesError(f"{self._bytes} of {result.bytes} bytes arrived")
-        return result.note
+    def _check(self, sent: SentFiles | None) -> str | None:
+        if sent is None:
+            said = " ".join(self._said.decode(errors="replace").splitlines()[-3:])
+            raise self._fault or _UnexplainedError(f"the pod did not say how it ended: {said or 'nothing'}")
+        if sent.error:
+            raise FilesError(sent.error)
+        if sent.bytes != self._bytes:
+            raise FilesError(f"{self._bytes} of {sent.bytes} bytes arrived")
+        return sent.note
 
 
 async def _feed(unpacker: Unpacker, begin: bytes, pieces: AsyncIterator[bytes]) -> None:

@@ -1,7 +1,8 @@
 """The process that is executed in the pod of `send-files`: it passes what the mover sends on to its caller.
 
-The stream goes to standard output, and then SentFiles, as JSON, to standard error. It is a process of its own because
-what the mover itself writes to its standard output would be kept in the node's logs. It loads little.
+The stream goes to standard output, and then SentFiles, as JSON, to standard error. It stays as long as the mover: what
+an API server has yet to pass on may be lost when it ends. It is a process of its own because what the mover itself
+writes to its standard output would be kept in the node's logs. It loads little.
 """
 
 import os
@@ -57,12 +58,14 @@ def relay(environment: Mapping[str, str], output: int, *, wait_seconds: float = 
 
 
 def main() -> int:
-    """Relay to standard output, and return the exit code."""
+    """Relay to standard output, and return the exit code once the mover has ended."""
     try:
         result, code = relay(os.environ, sys.stdout.fileno())
     except OSError as e:
         result, code = f'{{"error":"cannot pass the files on: {e.strerror}"}}', 1
     sys.stderr.write(f"{result}\n")
+    while _find_socket(os.environ) is not None:
+        time.sleep(_POLL_SECONDS)
     return code
 
 

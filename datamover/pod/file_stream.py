@@ -144,12 +144,12 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class SendLimits:
     """How long to wait for the request for the files, how long nothing may move, and how long to stay after the end.
 
-    The end of the pod would end the process that passes the last bytes on.
+    The end of the pod would end the process that passes the last bytes on. A command that has them deletes the Job.
     """
 
     wait_seconds: float = 300.0
     idle_seconds: float = 600.0
-    linger_seconds: float = 15.0
+    linger_seconds: float = 60.0
 
 
 @dataclass

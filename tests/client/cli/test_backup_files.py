@@ -20,7 +20,7 @@ from core.models.names import BLOCK_DATA_MOVER, CLAIM_ANNOTATION
 from core.snapshot_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from nodeagent.runtime.connection import ERRORS
 from tests.client.cli.backup_shell import BackupShell, backup_shell
-from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
+from tests.client.support.files_scene import DIRECTORY, SUCCESS, FilesKube, pack
 from tests.support.golden import assert_golden, assert_golden_text
 from tests.support.job_output import seal
 
@@ -33,6 +33,9 @@ _ENTRIES = (
     ),
     FileEntry(name="link", type=FileType.LINK, mode="0777", size_bytes=4, modified="2026-11-20T12:00:00Z"),
 )
+
+_PIECES = 30
+"""Messages with the tar of a file of 9000 bytes, which tarfile fills up."""
 
 
 @pytest.fixture
@@ -228,24 +231,43 @@ def test_a_pod_that_fails_says_why_when_the_connection_breaks_with_it(
     assert kube.objects(JOBS) == []
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_result_that_is_lost_is_the_one_of_the_pod(
-    shell: BackupShell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch, missing: int
+@pytest.mark.parametrize("first", [False, True])
+def test_a_copy_ends_with_its_result_and_not_with_the_process(
+    shell: BackupShell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    async def lose_errors() -> AsyncIterator[bytes]:
-        said = b"".join(message[1:] for message in kube.played if message[0] == ERRORS)
+    async def stay() -> AsyncIterator[bytes]:
+        for message in sorted(messages, key=lambda message: first and message[0] != ERRORS):
+            yield message
+        pytest.fail("it waits for the end of the process")
+
+    kube.send(DIRECTORY, pack(first=b"1" * 9000))
+    *messages, _ = kube.played
+    monkeypatch.setattr(kube, "_play", stay)
+    assert shell.run("cp", "night:data/etc", "new").code == 0
+    assert Path("new/first").read_bytes() == b"1" * 9000
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("arrived", [0, 1, 10, _PIECES - 1, _PIECES, _PIECES + 1])
+def test_a_connection_may_end_before_the_result_arrives(
+    shell: BackupShell, kube: FilesKube, monkeypatch: pytest.MonkeyPatch, arrived: int, broken: bool
+) -> None:
+    """An API server says Success when its connection to a kubelet breaks. The pod says how many bytes it sent."""
+
+    async def lose() -> AsyncIterator[bytes]:
         kube.end(0, said.decode())
         (pod,) = kube.objects(PODS)
         kube.put(pod | {"status": kube.pod})
-        for message in kube.played:
-            if message[0] != ERRORS:
-                yield message
+        for message in (*kube.played[:arrived], *([] if broken else [SUCCESS])):
+            yield message
 
-    monkeypatch.setattr(kube, "_play", lose_errors)
-    kube.send(DIRECTORY, pack(first=b"1" * 9000), cut=missing)
+    kube.send(DIRECTORY, pack(first=b"1" * 9000))
+    said = b"".join(message[1:] for message in kube.played if message[0] == ERRORS)
+    monkeypatch.setattr(kube, "_play", lose)
     done = shell.run("cp", "night:data/etc", "new")
-    assert (done.code, "bytes arrived" in done.err) == (missing, missing == 1)
-    assert Path("new/first").read_bytes() == b"1" * 9000
+    complete = arrived >= _PIECES
+    assert (done.code, "bytes arrived" in done.err) == (int(not complete), not complete), done.err
+    assert not complete or Path("new/first").read_bytes() == b"1" * 9000
     assert kube.objects(JOBS) == []
 
 

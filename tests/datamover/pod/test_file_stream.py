@@ -4,12 +4,14 @@ import asyncio
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from core.mover_specs import SendFiles
 from core.snapshot_contract import FileType, SentFiles
+from datamover.pod import file_relay
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.stored_files import Received, SnapshotBed, build_sender, receive, relay_in_process
@@ -141,3 +143,20 @@ async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: Snaps
 def test_a_relay_without_a_mover_gives_up(tmp_path: Path) -> None:
     result, code = relay({"VELERO_SCRATCH_DIR": str(tmp_path)}, 1, wait_seconds=0)
     assert (code, SentFiles.from_json(result).error) == (1, "the mover sends nothing")
+
+
+def test_a_relay_stays_until_the_mover_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, result = tmp_path / SOCKET_NAME, '{"bytes":3}'
+
+    def look(_: float) -> None:
+        assert result in capfd.readouterr().err
+        path.unlink()
+
+    monkeypatch.setattr(file_relay, "relay", lambda *_: (result, 0))
+    monkeypatch.setattr(file_relay, "time", SimpleNamespace(sleep=look))
+    monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
+    path.touch()
+    assert file_relay.main() == 0
+    assert not path.exists()
