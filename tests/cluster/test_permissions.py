@@ -67,6 +67,10 @@ _RARE = {
         "only for a mover whose files the agent does not see",
         "tests/nodeagent/node/test_progress_watch.py::test_twenty_running_transfers_need_one_watch",
     ),
+    "patch volumesnapshots in its namespace": (
+        "only after a provisioner has left its finalizer",
+        "tests/exposer/test_ownership_volumes.py::test_what_a_provisioner_without_a_volume_leaves_on_the_snapshot_keeps_nothing",
+    ),
     "patch volumesnapshotcontents/status": (
         "only for the snapshots of a group that the driver deletes only together",
         "tests/exposer/test_csi_snapshot_group.py::test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_reported",
