@@ -327,7 +327,7 @@ class CleanUp:
         if pending.reason == PendingReason.SNAPSHOT_IN_GROUP:
             await self.events.record(cr, pending.reason, pending.message, warning=True)
             return Requeue(self.records.count_check(cr.uid))
-        if self.records.operation_seconds(cr.uid, "cleanup") < self.timeout.total_seconds():
+        if self.records.operation_seconds(cr.uid, pending.operation or "cleanup") < self.timeout.total_seconds():
             return Requeue(self.records.count_check(cr.uid))
         if self.records.get(cr.uid).reported.message != pending.message:
             message = f"not cleaned up within {format_duration(self.timeout)}, will retry: {pending.message}"

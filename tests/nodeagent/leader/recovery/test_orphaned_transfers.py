@@ -292,3 +292,16 @@ async def test_a_blocked_cleanup_is_retried_every_minute() -> None:
         assert 9 <= len(scene.kind.cleaned) - before <= 11
         scene.kind.held.clear()
         await scene.until(lambda: NODE_LABEL not in scene.transfer("du")["metadata"].get("labels", {}), seconds=70)
+
+
+async def test_a_cleanup_that_gets_on_is_checked_soon_again() -> None:
+    scene = open_scene("node-a")
+    scene.add("du", status={"phase": "Completed"}, labels={NODE_LABEL: "gone"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kind.held["du"] = Pending("CleaningUp", "Pod du is being deleted", operation="deletion of pod")
+    async with scene.dispatching():
+        await asyncio.sleep(900)
+        before = len(scene.kind.cleaned)
+        scene.kind.held["du"] = Pending("CleaningUp", "PVC du is being deleted", operation="deletion of pvc")
+        await scene.until(lambda: len(scene.kind.cleaned) > before + 1, seconds=70)
+        scene.kind.held.clear()
+        await scene.until(lambda: NODE_LABEL not in scene.transfer("du")["metadata"].get("labels", {}), seconds=10)
