@@ -27,7 +27,7 @@ _COLLECT_SECONDS: Final = 600.0
 _AGAIN_SECONDS: Final = 10.0
 """Between collections while leaked objects exist, and until the first one after a deletion."""
 
-_AGAIN: Final = Backoff(_AGAIN_SECONDS, _COLLECT_SECONDS)
+_AGAIN: Final = Backoff(_AGAIN_SECONDS, limit_seconds=60.0)
 """The same while nothing changes, such as for days because of a finalizer: some lists are of the whole cluster."""
 
 _SETTLED_SECONDS: Final = 30.0
