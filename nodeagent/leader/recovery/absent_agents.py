@@ -337,7 +337,9 @@ class AbsentAgents:
         label, node = chosen
         self.cluster.check_leading()
         # With another `status.node`, the new owner would take it for a transfer that another agent has taken over.
-        change = status.Change(status={"node": node}, labels={NODE_LABEL: label})
+        # The volume may still be attached to the previous one.
+        nodes = {"node": node, "acceptedByNode": await node_of(kind, cr)}
+        change = status.Change(status=nodes, labels={NODE_LABEL: label})
         stored = await self.cluster.status.annotate(kind, cr, change)
         message = f"{why}; the node agent on node {node} takes over the result"
         await self.cluster.events.record(stored, "Reassigned", message)

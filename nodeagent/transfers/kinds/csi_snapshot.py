@@ -201,7 +201,7 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
     def _request(self, cr: DataDownload) -> RestoreRequest:
         settings, spec = self.expose_settings().for_attempt(cr), cr.spec
         target, meta = spec.target_volume, cr.metadata
-        nodes = (cr.status.node, *(one.node for one in cr.attempts.interruptions))
+        nodes = (cr.status.node, cr.status.accepted_by_node, *(one.node for one in cr.attempts.interruptions))
         return RestoreRequest(
             owner=Owner.of(cr),
             target_namespace=target.namespace,

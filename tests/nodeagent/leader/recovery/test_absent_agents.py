@@ -245,6 +245,8 @@ async def test_a_result_is_taken_over_by_another_agent(kept: bool, lost: bool) -
         await scene.until(lambda: scene.label() == "node-b", seconds=45)
         await scene.until(lambda: scene.reasons("du") == ["Reassigned"], seconds=5)
     assert scene.phase("du") == "InProgress"
+    status = scene.transfer("du")["status"]
+    assert (status["node"], status["acceptedByNode"]) == ("node-b", "node-a")
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["node lost", "agent unavailable"])

@@ -226,7 +226,8 @@ async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(field
     kind, exposer = downloads(FakeExposer()), FakeExposer()
     result = kind.parse_result(f'{{"target":{{"byPath":"/v","volumeMode":"Block"}}{fields}}}')
     outcome = Outcome(Phase.COMPLETED, result=result, pv_name="pv-1")
-    transfer = data_download(status={"phase": "Failed"}, annotations={OUTCOME_ANNOTATION: outcome.to_json()})
+    status = {"phase": "Failed", "node": "node-b", "acceptedByNode": "node-a"}
+    transfer = data_download(status=status, annotations={OUTCOME_ANNOTATION: outcome.to_json()})
     transfer["spec"]["targetVolume"]["fsType"] = "ext4"
 
     await downloads(exposer).clean_up(kind.parse(transfer))
@@ -235,6 +236,8 @@ async def test_the_file_system_that_a_restore_found_is_kept_for_its_volume(field
     (request,) = exposer.checked
     assert isinstance(request, RestoreRequest)
     assert request.fs_type == "ext4"
+    # Another agent may have taken the result over.
+    assert request.nodes == ("node-b", "node-a")
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:
