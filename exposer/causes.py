@@ -4,7 +4,6 @@ Source: Kubernetes v1.34, pkg/kubelet/events/event.go, pkg/controller/volume/eve
 kubernetes-csi/external-provisioner v5, pkg/controller.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -13,16 +12,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from core.clock import Clock
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient
 from core.kube.errors import KubeError
-from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
-from core.kube.types import Event, Object, Pod
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.types import Event, Pod
 from core.logs import fields
 from core.models.base import parse_time
 from core.models.names import BLOCK_DATA_MOVER
 from core.models.reasons import PendingReason
 from exposer.model import Exposed, NoDeviceError, Pending
-from exposer.ownership import mark_refused
+from exposer.ownership import mark_refused, read_events
 from exposer.pod_status import diagnose_pod, join_text, pod_place
 
 _log = logging.getLogger(__name__)
@@ -133,9 +132,6 @@ _PAUSE_SECONDS: Final = 4.0
 _QUERIES_PER_SECOND: Final = 5.0
 """For all pods together: with many pending pods, each is queried less often."""
 
-_ANSWER_SECONDS: Final = 5.0
-"""Events may be in an etcd of their own that does not answer; the pod may start meanwhile."""
-
 _FORGET_SECONDS: Final = 300.0
 """A pod that was not checked for this long is dropped."""
 
@@ -219,18 +215,18 @@ class CauseFinder:
         try:
             if pending.operation:
                 # Until the kubelet's next attempt to pull the image ends, the status has the error of the one before.
-                cause = find_pod_cause(await self._events_of(pod))
+                cause = find_pod_cause(await read_events(self._client, pod))
                 return replace(pending, operation=None) if cause is not None and cause.reason == _PULL_STARTED else None
             # A pod that was bound to its node without the scheduler may have unbound PVCs, too.
             unbound = await self._find_claim_cause(pod)
             if unbound is not None or pending.reason != PendingReason.CONTAINER_CREATING:
                 return unbound
-            cause = find_pod_cause(await self._events_of(pod))
+            cause = find_pod_cause(await read_events(self._client, pod))
             if cause is None:
                 return None
             stuck = f"Pod {pod_place(pod)} cannot start on node {pod['spec']['nodeName']} yet"
             return _add_cause(pending, cause, stuck if cause.blocked else pending.message)
-        except (KubeError, TimeoutError) as e:
+        except KubeError as e:
             meta = pod["metadata"]
             extra = fields(kind="Pod", namespace=meta["namespace"], name=meta["name"], reason=str(e))
             _log.debug("failed to read why the pod is pending, will retry", extra=extra)
@@ -248,15 +244,9 @@ class CauseFinder:
             if claim["spec"].get("volumeName"):
                 continue
             unbound = Pending(PendingReason.CLAIM_UNBOUND, f"{shown} is not bound")
-            cause = find_pvc_cause(await self._events_of(claim))
+            cause = find_pvc_cause(await read_events(self._client, claim))
             return unbound if cause is None else _add_cause(unbound, cause, unbound.message)
         return None
-
-    async def _events_of(self, obj: Object) -> list[Event]:
-        meta = obj["metadata"]
-        selector = f"involvedObject.uid={meta['uid']}"
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
 
 
 def _add_cause(pending: Pending, cause: Pending, what: str) -> Pending:

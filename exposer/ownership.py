@@ -8,6 +8,7 @@ Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (FindMa
 pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any, Final, cast
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient, Selection, select_labels
-from core.kube.errors import ForbiddenError, KubeError, NotFoundError
+from core.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
 from core.kube.resources import (
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
@@ -30,6 +31,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import (
+    Event,
     Manifest,
     Object,
     ObjectT,
@@ -447,6 +449,21 @@ def binds_late(storage_class: StorageClass | None) -> bool:
     return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
+_ANSWER_SECONDS: Final = 5.0
+"""Events may be in an etcd of their own that does not answer."""
+
+
+async def read_events(client: KubeClient, obj: Object) -> list[Event]:
+    """Return the Events about `obj`; UnreachableError: there is no answer soon."""
+    meta = obj["metadata"]
+    selection = Selection(EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await client.list(selection)
+    except TimeoutError as e:
+        raise UnreachableError(f"no answer about Events within {_ANSWER_SECONDS:.0f} s") from e
+
+
 async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     """Return whether a provisioner may create a volume for `claim` that nothing would name once that is deleted.
 
@@ -480,9 +497,7 @@ _REFUSALS: Final = frozenset(
 
 async def _read_last_error(client: KubeClient, claim: PersistentVolumeClaim) -> str | None:
     """Return the code of the last error that the driver has answered for `claim`; None: it has none."""
-    meta = claim["metadata"]
-    selector = f"involvedObject.uid={meta['uid']},reason=ProvisioningFailed"
-    events = await client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
+    events = [one for one in await read_events(client, claim) if one.get("reason") == "ProvisioningFailed"]
     last = max(events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
     return find_code(last.get("message") or "") if last is not None else None
 

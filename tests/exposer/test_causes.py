@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from core.kube.client import KubeClient
+from core.kube.errors import UnreachableError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Retry
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, NoDeviceError, Pending
-from exposer.ownership import is_refused
+from exposer.ownership import is_being_provisioned, is_refused
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
@@ -296,6 +297,19 @@ async def test_a_query_that_is_not_answered_delays_little() -> None:
     async with asyncio.timeout(6):
         found = await scene.explain_at(0.0, 3.0, node="a")
     assert found[1] == Pending("ContainerCreating", "Pod velero/b1 is starting on node a")
+
+
+async def test_a_cleanup_is_held_up_little_by_events_that_are_not_answered() -> None:
+    kube = FakeKube()
+    meta = {"name": "b1", "namespace": "velero", "uid": "c"}
+    marked = meta | {"annotations": {"volume.kubernetes.io/storage-provisioner": "driver"}}
+    claim: Any = {"metadata": marked, "spec": {"storageClassName": "retaining"}}
+    storage_class = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "retaining"}}
+    kube.put(storage_class | {"provisioner": "driver", "reclaimPolicy": "Retain"})
+    client = KubeClient(Gate(kube, lambda request: EVENTS.plural in request.path), Retry(LoopClock()))
+    async with asyncio.timeout(6):
+        with pytest.raises(UnreachableError, match="no answer about Events within 5 s"):
+            await is_being_provisioned(client, claim)
 
 
 async def test_many_pods_are_each_queried_less_often() -> None:
