@@ -509,6 +509,7 @@ async def delete_claim(client: KubeClient, owner: Owner, name: str, *, marks: Ma
 
 
 async def find_marked_volume(client: KubeClient, owner: Owner) -> Pending | None:
-    """Return that a PersistentVolume with the owner's label must be deleted first; None: there is none."""
+    """Return that a PersistentVolume with the owner's label must be deleted first; None: none is to be."""
     marked = await client.list(Selection(PERSISTENT_VOLUMES, label_selector=select_labels(owner.labels)))
-    return describe_reclaim(marked[0]) if marked else None
+    found = (one for one in marked if one["spec"].get("persistentVolumeReclaimPolicy") == DELETE)
+    return next(map(describe_reclaim, found), None)

@@ -151,6 +151,15 @@ async def test_the_copies_outlast_pod_pvc_and_volume(build: Build) -> None:
     assert case.copies() == []
 
 
+async def test_a_cleanup_waits_for_no_volume_that_an_administrator_has_given_to_another_pvc() -> None:
+    case = restore()
+    await case.expose()
+    spec = {"persistentVolumeReclaimPolicy": "Retain", "claimRef": {"namespace": "a", "name": "b", "uid": "c"}}
+    case.world.put(PERSISTENT_VOLUMES, "given", labels={OWNER_UID_LABEL: case.uid}, spec=spec)
+    await case.clean_up()
+    assert case.copies() == []
+
+
 @BOTH
 @pytest.mark.cause("copy-source-missing")
 async def test_a_missing_source_is_waited_for_before_the_pvc_is_created(build: Build) -> None:
