@@ -76,8 +76,7 @@ class CSISnapshotExposer:
     def __init__(self, client: KubeClient, causes: CauseFinder) -> None:
         self._client = client
         self._causes = causes
-        self._refused: dict[str, float] = {}
-        self._ending: dict[str, float] = {}
+        self._since: dict[tuple[str, str], float] = {}
 
     async def check(self, request: SnapshotRequest, reader: Reader) -> Pending | None:
         """Return why the expose cannot start yet; raise ExposeError if objects of the source are gone. Reads only."""
@@ -103,18 +102,17 @@ class CSISnapshotExposer:
                 return pending
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name)
-            if self._hangs(request.owner, pod):
+            if not isinstance(pod, Pending):
+                self._since.pop((request.owner.uid, "pod"), None)
+            elif self._lasts(request.owner, "pod", _LONGEST_END_SECONDS):
                 # It only reads.
                 await delete_owned(self._client, request.owner, PODS, forced=True)
             return await self._causes.inspect(pod or await self._ensure_all(request, run), by_block=request.by_block)
 
-    def _hangs(self, owner: Owner, pod: Pod | Pending | None) -> bool:
-        """Return whether the end of an earlier pod has been waited for in vain."""
-        if not isinstance(pod, Pending):
-            self._ending.pop(owner.uid, None)
-            return False
+    def _lasts(self, owner: Owner, what: str, seconds: float) -> bool:
+        """Return whether the deletion of an object has been waited for so long."""
         now = self._causes.clock.monotonic()
-        return now - self._ending.setdefault(owner.uid, now) >= _LONGEST_END_SECONDS
+        return now - self._since.setdefault((owner.uid, what), now) >= seconds
 
     async def confirm(self, request: SnapshotRequest) -> None:
         """Raise ExposeError if the volume of the backup PVC, which is bound by now, is not of the snapshot.
@@ -175,8 +173,8 @@ class CSISnapshotExposer:
         if pending is None and replaces:
             pending = await replace_base_snapshots(self._client, request)
         if pending is None:
-            self._refused.pop(owner.uid, None)
-            self._ending.pop(owner.uid, None)
+            for what in ("content", "pod"):
+                self._since.pop((owner.uid, what), None)
         elif content is not None:
             return await self._keep_refused(request, content) or pending
         return pending
@@ -289,8 +287,8 @@ class CSISnapshotExposer:
             return None
         if not content["metadata"].get("deletionTimestamp"):
             return None
-        now, limit = self._causes.clock.monotonic(), request.settings.mover_options(request.operation_timeout)
-        if now - self._refused.setdefault(request.owner.uid, now) < limit.resource_timeout.total_seconds():
+        limit = request.settings.mover_options(request.operation_timeout).resource_timeout
+        if not self._lasts(request.owner, "content", limit.total_seconds()):
             return None
         return await self._keep(content, source.group)
 

@@ -81,8 +81,11 @@ from exposer.pods import build_restore_pod
 from exposer.sources import WINDOWS_ONLY, delete_base, leave_to_velero
 from exposer.workload import tolerations_of_consumers
 
-_OWN_TARGET: Final = timedelta(minutes=2)
-"""A restore whose target PVC is not there by then fails."""
+TARGET_TIMEOUT: Final = timedelta(minutes=2)
+"""How long the target PVC may be missing: Velero creates it after the DataDownload.
+
+Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
+"""
 
 
 class GenericRestoreExposer:
@@ -504,7 +507,7 @@ def _check_restore(request: RestoreRequest, target: PersistentVolumeClaim) -> No
     asked, other = request.requested_at, name_other_restore(target, request.restore)
     if request.volume or asked is None or other is None:
         return
-    if parse_time(target["metadata"]["creationTimestamp"]) - asked > _OWN_TARGET:
+    if parse_time(target["metadata"]["creationTimestamp"]) - asked > TARGET_TIMEOUT:
         place = f"target PVC {request.target_namespace}/{request.target_claim}"
         raise ExposeError(f"{place} was made by restore {other} meanwhile")
 

@@ -183,11 +183,10 @@ class AbsentAgents:
             ending = find_interruption(mover, None) if mover is not None else None
             if ending is None and cr.stage in _PLACED:
                 ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
-            refused = await self._continue(kind, cr, ending, mover, why=why)
+            if refused := await self._continue(kind, cr, ending, mover, why=why):
+                await self._end_unfinished(kind, cr, why, f"{message}; {refused}")
         else:
-            refused = await self._replace_prepared(kind, cr, why)
-        if refused is not None:
-            await self._end_unfinished(kind, cr, why, "; ".join(filter(None, (message, refused))))
+            await self._leave_unstarted(kind, cr, why, message)
 
     async def end_nowhere(self, kind: Kind[Any], cr: Transfer) -> None:
         """End a transfer without an owning agent: it was created with its phase, or its pods were deleted."""
@@ -217,9 +216,7 @@ class AbsentAgents:
                 await self._end(kind, cr, Phase.FAILED, f"{cause}; {refused}")
             return
         elif late := self._late(cr, unavailable_for):
-            message = f"{late}: {cause}"
-            if (refused := await self._replace_prepared(kind, cr, message)) is not None:
-                await self._end(kind, cr, Phase.FAILED, "; ".join(filter(None, (message, refused))))
+            await self._leave_unstarted(kind, cr, f"{late}: {cause}", f"{late}: {cause}")
             return
         runs = "the data mover continues; its result is read when the agent is back"
         await self._report(kind, cr, f"{cause}: {runs if _may_run(cr) else 'continues when the agent is back'}")
@@ -234,19 +231,21 @@ class AbsentAgents:
                 return
         await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
-    async def _replace_prepared(self, kind: Kind[Any], cr: Transfer, why: str) -> str | None:
-        """Have another agent begin with a transfer whose mover waits for a slot; None: done, "": that is not possible.
+    async def _leave_unstarted(self, kind: Kind[Any], cr: Transfer, why: str, message: str) -> None:
+        """Have another agent begin with a transfer whose mover waits for a slot, else set it to a final phase.
 
-        Otherwise, return why not. The mover ends itself once it reads of another attempt: it could not begin before.
+        The mover ends itself once it reads of another attempt: it could not begin before.
         """
-        if cr.phase is not Phase.PREPARED or cr.cancel_requested or kind.spec.bound_to_node:
-            return ""
-        mover = await read_mover(self.cluster.client, cr)
-        if mover is None and kind.spec.restores:
-            # It may have been one that knows no attempts.
-            return ""
-        ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
-        return await self._continue(kind, cr, ending, mover, why=why)
+        if cr.phase is Phase.PREPARED and not cr.cancel_requested and not kind.spec.bound_to_node:
+            mover = await read_mover(self.cluster.client, cr)
+            # One of a restore that is gone may have been one that knows no attempts.
+            if mover is not None or not kind.spec.restores:
+                ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
+                refused = await self._continue(kind, cr, ending, mover, why=why)
+                if refused is None:
+                    return
+                message = f"{message}; {refused}"
+        await self._end_unfinished(kind, cr, why, message)
 
     async def _continue(
         self, kind: Kind[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str

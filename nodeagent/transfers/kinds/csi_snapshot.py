@@ -1,7 +1,6 @@
 """The adapters of DataUploads and DataDownloads: a CSI snapshot is backed up, and restored into a volume."""
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import ClassVar, Final, TypeVar
 
 from msgspec import UNSET
@@ -20,7 +19,7 @@ from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload
 from exposer.csi_snapshot import CSISnapshotExposer
-from exposer.generic_restore import GenericRestoreExposer
+from exposer.generic_restore import TARGET_TIMEOUT, GenericRestoreExposer
 from exposer.model import WINDOWS, Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreRequest, SnapshotRequest
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
@@ -123,13 +122,6 @@ class DataUploadKind(BackupResults, _DataMoverKind[DataUpload]):
         )
 
 
-_TARGET_TIMEOUT: Final = timedelta(minutes=2)
-"""How long the target PVC may be missing: Velero creates it after the DataDownload.
-
-Source: Velero v1.18, the CSI restore action of PersistentVolumeClaims.
-"""
-
-
 @dataclass(frozen=True)
 class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
     """The adapter of DataDownloads."""
@@ -160,7 +152,7 @@ class DataDownloadKind(RestoreResults, _DataMoverKind[DataDownload]):
         claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.pvc)
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
-            return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_TIMEOUT)
+            return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=TARGET_TIMEOUT)
         request = self._request(cr)
         try:
             waiting = await self.exposer.check(request, reader)
