@@ -81,7 +81,6 @@ class _OneOpenRun(SnapshotRun):
             command=(self._command, *(device_flags(*device) if device else ())),
         )
         self._parents: list[JsonDict] = []
-        self._before = ""
         self._deleted: tuple[str, ...] = ()
         self._removed: str | None = None
 
@@ -90,11 +89,7 @@ class _OneOpenRun(SnapshotRun):
         result = self._kopia.result
         fault = result.get("delete_fault")
         warning = f"could not remove incomplete snapshots of earlier backups: {fault}" if fault else self._removed
-        return RunReport(
-            note=_COPIED if result.get("copied") else None,
-            changed_bytes=result.get("changed_bytes"),
-            warnings=(warning,) if warning else (),
-        )
+        return RunReport(note=_COPIED if result.get("copied") else None, warnings=(warning,) if warning else ())
 
     async def end(self) -> None:
         await self._kopia.end()
@@ -115,7 +110,6 @@ class _OneOpenRun(SnapshotRun):
         )
         inheritance = build_inheritance(found, checkpoints)
         self._removed = inheritance.warning
-        self._before = inheritance.latest.root_object if inheritance.latest else ""
         return replace(inheritance, warning=None)
 
     async def check_parent(self) -> str | None:
@@ -162,7 +156,6 @@ class _OneOpenRun(SnapshotRun):
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
             "may_be_copy": may_be_copy,
-            "before": self._before if may_be_copy and not read_all else "",
             # The API server has cut off the fraction of a second.
             "requested_at": (requested_at + timedelta(seconds=1)).isoformat() if requested_at else None,
         }

@@ -7,7 +7,7 @@ Source: Velero main at d2241adba, pkg/uploader/block/snapshot.go (getParentBacku
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from core.models.base import JsonDict
@@ -178,8 +178,8 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
     """Return the time up to which the last of these snapshots has all changes of its volume.
 
     That is its tag. One without it has what kopia has taken, by size and time, from those before it, so the last tag
-    counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, a minute
-    before the last time of a file in it: the kernel may have written times and not yet data.
+    counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, the last
+    time of a file in it.
     """
     if tags := [tag for one in complete if (tag := _read_until(one))]:
         return tags[-1]
@@ -187,7 +187,7 @@ def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
     start = str(last["startTime"])
     newest = str(((last.get("rootEntry") or {}).get("summ") or {}).get("maxTime", ""))
     at = None if in_use else _parse_time(newest)
-    return (at - timedelta(minutes=1)).isoformat() if at is not None and at < _started(last) else start
+    return newest if at is not None and at < _started(last) else start
 
 
 def _read_until(listed: JsonDict) -> str | None:

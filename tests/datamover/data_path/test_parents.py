@@ -18,8 +18,6 @@ from datamover.data_path.parents import (
 )
 
 _NINE, _TEN, _ELEVEN, _NOON = (f"2026-11-28T{hour}:00:00.123456789Z" for hour in ("09", "10", "11", "12"))
-_BEFORE_NINE = "2026-11-28T08:59:00.123456+00:00"
-"""The kernel may have written a file's times a minute before its data."""
 
 
 def _listed(name: str, started: str, *, newest: str = "", tag: str = "", incomplete: bool = False) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def _listed(name: str, started: str, *, newest: str = "", tag: str = "", incompl
     [
         pytest.param(_listed("a", _ELEVEN, newest=_NINE, tag=_TEN), False, _TEN, id="a snapshot of ours"),
         pytest.param(_listed("a", _ELEVEN, newest=_NINE, tag=_TEN), True, _TEN, id="a snapshot of ours, in use"),
-        pytest.param(_listed("a", _ELEVEN, newest=_NINE), False, _BEFORE_NINE, id="of a volume's snapshot"),
+        pytest.param(_listed("a", _ELEVEN, newest=_NINE), False, _NINE, id="of a volume's snapshot"),
         pytest.param(_listed("a", _ELEVEN, newest=_NOON), False, _ELEVEN, id="a file from the future"),
         pytest.param(_listed("a", _ELEVEN, newest=_NINE), True, _ELEVEN, id="of a volume in use"),
         pytest.param(_listed("a", _ELEVEN), False, _ELEVEN, id="without a time"),
@@ -57,7 +55,7 @@ def test_parents_are_the_last_complete_snapshot_and_own_checkpoints_after_it() -
         _listed("other", _NOON, tag=_ELEVEN, incomplete=True),
     ]
     found = decide_parents(listed, frozenset({"early", "own"}), in_use=False)
-    assert found == [{"id": "last", "until": _BEFORE_NINE}, {"id": "own", "until": _ELEVEN}]
+    assert found == [{"id": "last", "until": _NINE}, {"id": "own", "until": _ELEVEN}]
 
 
 @pytest.mark.parametrize("in_use", [False, True], ids=["a volume's snapshot", "in use"])

@@ -21,7 +21,6 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/logging"
 	"github.com/kopia/kopia/repo/manifest"
-	"github.com/kopia/kopia/repo/object"
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/policy"
 	"github.com/kopia/kopia/snapshot/upload"
@@ -62,8 +61,6 @@ type decision struct {
 	MayBeCopy bool `json:"may_be_copy"`
 	// RequestedAt is a time after the state that such a volume has, and before its mount, if that is known.
 	RequestedAt time.Time `json:"requested_at"`
-	// Before is the root of the snapshot that the files are compared with once they are backed up, if they are.
-	Before object.ID `json:"before"`
 }
 
 // exclusions are rules for one backup; without a limit of the size MaxBytes is 0.
@@ -79,14 +76,12 @@ type parent struct {
 	Until time.Time   `json:"until"`
 }
 
-// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. ChangedBytes are of
-// the files whose content the snapshot before does not have; nil: that is not known. DeleteFault is why incomplete snapshots
-// were not deleted.
+// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go. DeleteFault is why
+// incomplete snapshots were not deleted.
 type result struct {
-	Snapshot     *snapshot.Manifest `json:"snapshot"`
-	Copied       bool               `json:"copied"`
-	ChangedBytes *int64             `json:"changed_bytes"`
-	DeleteFault  string             `json:"delete_fault"`
+	Snapshot    *snapshot.Manifest `json:"snapshot"`
+	Copied      bool               `json:"copied"`
+	DeleteFault string             `json:"delete_fault"`
 }
 
 // attachBackup adds the subcommand mover-backup, which opens the repository once.
@@ -202,14 +197,6 @@ func carryOut(
 		_ = w.Flush(ctx)
 
 		return errors.Wrap(err, "upload error")
-	}
-
-	if decided.Before != object.EmptyID && made.IncompleteReason == "" {
-		// Before the flush, while kopia still has the new directories. What cannot be compared fails no backup.
-		before := &snapshot.DirEntry{Type: snapshot.EntryTypeDirectory, ObjectID: decided.Before}
-		if changed, err := sumChanged(ctx, w, made.RootEntry, before); err == nil {
-			done.ChangedBytes = &changed
-		}
 	}
 
 	if _, err := snapshot.SaveSnapshot(ctx, w, made); err != nil {

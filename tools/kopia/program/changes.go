@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,12 +26,9 @@ import (
 // Source: kopia 0.23.1, snapshot/upload/upload.go (metadataEquals, newDirEntry).
 //
 // A driver that copies files into a new volume gives all of them a new ctime. Such a volume is recognized, unless it is a
-// live one: its root was created after the parent was begun, or has changed since without a new time, as has everything
+// live one: its root was created after the parent's changes, or has changed since without a new time, as has everything
 // else in it. So is one in which all was changed after its snapshot was taken, as by labels of SELinux or the owner that a
 // kubelet sets. A live volume that was restored is read once.
-//
-// The storage's snapshot of a volume that is in use can have a file's new times and old content: the kernel writes times
-// before data. The next backup would find nothing new in the file, so it reads again what was changed last.
 
 const (
 	// kopia never stores this bit.
@@ -43,14 +39,6 @@ const (
 
 	// The clock of the kernel's times of files may be so far behind.
 	clockTick = 10 * time.Millisecond
-
-	// The kernel writes data so long after it has changed: 30 seconds, and up to 5 until the next look.
-	// Source: Linux, mm/page-writeback.c (dirty_expire_interval, dirty_writeback_interval).
-	writeback = time.Minute
-
-	// The storage's snapshot may be so much older than the request of its backup.
-	// Source: Velero 1.18.2, pkg/cmd/server/config/config.go (defaultCSISnapshotTimeout).
-	snapshotWait = 10 * time.Minute
 )
 
 // changes is what one walk through a volume finds out about the times of changes.
@@ -61,9 +49,7 @@ type changes struct {
 	most     time.Time
 	roots    []fs.Directory
 	progress upload.Progress
-
-	// newest is the last change, written the last modification of a file: a copy has no other times of the volume's.
-	newest, written atomic.Int64
+	newest   atomic.Int64
 
 	// checked: a parent is a checkpoint, which may lack content. kopia stores it also if a write beside it has failed.
 	// Source: kopia 0.23.1, repo/content/content_manager.go (Flush).
@@ -90,15 +76,15 @@ func watchChanges(
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
 
-	for _, one := range manifests {
-		copied := relabeled || (mayBeCopy && isCopy(path, one.StartTime.ToTime()))
+	for i, one := range manifests {
+		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, one.RootEntry).(fs.Directory)
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 	}
 
 	if changed, err := changeTime(path); err == nil {
-		c.observe(&c.newest, changed)
+		c.observe(changed)
 	}
 
 	return &watched{Directory: root, changes: c}, anyCopied
@@ -106,39 +92,27 @@ func watchChanges(
 
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
 func (c *changes) until(start time.Time) time.Time {
-	newest, written := c.newest.Load(), c.written.Load()
-	bounds, latest := []time.Time{start.Add(-clockTick)}, newest
-
-	if slices.Contains(c.copied, true) {
-		latest = max(newest, written)
+	newest, until := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
+	if newest.UnixNano() != 0 && newest.Before(until) {
+		until = newest
 	}
 
-	if latest != 0 {
-		bounds = append(bounds, time.Unix(0, latest))
+	if !c.most.IsZero() && c.most.Before(until) {
+		until = c.most
 	}
 
-	if !c.most.IsZero() {
-		bounds = append(bounds, c.most)
-
-		for _, last := range []int64{newest, written} {
-			if at := time.Unix(0, last); at.After(c.most.Add(-snapshotWait)) {
-				bounds = append(bounds, at.Add(-writeback))
-			}
-		}
-	}
-
-	return slices.MinFunc(bounds, time.Time.Compare).UTC()
+	return until.UTC()
 }
 
 // observe takes no later changes, which are not the workload's but of the mount: between the volume's state and its mount, the
 // live volume may have changed.
-func (c *changes) observe(latest *atomic.Int64, changed time.Time) {
+func (c *changes) observe(changed time.Time) {
 	if !c.most.IsZero() && changed.After(c.most) {
 		return
 	}
 
 	nanos := changed.UnixNano()
-	for seen := latest.Load(); nanos > seen && !latest.CompareAndSwap(seen, nanos); seen = latest.Load() {
+	for seen := c.newest.Load(); nanos > seen && !c.newest.CompareAndSwap(seen, nanos); seen = c.newest.Load() {
 	}
 }
 
@@ -186,15 +160,13 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 		return nil, err
 	}
 
-	w.changes.observe(&w.changes.newest, changed)
+	w.changes.observe(changed)
 
 	switch entry := entry.(type) {
 	case fs.File:
-		w.changes.observe(&w.changes.written, entry.ModTime())
-
 		return w.watchFile(ctx, entry, changed), nil
 	case fs.Symlink:
-		if older, _ := w.changes.compare(entry, changed); older {
+		if older, _ := w.changes.compare(changed); older {
 			return &changedLink{entry}, nil
 		}
 	}
@@ -251,17 +223,12 @@ func (l listedLink) Readlink(ctx context.Context) (string, error) {
 }
 
 // compare returns whether kopia must not take an entry from a parent by itself, as that is older than the change, and the
-// parents that are not. In a copy only modifications show, and those after the request are by a wrong clock.
-func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others []int) {
+// parents that are not.
+func (c *changes) compare(changed time.Time) (older bool, others []int) {
 	older = c.checked
 
 	for i, one := range c.parents {
-		late := changed.After(one.Until)
-		if c.copied[i] {
-			late = entry.ModTime().After(one.Until) && !entry.ModTime().After(c.most)
-		}
-
-		if late {
+		if !c.copied[i] && changed.After(one.Until) {
 			older = true
 		} else {
 			others = append(others, i)
@@ -274,7 +241,7 @@ func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others
 // watchFile hides a file from parents that are older than its last change; one that has it since, such as a checkpoint of
 // an earlier attempt, still serves.
 func (w *watched) watchFile(ctx context.Context, file fs.File, changed time.Time) fs.Entry {
-	older, others := w.changes.compare(file, changed)
+	older, others := w.changes.compare(changed)
 	if !older {
 		return file
 	}
@@ -442,45 +409,4 @@ func changeTime(path string) (time.Time, error) {
 	}
 
 	return time.Unix(status.Ctim.Unix()), nil
-}
-
-// sumChanged returns the size of the files below an entry whose content the one before, or nil, does not have there.
-func sumChanged(ctx context.Context, rep repo.Repository, made, before *snapshot.DirEntry) (int64, error) {
-	if before != nil && before.ObjectID == made.ObjectID || made.Type == snapshot.EntryTypeSymlink {
-		return 0, nil
-	}
-
-	if made.Type == snapshot.EntryTypeFile {
-		return made.FileSize, nil
-	}
-
-	var now, then snapshot.DirManifest
-
-	if before != nil && before.Type == made.Type {
-		if err := readJSON(ctx, rep, before.ObjectID, &then); err != nil {
-			return 0, err
-		}
-	} else if made.DirSummary != nil {
-		return made.DirSummary.TotalFileSize, nil
-	}
-
-	if err := readJSON(ctx, rep, made.ObjectID, &now); err != nil {
-		return 0, err
-	}
-
-	known, sum := map[string]*snapshot.DirEntry{}, int64(0)
-	for _, one := range then.Entries {
-		known[one.Name] = one
-	}
-
-	for _, one := range now.Entries {
-		changed, err := sumChanged(ctx, rep, one, known[one.Name])
-		if err != nil {
-			return 0, err
-		}
-
-		sum += changed
-	}
-
-	return sum, nil
 }
