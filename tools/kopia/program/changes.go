@@ -29,6 +29,8 @@ import (
 // live one: its root was created after the parent's changes, or has changed since without a new time, as has everything
 // else in it. So is one in which all was changed after its snapshot was taken, as by labels of SELinux or the owner that a
 // kubelet sets. A live volume that was restored is read once.
+//
+// A storage's snapshot of a volume in use can have a file's new times and old content, because the kernel writes data later.
 
 const (
 	// kopia never stores this bit.
@@ -39,14 +41,27 @@ const (
 
 	// The clock of the kernel's times of files may be so far behind.
 	clockTick = 10 * time.Millisecond
+
+	// The kernel writes data so long after it has changed: 30 seconds, and up to 5 until the next look.
+	// Source: Linux, mm/page-writeback.c (dirty_expire_interval, dirty_writeback_interval).
+	writeback = time.Minute
+
+	// What is overwritten so soon after its file was created is written with the rest of it, and a journal has the size of a
+	// new file only once its data is on the disk. Source: Linux, Documentation/filesystems/ext4 (delayed allocation).
+	writtenAtOnce = 30 * time.Second
+
+	// So long after its last change a volume was idle before its snapshot, with all data on the disk.
+	idle = time.Hour
 )
 
 // changes is what one walk through a volume finds out about the times of changes.
 type changes struct {
 	rep      repo.Repository
 	parents  []parent
+	begun    []time.Time
 	copied   []bool
 	most     time.Time
+	live     bool
 	roots    []fs.Directory
 	progress upload.Progress
 	newest   atomic.Int64
@@ -71,7 +86,7 @@ type watched struct {
 func watchChanges(
 	rep repo.Repository, root fs.Directory, decided *decision, manifests []*snapshot.Manifest, progress upload.Progress,
 ) (*watched, bool) {
-	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, progress: progress}
+	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, live: !decided.MayBeCopy, progress: progress}
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
@@ -79,7 +94,7 @@ func watchChanges(
 	for i, one := range manifests {
 		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, one.RootEntry).(fs.Directory)
-		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
+		c.copied, c.roots, c.begun = append(c.copied, copied), append(c.roots, directory), append(c.begun, one.StartTime.ToTime())
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 	}
 
@@ -166,7 +181,7 @@ func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	case fs.File:
 		return w.watchFile(ctx, entry, changed), nil
 	case fs.Symlink:
-		if older, _ := w.changes.compare(changed); older {
+		if older, _ := w.changes.compare(entry, changed); older {
 			return &changedLink{entry}, nil
 		}
 	}
@@ -224,11 +239,11 @@ func (l listedLink) Readlink(ctx context.Context) (string, error) {
 
 // compare returns whether kopia must not take an entry from a parent by itself, as that is older than the change, and the
 // parents that are not.
-func (c *changes) compare(changed time.Time) (older bool, others []int) {
+func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others []int) {
 	older = c.checked
 
 	for i, one := range c.parents {
-		if !c.copied[i] && changed.After(one.Until) {
+		if !c.copied[i] && (changed.After(one.Until) || c.mayLackData(i, entry)) {
 			older = true
 		} else {
 			others = append(others, i)
@@ -238,10 +253,24 @@ func (c *changes) compare(changed time.Time) (older bool, others []int) {
 	return older, others
 }
 
+// mayLackData returns whether a parent may have the times of an entry and not yet its data.
+func (c *changes) mayLackData(index int, entry fs.Entry) bool {
+	until, modified := c.parents[index].Until, entry.ModTime()
+	if c.live || c.begun[index].Sub(until) > idle || !modified.After(until.Add(-writeback)) {
+		return false
+	}
+
+	var status unix.Statx_t
+	// An error comes again when the entry is read.
+	_ = unix.Statx(unix.AT_FDCWD, entry.LocalFilesystemPath(), unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &status)
+
+	return status.Mask&unix.STATX_BTIME == 0 || modified.Sub(toTime(status.Btime)) > writtenAtOnce
+}
+
 // watchFile hides a file from parents that are older than its last change; one that has it since, such as a checkpoint of
 // an earlier attempt, still serves.
 func (w *watched) watchFile(ctx context.Context, file fs.File, changed time.Time) fs.Entry {
-	older, others := w.changes.compare(changed)
+	older, others := w.changes.compare(file, changed)
 	if !older {
 		return file
 	}
