@@ -290,8 +290,9 @@ def leave_to_velero(template: AgentTemplate) -> Pending:
 async def needs_windows(reader: Reader, request: SnapshotRequest) -> bool:
     """Return whether the volume of the snapshot can only be read on a Windows node."""
     claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
-    storage_class = await _read_class(reader, request.storage_class)
-    return claim is not None and await _is_for_windows(reader, request, claim, storage_class)
+    if claim is None:
+        return False
+    return await _is_for_windows(reader, request, claim, await _read_class(reader, request.storage_class))
 
 
 async def place_backup(reader: Reader, request: SnapshotRequest) -> Placement:
