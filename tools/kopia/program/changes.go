@@ -58,13 +58,14 @@ const (
 type changes struct {
 	rep      repo.Repository
 	parents  []parent
-	begun    []time.Time
 	copied   []bool
 	most     time.Time
-	live     bool
 	roots    []fs.Directory
 	progress upload.Progress
 	newest   atomic.Int64
+
+	// margins say for how long before its changes a parent may have times without data.
+	margins []time.Duration
 
 	// checked: a parent is a checkpoint, which may lack content. kopia stores it also if a write beside it has failed.
 	// Source: kopia 0.23.1, repo/content/content_manager.go (Flush).
@@ -86,7 +87,7 @@ type watched struct {
 func watchChanges(
 	rep repo.Repository, root fs.Directory, decided *decision, manifests []*snapshot.Manifest, progress upload.Progress,
 ) (*watched, bool) {
-	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, live: !decided.MayBeCopy, progress: progress}
+	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, progress: progress}
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
 	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
@@ -94,8 +95,15 @@ func watchChanges(
 	for i, one := range manifests {
 		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, one.RootEntry).(fs.Directory)
-		c.copied, c.roots, c.begun = append(c.copied, copied), append(c.roots, directory), append(c.begun, one.StartTime.ToTime())
+		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
+
+		margin := time.Duration(0)
+		if decided.MayBeCopy && one.StartTime.ToTime().Sub(decided.Parents[i].Until) <= idle {
+			margin = writeback
+		}
+
+		c.margins = append(c.margins, margin)
 	}
 
 	if changed, err := changeTime(path); err == nil {
@@ -255,8 +263,8 @@ func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others
 
 // mayLackData returns whether a parent may have the times of an entry and not yet its data.
 func (c *changes) mayLackData(index int, entry fs.Entry) bool {
-	until, modified := c.parents[index].Until, entry.ModTime()
-	if c.live || c.begun[index].Sub(until) > idle || !modified.After(until.Add(-writeback)) {
+	margin, modified := c.margins[index], entry.ModTime()
+	if margin == 0 || !modified.After(c.parents[index].Until.Add(-margin)) {
 		return false
 	}
 

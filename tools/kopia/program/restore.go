@@ -116,13 +116,14 @@ func (r *restorer) plan(ctx context.Context, rep repo.Repository, output restore
 		return nil, func() {}
 	}
 
+	parallel := r.parallel
 	if !output.Parallelizable() {
 		// The data mover has memory for two readers for each pack.
-		r.parallel = 2 * r.packs
+		parallel = 2 * r.packs
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
-	plan := newPackPlan(ctx, direct, r.packs, r.parallel, func(path string, file fs.File) bool {
+	plan := newPackPlan(ctx, direct, r.packs, parallel, func(path string, file fs.File) bool {
 		return r.skipExisting && output.FileExists(ctx, path, file)
 	})
 
