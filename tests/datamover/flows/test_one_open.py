@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import AsyncMock
@@ -153,27 +153,6 @@ async def test_a_volume_that_is_labeled_at_its_mount_is_not_read_again(
     second = await _back_up(mover_repository, volume, requested_at=requested_at)
 
     assert second.incremental_bytes == 0
-
-
-async def test_data_that_the_kernel_wrote_after_the_times_of_its_file_is_not_lost(
-    mover_repository: Repository, tmp_path: Path
-) -> None:
-    """A renamed directory has a file with content that an earlier snapshot does not have, and times that it has."""
-    volume, written = tmp_path / "volume", tmp_path / "written"
-    later = datetime.now(UTC) + timedelta(seconds=40)
-    for path in (written / "data", volume / "state" / "data", volume / "created"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("old content" if path.parent != written else "new content")
-        if path.name == "data":
-            os.utime(path, (later.timestamp(), later.timestamp()))
-    await _back_up(mover_repository, volume)
-    shutil.rmtree(volume / "state")
-    written.rename(volume / "state")
-
-    second = await _back_up(mover_repository, volume)
-
-    assert await _restored(mover_repository, second, tmp_path / "out") == describe_tree(volume)
-    assert second.incremental_bytes == len("new content")
 
 
 async def test_a_live_volume_is_no_copy(mover_repository: Repository, volume: Path, tmp_path: Path) -> None:

@@ -198,6 +198,13 @@ func (b *bench) saveCheckpoint(of *snapshot.Manifest) *snapshot.Manifest {
 
 	copied := *of
 	copied.IncompleteReason, copied.Tags = "checkpoint", nil
+
+	return b.save(copied)
+}
+
+func (b *bench) save(copied snapshot.Manifest) *snapshot.Manifest {
+	b.Helper()
+
 	ctx := context.Background()
 	must(b.T, repo.WriteSession(ctx, b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		_, err := snapshot.SaveSnapshot(ctx, w, &copied)
@@ -368,6 +375,41 @@ func TestChangesOfTheMountAreNotTheWorkloads(t *testing.T) {
 
 	if until := after(t, b.backUp(decided).result.Snapshot).Parents[0].Until; !until.Equal(last) {
 		t.Errorf("it has the changes until %v, not %v", until, last)
+	}
+}
+
+// The parent is as one whose files were written for 40 seconds, and that was begun 20 later.
+func TestDataThatTheKernelWritesLaterIsRead(t *testing.T) {
+	b := newBench(t)
+	now := time.Now()
+	times := map[string]time.Time{
+		"one": now.Add(40 * time.Second), "created": now.Add(writtenAtOnce - time.Second), "ahead": now.Add(time.Hour),
+	}
+	set := func() {
+		for name, at := range times {
+			must(t, os.Chtimes(filepath.Join(b.volume, name), at, at))
+		}
+	}
+
+	b.write("created", "third")
+	b.write("ahead", "fourth")
+	set()
+
+	first := *b.backUp(decision{}).result.Snapshot
+	first.StartTime = fs.UTCTimestampFromTime(now.Add(time.Minute))
+	decided := after(t, b.save(first))
+	decided.MayBeCopy, decided.Parents[0].Until = true, now.Add(50*time.Second)
+
+	b.write("one", "FIRST")
+	set()
+
+	second := b.backUp(decided)
+	if second.last.HashedFiles != 1 || second.last.CachedFiles != 3 {
+		t.Errorf("the progress is %+v", second.last)
+	}
+
+	if b.entry(&first, "one").ObjectID == b.entry(second.result.Snapshot, "one").ObjectID {
+		t.Error("the old content was kept")
 	}
 }
 

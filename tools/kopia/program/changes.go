@@ -64,13 +64,16 @@ type changes struct {
 	progress upload.Progress
 	newest   atomic.Int64
 
-	// margins say for how long before its changes a parent may have times without data.
-	margins []time.Duration
+	// unsure says which times of files each parent may have without their data.
+	unsure []span
 
 	// checked: a parent is a checkpoint, which may lack content. kopia stores it also if a write beside it has failed.
 	// Source: kopia 0.23.1, repo/content/content_manager.go (Flush).
 	checked bool
 }
+
+// span is the time after one moment, up to another one.
+type span struct{ after, until time.Time }
 
 // watched is a directory of the volume whose changed files kopia reads.
 type watched struct {
@@ -98,12 +101,12 @@ func watchChanges(
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 
-		margin := time.Duration(0)
-		if decided.MayBeCopy && one.StartTime.ToTime().Sub(decided.Parents[i].Until) <= idle {
-			margin = writeback
+		unsure, start, until := span{}, one.StartTime.ToTime(), decided.Parents[i].Until
+		if decided.MayBeCopy && start.Sub(until) <= idle {
+			unsure = span{until.Add(-writeback), start}
 		}
 
-		c.margins = append(c.margins, margin)
+		c.unsure = append(c.unsure, unsure)
 	}
 
 	if changed, err := changeTime(path); err == nil {
@@ -261,10 +264,10 @@ func (c *changes) compare(entry fs.Entry, changed time.Time) (older bool, others
 	return older, others
 }
 
-// mayLackData returns whether a parent may have the times of an entry and not yet its data.
+// mayLackData returns whether a parent may have the times of an entry and not yet its data. A write sets no later time.
 func (c *changes) mayLackData(index int, entry fs.Entry) bool {
-	margin, modified := c.margins[index], entry.ModTime()
-	if margin == 0 || !modified.After(c.parents[index].Until.Add(-margin)) {
+	unsure, modified := c.unsure[index], entry.ModTime()
+	if !modified.After(unsure.after) || modified.After(unsure.until) {
 		return false
 	}
 
