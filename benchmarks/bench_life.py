@@ -5,14 +5,16 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.disks import snapshot_of
 from benchmarks.figures import Summary, print_report, spread, table
 from benchmarks.lives import Life, live, read_events
 from benchmarks.processes import BenchmarkError
@@ -99,8 +101,7 @@ class _Benchmark:
         )
         site.prepare()
         place = site.open_place("bucket")
-        with ExitStack() as stack:
-            kopia = stack.enter_context(open_kopia(self.bed, f"{space}-by-hand"))
+        with open_kopia(self.bed, f"{space}-by-hand") as kopia:
             self._back_up(site, place, kopia, size)
         if size == "medium":
             self._run("DataUpload, block", site.upload(self._name(), location=place, block=True))
@@ -108,50 +109,41 @@ class _Benchmark:
 
     def _back_up(self, site: Site, place: str, kopia: HandKopia, size: str) -> None:
         data = site.path("data")
-
-        def create() -> None:
-            kopia.create()
-            kopia.run("snapshot", "create", str(data))
-
-        def again() -> None:
-            kopia.run("snapshot", "create", str(data))
-
-        self._both(f"DataUpload, {size}, first", site.upload(self._name(), location=place), create)
-        change_tree(data)
-        self._both(f"DataUpload, {size}, new data", site.upload(self._name(), location=place), again)
-        last = self._both(f"DataUpload, {size}, unchanged", site.upload(self._name(), location=place), again)
-        self._both(
-            f"DataDownload, {size}", site.download(self._name(), of=last), lambda: self._restore(site, kopia, data)
-        )
+        for run in ("first", "new data", "unchanged"):
+            if run == "new data":
+                change_tree(data)
+            last = site.upload(self._name(), location=place)
+            by_hand = partial(_back_up_by_hand, kopia, data, first=run == "first")
+            self._both(f"DataUpload, {size}, {run}", last, by_hand)
+        restore = partial(self._restore, site, kopia, data)
+        self._both(f"DataDownload, {size}", site.download(self._name(), of=last), restore)
         pod = self._run(f"PodVolumeBackup, {size}", site.backup(self._name(), location=site.open_place("pods")))
         self._run(f"PodVolumeRestore, {size}", site.restore(self._name(), of=pod))
         for one in (last, pod):
             if wrong := site.differences(one):
                 raise BenchmarkError(f"{one.name} is not as its volume: {wrong[0]}")
 
-    def _restore(self, site: Site, kopia: HandKopia, source: Path) -> None:
-        """Restore by hand into a new volume, and write it to the disk as a data mover does."""
-        name = self._name()
+    def _restore(self, site: Site, kopia: HandKopia, source: Path) -> float:
+        """Restore by hand into a new volume, and write it to the disk as a data mover does; return the seconds."""
+        name, began = self._name(), time.monotonic()
         self.bed.user.apply(site.claim(name))
         (snapshot,) = kopia.json("snapshot", "list", str(source))[-1:]
         target = site.path(name) / "restored"
         kopia.run("restore", snapshot["id"], str(target))
         subprocess.run(["sync", "--file-system", target], check=True)  # noqa: S603, S607
+        return time.monotonic() - began
 
-    def _both(self, name: str, transfer: Followed, by_hand: Callable[[], None]) -> Followed:
+    def _both(self, name: str, transfer: Followed, by_hand: Callable[[], float]) -> None:
         hand_first = len(self.figures.lives.get(name, ())) % 2 == 1
         if not hand_first:
             self._run(name, transfer)
-        _settle()
-        began = time.monotonic()
-        by_hand()
-        self.figures.kopia.setdefault(name, []).append(time.monotonic() - began)
+        os.sync()  # no run waits for another one's buffers
+        self.figures.kopia.setdefault(name, []).append(by_hand())
         if hand_first:
             self._run(name, transfer)
-        return transfer
 
     def _run(self, name: str, transfer: Followed) -> Followed:
-        _settle()
+        os.sync()
         life = live(transfer)
         self.figures.lives.setdefault(name, []).append(life)
         sys.stderr.write(f"{name}: {' '.join(f'{key} {value:.2f}' for key, value in life.seconds.items())}\n")
@@ -176,7 +168,7 @@ def _back_up_changes(bed: Bed, *, quick: bool) -> tuple[Iterator[str], Summary]:
         for name, touched in (("full", ()), ("changed", places)):
             for at in touched:
                 tracked.write(at * MIB, MIB)
-            _settle()
+            os.sync()
             before = tracked.stored_bytes()
             upload = tracked.back_up(name)
             events = read_events(bed, upload["metadata"]["name"])
@@ -197,9 +189,14 @@ def _back_up_changes(bed: Bed, *, quick: bool) -> tuple[Iterator[str], Summary]:
     }
 
 
-def _settle() -> None:
-    """Write all buffers to the disk, so that no run waits for another one's."""
-    os.sync()
+def _back_up_by_hand(kopia: HandKopia, data: Path, *, first: bool) -> float:
+    """Back up what a data mover would get, as the same source each time; return kopia's seconds."""
+    with tempfile.TemporaryDirectory() as folder, snapshot_of(data, Path(folder)) as copy:
+        began = time.monotonic()
+        if first:
+            kopia.create()
+        kopia.run("snapshot", "create", f"--override-source={data}", str(copy))
+        return time.monotonic() - began
 
 
 def _fill_device(path: Path) -> None:

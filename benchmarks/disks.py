@@ -48,6 +48,21 @@ def replaced(path: Path, file: Path) -> Iterator[None]:
         _run("umount", path)
 
 
+@contextmanager
+def snapshot_of(volume: Path, folder: Path) -> Iterator[Path]:
+    """Yield what a data mover gets of the test bed's driver: a copy of a copy, which the disk still writes."""
+    image = _run("losetup", "-no", "BACK-FILE", _run("findmnt", "-no", "SOURCE", "--target", volume))
+    first, second, mounted = folder / "snapshot", folder / "volume", folder / "mounted"
+    _run("cp", "--sparse=always", image, first)
+    _run("cp", "--sparse=always", first, second)
+    mounted.mkdir()
+    _run("mount", "-o", "loop", second, mounted)
+    try:
+        yield mounted
+    finally:
+        _run("umount", mounted)
+
+
 class Disks:
     """Makes empty file systems on the disk that holds a folder: ext4 in a file."""
 
@@ -86,5 +101,6 @@ class Disks:
                 shutil.rmtree(files)
 
 
-def _run(*argv: str | Path) -> None:
-    subprocess.run(argv, check=True, capture_output=True)  # noqa: S603 - fixed words and paths of our own
+def _run(*argv: str | Path) -> str:
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)  # noqa: S603 - words and paths of our own
+    return done.stdout.strip()
