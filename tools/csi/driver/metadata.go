@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"math"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -84,10 +86,11 @@ func (d *driver) answer(ctx context.Context, id string, base *snapshot, from int
 	if err := d.faults.wait(ctx, "changes", shot.About, shot.Taken); err != nil {
 		return nil, err
 	}
-	a := &answer{kind: csi.BlockMetadataType_VARIABLE_LENGTH, capacity: shot.Bytes}
+	a, began := &answer{kind: csi.BlockMetadataType_VARIABLE_LENGTH, capacity: shot.Bytes}, time.Now()
 	if a.parts, err = differences(files, from, shot.Bytes); err != nil {
 		return nil, err
 	}
+	log.Printf("%s: compared in %.2f s", id, time.Since(began).Seconds())
 	return a, a.spoil(d.faults.find(ctx, "changes", shot.About))
 }
 
