@@ -51,7 +51,7 @@ def replaced(path: Path, file: Path) -> Iterator[None]:
 @contextmanager
 def snapshot_of(volume: Path, folder: Path) -> Iterator[Path]:
     """Yield what a data mover gets of the test bed's driver: a copy of a copy, which the disk still writes."""
-    image = _run("losetup", "-no", "BACK-FILE", _run("findmnt", "-no", "SOURCE", "--target", volume))
+    image = _run("losetup", "-nO", "BACK-FILE", _run("findmnt", "-no", "SOURCE", "--target", volume))
     first, second, mounted = folder / "snapshot", folder / "volume", folder / "mounted"
     _run("cp", "--sparse=always", image, first)
     _run("cp", "--sparse=always", first, second)
