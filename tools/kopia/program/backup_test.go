@@ -413,6 +413,18 @@ func TestDataThatTheKernelWritesLaterIsRead(t *testing.T) {
 	}
 }
 
+func TestIdleVolumeHasItsData(t *testing.T) {
+	b := newBench(t)
+	last, _ := changeTime(filepath.Join(b.volume, "below/two"))
+
+	for waited, added := range map[time.Duration]time.Duration{time.Hour: 0, 2 * time.Hour: writeback} {
+		made := b.backUp(decision{MayBeCopy: true, RequestedAt: last.Add(waited)})
+		if until := after(t, made.result.Snapshot).Parents[0].Until; !until.Equal(last.Add(added)) {
+			t.Errorf("%v after the last change: it has the changes until %v, not %v", waited, until, last.Add(added))
+		}
+	}
+}
+
 func TestLiveVolumeIsNoCopy(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)

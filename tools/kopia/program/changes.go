@@ -50,8 +50,8 @@ const (
 	// new file only once its data is on the disk. Source: Linux, Documentation/filesystems/ext4 (delayed allocation).
 	writtenAtOnce = 30 * time.Second
 
-	// So long after its last change a volume was idle before its snapshot, with all data on the disk.
-	idle = time.Hour
+	// A snapshot is taken at most so long before its backup is requested.
+	takenBefore = time.Hour
 )
 
 // changes is what one walk through a volume finds out about the times of changes.
@@ -101,9 +101,9 @@ func watchChanges(
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		c.checked, anyCopied = c.checked || one.IncompleteReason != "", anyCopied || copied
 
-		unsure, start, until := span{}, one.StartTime.ToTime(), decided.Parents[i].Until
-		if decided.MayBeCopy && start.Sub(until) <= idle {
-			unsure = span{until.Add(-writeback), start}
+		unsure := span{}
+		if decided.MayBeCopy {
+			unsure = span{decided.Parents[i].Until.Add(-writeback), one.StartTime.ToTime()}
 		}
 
 		c.unsure = append(c.unsure, unsure)
@@ -117,6 +117,7 @@ func watchChanges(
 }
 
 // until returns the time up to which a snapshot that was begun at start has all changes. A device has no times of changes.
+// What was idle before its state was taken has all data too: it has what was not changed later.
 func (c *changes) until(start time.Time) time.Time {
 	newest, until := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
 	if newest.UnixNano() != 0 && newest.Before(until) {
@@ -125,6 +126,10 @@ func (c *changes) until(start time.Time) time.Time {
 
 	if !c.most.IsZero() && c.most.Before(until) {
 		until = c.most
+	}
+
+	if c.most.Sub(until) > takenBefore+writeback {
+		until = until.Add(writeback)
 	}
 
 	return until.UTC()
