@@ -105,7 +105,7 @@ class _Benchmark:
 
     def _back_up(self, site: Site, place: str, kopia: HandKopia, size: str) -> None:
         data = site.path("data")
-        for run in ("first", "new data", "unchanged"):
+        for run in ("first", "unchanged", "new data"):
             if run == "new data":
                 change_tree(data)
             last = site.upload(self._name(), location=place)
