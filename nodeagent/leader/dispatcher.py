@@ -19,7 +19,7 @@ from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase, in_order
 from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
-from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries
+from nodeagent.leader.admission.admission_pass import PAUSE_SECONDS, AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.pending_records import PendingTransfers, PodWatch
 from nodeagent.leader.admission.quota import AdmissionLedger, LedgerLostError, Reservations
@@ -36,9 +36,6 @@ from nodeagent.metrics import NODE_PASSED_OVER
 from nodeagent.runtime.workqueue import describe_causes
 
 _log = logging.getLogger(__name__)
-
-_PAUSE_SECONDS: Final = 0.1
-"""Between passes: changes that come together share a pass, and its ledger write."""
 
 _UIDS_PER_SECOND: Final = 20_000
 """A large ledger is a large write: the pause grows with it, so that more changes share one."""
@@ -69,7 +66,7 @@ class Dispatcher:
 
     def finished_backups(self, key: RepositoryKey) -> list[str] | None:
         """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
-        return self._term.finished_backups(key) if self._term is not None else None
+        return self._term.index.finished_backups(key) if self._term is not None else None
 
     async def run(self) -> None:
         """Dispatch until canceled; once another leader has written the ledger, everything is read again, by quorum."""
@@ -88,7 +85,7 @@ class Dispatcher:
     def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""
         if self._term is not None:
-            self._term.request_pass()
+            self._term.changed.set()
 
     def report(self) -> JsonDict:
         """Return the queue for the status page; empty while this agent is not the leader."""
@@ -96,20 +93,20 @@ class Dispatcher:
 
 
 class _Term:
-    """One term of dispatching, from a full read to the loss of the ledger."""
+    """One term of dispatching, from a full read to the loss of the ledger; with `changed` set, a pass begins soon."""
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, on_accepted: Callable[[Transfer], None]) -> None:
         self._cluster = cluster
         self._rules = rules
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._last_error = ""
         client, clock = cluster.client, cluster.clock
         self._ledger = AdmissionLedger(client, rules.namespace, check_leading=cluster.check_leading)
-        self._index = TransferIndex(
+        self.index = TransferIndex(
             client, clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
         )
-        self._agents = LiveAgents(client, clock, namespace=rules.namespace, on_change=self._changed.set)
-        self._pods = PodWatch(client, clock, on_change=self._changed.set)
+        self._agents = LiveAgents(client, clock, namespace=rules.namespace, on_change=self.changed.set)
+        self._pods = PodWatch(client, clock, on_change=self.changed.set)
         self._pending = PendingTransfers(clock, self._pods)
         examiner = Examiner(cluster, rules, self._agents)
         writer = AdmissionWriter(cluster, self._pending, self._agents, on_accepted=on_accepted)
@@ -117,26 +114,21 @@ class _Term:
             rules, self._ledger, self._agents, examiner=examiner, pending=self._pending, writer=writer
         )
         kinds = [kind.spec.name for kind in rules.kinds]
-        self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
-        self._volumes = VolumeView(cluster, rules, entries=self._index.entries)
-        self._history = HistoryKeeper(cluster, rules.namespace, entries=self._index.entries)
-        self.finished_backups = self._index.finished_backups
-        self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
-        self._garbage = GarbageCollector(cluster, rules, transfers=self._index.entries)
+        self._view = QueueView(cluster.metrics, clock, kinds, entries=self.index.entries, order=self._queue)
+        self._volumes = VolumeView(cluster, rules, entries=self.index.entries)
+        self._history = HistoryKeeper(cluster, rules.namespace, entries=self.index.entries)
+        self._orphans = OrphanRecovery(cluster, rules, self.index, agents=self._agents)
+        self._garbage = GarbageCollector(cluster, rules, transfers=self.index.entries)
 
     async def run(self, agreement: ConfigAgreement | None) -> None:
-        """Dispatch until canceled, or until the ledger is lost.
-
-        Raises:
-            ExceptionGroup: of AgentErrors: read everything again.
-        """
+        """Dispatch until canceled, or until the ledger is lost; ExceptionGroup, of AgentErrors: read all again."""
         async with asyncio.TaskGroup() as group:
             # The ledger comes first: whatever it names existed before the transfers are listed.
             await self._ledger.load()
-            group.create_task(self._index.run(), name="transfer index")
-            group.create_task(self._agents.run(), name="live agents")
-            await self._index.wait_synced()
-            await self._agents.wait_synced()
+            group.create_task(self.index.run(), name="transfer index")
+            group.create_task(self._agents.informer.run(), name="live agents")
+            await self.index.wait_synced()
+            await self._agents.informer.synced.wait()
             # This write stops the leader before.
             await self._repeat(self._settle)
             group.create_task(self._orphans.run(), name="orphan recovery")
@@ -151,18 +143,18 @@ class _Term:
                 pause_seconds = await self._repeat(self._run_pass)
                 if pause_seconds <= 0:
                     continue
-                await wait_for_event(self._changed, pause_seconds)
-                await self._cluster.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
+                await wait_for_event(self.changed, pause_seconds)
+                await self._cluster.clock.sleep(PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
 
     async def _settle(self) -> None:
-        settled = settle_entries(self._ledger, self._index.entries())
+        settled = settle_entries(self._ledger, self.index.entries())
         await self._ledger.write(Reservations(settled, self._ledger.reservations.last_namespace))
 
     async def _run_pass(self) -> float:
         """Run one pass; return the pause until the next one in seconds."""
-        self._changed.clear()
+        self.changed.clear()
         self._cluster.check_leading()
-        entries = self._index.entries()
+        entries = self.index.entries()
         await self._back_off(entries)
         return await self._pass.run(entries)
 
@@ -189,10 +181,6 @@ class _Term:
             else:
                 self._last_error = ""
                 return result
-
-    def request_pass(self) -> None:
-        """Begin a pass soon."""
-        self._changed.set()
 
     def report(self) -> JsonDict:
         """Return the queue's figures."""
@@ -223,7 +211,10 @@ class _Term:
         queued = (
             entry
             for entry in entries
-            if is_queued(entry) and entry.uid not in reservations.uids and not self._pending.is_pending(entry.uid)
+            if is_queued(entry)
+            and entry.uid not in reservations.uids
+            # The last check found no reason other than the queue.
+            and not self._pending.reports.get(entry.uid).current.message
         )
         return in_order(queued, after=reservations.last_namespace, first=self._rules.first)
 
@@ -245,4 +236,4 @@ class _Term:
             ready = entry.admission_phase is Phase.NEW
             matters = ready or holds != reserved or self._pending.get(entry.uid).unanswered is not None
         if matters:
-            self._changed.set()
+            self.changed.set()

@@ -51,15 +51,7 @@ class NotLeaderError(AgentError):
 class LeaderElection:
     """One candidate for leadership."""
 
-    def __init__(
-        self,
-        client: KubeClient,
-        clock: Clock,
-        *,
-        namespace: str,
-        identity: str,
-        duration: timedelta,
-    ) -> None:
+    def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, identity: str, duration: timedelta) -> None:
         """Compete for the Lease in `namespace` as `identity`, which is unique to this process."""
         self._lease = Lease(client, clock, (namespace, DISPATCHER_LEASE), identity=identity, duration=duration)
         # The watch must not wait behind other requests either.
@@ -146,7 +138,6 @@ class LeaderElection:
         return True
 
     async def _hold(self, lead: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run `lead` until the Lease is lost or this is canceled."""
         _log.info("acquired the leader Lease", extra=fields(name=self._identity))
         try:
             async with asyncio.TaskGroup() as group:

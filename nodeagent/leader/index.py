@@ -16,7 +16,6 @@ from typing import Any, Final
 from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.types import Metadata, UncheckedObject
 from core.logs import fields
 from core.models.backups import is_shrunk
@@ -97,8 +96,6 @@ def _schedule_of(cr: Transfer) -> str | None:
 
 
 _log = logging.getLogger(__name__)
-
-_BACKUPS: Final = frozenset({DATA_UPLOADS, POD_VOLUME_BACKUPS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +234,6 @@ class TransferIndex:
             )
             for kind in kinds
         ]
-        paired = zip(self._informers, kinds, strict=True)
-        self._backups = [informer for informer, kind in paired if kind.spec.resource in _BACKUPS]
 
     async def run(self) -> None:
         """Watch until canceled."""
@@ -257,11 +252,7 @@ class TransferIndex:
 
     def finished_backups(self, key: RepositoryKey) -> list[str] | None:
         """Return the UIDs of the backups in the repository that have a final phase; None before all were listed."""
-        if not all(informer.synced.is_set() for informer in self._backups):
+        if not all(informer.synced.is_set() for informer in self._informers):
             return None
-        return [
-            entry.uid
-            for informer in self._backups
-            for entry in informer.items()
-            if entry.phase.final and (entry.queue, entry.location) == (key.volume_namespace, key.location)
-        ]
+        backups = (entry for entry in self.entries() if entry.copy is not None)
+        return [one.uid for one in backups if (one.queue, one.location) == (key.volume_namespace, key.location)]

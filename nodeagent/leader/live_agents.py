@@ -136,10 +136,10 @@ class _LiveAgent(NamedTuple):
 
 
 class LiveAgents:
-    """The live agents of one namespace, kept by list and watch; `backoff` are their nodes that are passed over."""
+    """The live agents of one namespace, kept by `informer`; `backoff` are their nodes that are passed over."""
 
     def __init__(self, client: KubeClient, clock: Clock, *, namespace: str, on_change: Callable[[], None]) -> None:
-        """Watch the agents' pods once `run` is called; `on_change` is called when the set of live agents changes."""
+        """Watch the agents' pods once the informer runs; `on_change` is called when the set of live agents changes."""
         self._namespace = namespace
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
@@ -147,23 +147,15 @@ class LiveAgents:
         self._unavailable = Timers(clock)
         self.backoff = NodeBackoff(clock)
         selection = Selection(PODS, namespace, label_selector=AGENT_SELECTOR)
-        self._informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_pod)
-
-    async def run(self) -> None:
-        """List and watch until canceled."""
-        await self._informer.run()
-
-    async def wait_synced(self) -> None:
-        """Return after the first list."""
-        await self._informer.synced.wait()
+        self.informer = Informer(client, selection, clock=clock, trim=_trim, on_change=self._on_pod)
 
     def nodes(self, feature: str | None = None) -> Mapping[str, str]:
         """Return the names of nodes with a live agent that has the feature, by node label value; None: every agent."""
         if feature:
-            able = {agent.node for agent in self._informer.items() if agent.live and feature in agent.features.split()}
+            able = {agent.node for agent in self.informer.items() if agent.live and feature in agent.features.split()}
             return {label_value(name): name for name in able}
         if self._nodes is None:
-            names = {agent.node for agent in self._informer.items() if agent.live}
+            names = {agent.node for agent in self.informer.items() if agent.live}
             self._nodes = {label_value(name): name for name in names}
             for label in self._nodes:
                 self._unavailable.forget(label)
@@ -172,22 +164,22 @@ class LiveAgents:
     def velero_nodes(self) -> AbstractSet[str]:
         """Return the node labels of nodes with an agent of Velero that runs: what it has accepted is not touched."""
         if self._velero_nodes is None:
-            self._velero_nodes = {label_value(agent.node) for agent in self._informer.items() if agent.velero}
+            self._velero_nodes = {label_value(agent.node) for agent in self.informer.items() if agent.velero}
         return self._velero_nodes
 
     def _on_pod(self, _: _LiveAgent) -> None:
         before, self._nodes, self._velero_nodes = self._nodes, None, None
         # Comparing during the first list would be quadratic, and is of no use yet.
-        if self._informer.synced.is_set() and self.nodes() != before:
+        if self.informer.synced.is_set() and self.nodes() != before:
             self._on_change()
 
     def configs(self) -> Mapping[str, str]:
         """Return the configuration hash that each live agent announces, by node name."""
-        return {agent.node: agent.config for agent in self._informer.items() if agent.live}
+        return {agent.node: agent.config for agent in self.informer.items() if agent.live}
 
     def pod(self, label: str) -> Object | None:
         """Return the live agent's pod with that node label, with its identity only; None if there is none."""
-        for agent in self._informer.items():
+        for agent in self.informer.items():
             if agent.live and label_value(agent.node) == label:
                 meta = {"namespace": self._namespace, "name": agent.name, "uid": agent.uid}
                 return cast("Object", {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta})
@@ -228,22 +220,17 @@ class ConfigAgreement:
 
     async def run(self, active: Callable[[], Mapping[str, str]]) -> None:
         """Compare until canceled; `active` is called for the hash of each live agent by node name."""
-        differ_since: float | None = None
-        reported = False
+        timers, reported = Timers(self._clock), False
         while True:
             difference = describe_difference(active())
-            now = self._clock.monotonic()
-            if not difference:
-                if reported:
-                    await self._reporter.report(
-                        "ConfigsAgree", "all node agents have the same active configuration again"
-                    )
-                differ_since, reported = None, False
-            elif differ_since is None:
-                differ_since = now
-            elif now - differ_since >= _GRACE_SECONDS and not reported:
+            seconds = timers.seconds("", str(bool(difference)))
+            if difference and seconds >= _GRACE_SECONDS and not reported:
                 reported = True
                 await self._reporter.report("ConfigsDiffer", difference, warning=True)
+            elif reported and not difference:
+                reported = False
+                text = "all node agents have the same active configuration again"
+                await self._reporter.report("ConfigsAgree", text)
             await self._clock.sleep(_COMPARE_SECONDS)
 
 
@@ -255,11 +242,8 @@ def describe_difference(active: Mapping[str, str]) -> str | None:
     if len(nodes) < 2:  # noqa: PLR2004 - two hashes differ
         return None
     by_number = sorted(nodes.items(), key=lambda item: (len(item[1]), item[0]))
-    parts = [f"{digest} on {len(names)} ({shown(names)})" for digest, names in by_number]
-    return (
-        "node agents have had different active configurations for a minute: "
-        f"{', '.join(parts)}: see the logs of the minority"
-    )
+    parts = ", ".join(f"{digest} on {len(names)} ({shown(names)})" for digest, names in by_number)
+    return f"node agents have had different active configurations for a minute: {parts}: see the logs of the minority"
 
 
 def count_idle(entries: Iterable[Entry], chosen: Mapping[str, str] | None = None) -> Counter[str]:

@@ -131,9 +131,10 @@ class PendingRecords:
         """Return what is known about a transfer."""
         return self._records.get(uid, _EMPTY)
 
-    def decide_report(self, uid: str, pending: Pending) -> PendingReport:
+    def decide_report(self, uid: str, pending: Pending, *, immediately: bool = False) -> PendingReport:
         """Record that the transfer is pending for `pending`; return what is to be reported."""
-        self._records[uid], report = decide_report(self.get(uid), pending, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._records[uid], report = decide_report(self.get(uid), pending, now, immediately=immediately)
         return report
 
     def compare_report(self, uid: str, shown: str | None) -> None:

@@ -62,17 +62,12 @@ def cancel_cause(cr: Transfer) -> str:
     return "spec.cancel is set" if cr.spec.cancel else "the custom resource is being deleted"
 
 
-def count_end(metrics: Metrics, kind_name: str, phase: Phase) -> None:
-    """Count a transfer that reached a final phase."""
-    metrics.inc(TRANSFERS_FINISHED, kind_name, str(phase))
-    if counter := VELERO_ENDS.get((kind_name, phase)):
-        metrics.inc(counter)
-
-
 async def record_end(kind: Kind[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
     """Count and record the final phase of a transfer; `stored` is what the final write returned."""
     phase = stored.phase
-    count_end(metrics, kind.spec.name, phase)
+    metrics.inc(TRANSFERS_FINISHED, kind.spec.name, str(phase))
+    if counter := VELERO_ENDS.get((kind.spec.name, phase)):
+        metrics.inc(counter)
     kind.count(stored, metrics)
     message = stored.status.message or "transfer completed"
     await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)

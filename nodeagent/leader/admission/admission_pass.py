@@ -1,4 +1,4 @@
-"""One pass of the dispatcher over all transfers, as a list of named stages; which of them resume an interrupted one.
+"""One pass of the dispatcher over all transfers, in stages, and which interrupted transfers begin their next attempt.
 
 The order of the stages is the contract: what accepted transfers use of the quota is known before
 another is admitted, interrupted ones come before New ones, reservations are written before an accept or a resumption,
@@ -8,7 +8,7 @@ Interrupted transfers come the oldest first, and each agent prepares one at a ti
 of them must not keep the quota from all others.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice, takewhile
@@ -19,7 +19,7 @@ from core.models.reasons import PendingReason
 from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked, Examiner
-from nodeagent.leader.admission.pending_records import PendingTransfers
+from nodeagent.leader.admission.pending_records import RETRY_SECONDS, PendingTransfers
 from nodeagent.leader.admission.quota import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
@@ -144,7 +144,7 @@ the whole queue, and write the whole ledger, where thousands may start."""
 _REPORTS_PER_PASS: Final = 50
 """Transfers behind the quota are checked a few at a time: those that can be admitted come first."""
 
-_PAUSE_SECONDS: Final = 0.1
+PAUSE_SECONDS: Final = 0.1
 """Between passes: changes that come together share a pass, and its ledger write."""
 
 _BUSY_SECONDS: Final = 5.0
@@ -192,64 +192,41 @@ class AdmissionPass:
     pending: PendingTransfers
     writer: AdmissionWriter
 
-    @property
-    def stages(self) -> Sequence[Callable[[Pass], Awaitable[Pass]]]:
-        """The stages in their order."""
-        return (
-            self.resolve_accepts,
-            self.wake,
-            self.cancel,
-            self.settle,
-            self.check_reserved,
-            self.check_interrupted,
-            self.pick,
-            self.reserve,
-            self.resume,
-            self.accept,
-            self.report_queued,
-            self.report_waiting,
-        )
-
     async def run(self, entries: Sequence[Entry]) -> float:
-        """Run all stages over `entries`; return the pause until the next pass in seconds, 0.0 for none.
-
-        Raises:
-            AgentError: leadership or the ledger is lost, or the ledger could not be written.
-        """
-        current = Pass(entries)
-        for stage in self.stages:
-            current = await stage(current)
+        """Return the seconds until the next pass; AgentError: leadership is lost, or the ledger cannot be written."""
+        await self.writer.resolve_accepts(entries)
+        current = await self._wake(entries)
+        current = await self._check_reserved(current)
+        current = await self._check_interrupted(current)
+        current = await self._pick(current)
+        current = await self._reserve(current)
+        await self.writer.resume(current.resuming)
+        await self._accept(current)
+        current = await self._report_queued(current)
+        current = await self._report_waiting(current)
         if current.checks_left <= 0 or current.reports_left <= 0:
             return 0.0
         if self._unusable() & self.ledger.reservations.uids:
-            return _PAUSE_SECONDS
+            return PAUSE_SECONDS
         busy = current.new or current.resuming or current.waiting
         latest_seconds = _BUSY_SECONDS if busy else _IDLE_SECONDS
-        return max(_PAUSE_SECONDS, min(latest_seconds, self.pending.seconds_to_next()))
+        return max(PAUSE_SECONDS, min(latest_seconds, self.pending.seconds_to_next()))
 
-    async def resolve_accepts(self, current: Pass) -> Pass:
-        """Find out about accepts and resumptions that were not answered."""
-        await self.writer.resolve_accepts(current.entries)
-        return current
+    async def _wake(self, entries: Sequence[Entry]) -> Pass:
+        """Begin: forget transfers that are not to be admitted any more; make those due whose reason may be over.
 
-    async def wake(self, current: Pass) -> Pass:
-        """Forget transfers that are not to be admitted any more; make those due whose reason may be over."""
-        known = [entry for entry in current.entries if entry.managed and entry.admission_phase is Phase.NEW]
+        New ones that are to be canceled are ended. Then find out which transfers use the quota.
+        """
+        known = [entry for entry in entries if entry.managed and entry.admission_phase is Phase.NEW]
         self.pending.retain({entry.uid for entry in known})
-        self.pending.wake(self.examiner.begin_pass(current.entries, self.pending.held()))
+        self.pending.wake(self.examiner.begin_pass(entries, self.pending.held()))
         self.pending.wake_changed()
-        return replace(current, new=[entry for entry in known if entry.phase is Phase.NEW])
+        new = [entry for entry in known if entry.phase is Phase.NEW]
+        await self._check(list(self.pending.due(entry for entry in new if entry.stop)))
+        reserved = settle_entries(self.ledger, entries) - self._unusable()
+        return Pass(entries, new=[entry for entry in new if not entry.stop], reserved=reserved)
 
-    async def cancel(self, current: Pass) -> Pass:
-        """End the New transfers that are to be canceled."""
-        await self._check(list(self.pending.due(entry for entry in current.new if entry.stop)))
-        return replace(current, new=[entry for entry in current.new if not entry.stop])
-
-    async def settle(self, current: Pass) -> Pass:
-        """Find out which transfers use the quota."""
-        return replace(current, reserved=settle_entries(self.ledger, current.entries) - self._unusable())
-
-    async def check_reserved(self, current: Pass) -> Pass:
+    async def _check_reserved(self, current: Pass) -> Pass:
         """Check New transfers with a reservation; release, behind a fence, those that may not start any more."""
         reserved = [entry for entry in current.new if entry.uid in current.reserved]
         results = await self._check(list(self._in_order(reserved)))
@@ -257,7 +234,7 @@ class AdmissionPass:
         ready = [checked for checked in results if checked.ready]
         return replace(current, ready=ready, reserved=current.reserved - released)
 
-    async def check_interrupted(self, current: Pass) -> Pass:
+    async def _check_interrupted(self, current: Pass) -> Pass:
         """Choose the interrupted transfers that begin their next attempt; release reservations that they cannot use."""
         plan = plan_resumptions(
             current.entries,
@@ -268,12 +245,12 @@ class AdmissionPass:
             passed_over=self.agents.backoff.labels(),
             rejected={uid for uid in self.pending.rejected() if not self.pending.is_due(uid)},
         )
-        released = await self._release(await self._check_resumable(plan.release))
-        resuming = [checked for checked in await self._check_resumable(plan.start) if checked.ready]
+        released = await self._release(await self._check(plan.release, resumes=True))
+        resuming = [checked for checked in await self._check(plan.start, resumes=True) if checked.ready]
         reserved = (current.reserved - released) | {checked.entry.uid for checked in resuming}
         return replace(current, resuming=resuming, waiting=plan.waiting, reserved=reserved)
 
-    async def pick(self, current: Pass) -> Pass:
+    async def _pick(self, current: Pass) -> Pass:
         """Choose the next transfers of the queue that may start, as many as the quota has left."""
         free = free_quota(current.reserved, self.rules.queue_length)
         queue, left = current.unreserved, current.checks_left
@@ -291,7 +268,7 @@ class AdmissionPass:
         picked = [ready[entry.uid] for entry in takewhile(lambda entry: entry.uid in ready, head)]
         return replace(current, picked=picked, checks_left=left)
 
-    async def reserve(self, current: Pass) -> Pass:
+    async def _reserve(self, current: Pass) -> Pass:
         """Write the reservations, if they change or a transfer is to begin: this stops every other leader."""
         stored = self.ledger.reservations
         begins = current.picked or current.ready or current.resuming
@@ -302,19 +279,12 @@ class AdmissionPass:
         await self.ledger.write(Reservations(uids, last))
         return replace(current, ready=[*current.ready, *current.picked])
 
-    async def resume(self, current: Pass) -> Pass:
-        """Begin the next attempts of interrupted transfers."""
-        await self.writer.resume(current.resuming)
-        return current
-
-    async def accept(self, current: Pass) -> Pass:
-        """Accept all that are ready, in order."""
+    async def _accept(self, current: Pass) -> None:
         for checked in current.ready:
-            self.pending.postpone(checked.entry.uid)
+            self.pending.postpone(checked.entry.uid, RETRY_SECONDS)
         await self.writer.accept(current.ready, count_idle(current.entries))
-        return current
 
-    async def report_queued(self, current: Pass) -> Pass:
+    async def _report_queued(self, current: Pass) -> Pass:
         """Report the transfers that are pending for the queue alone, once for each, if they could start."""
         limit, most = self.rules.queue_length, min(current.checks_left, current.reports_left)
         behind, needs_report = current.unreserved, self.pending.needs_queue_report
@@ -328,38 +298,41 @@ class AdmissionPass:
             if checked.ready:
                 uid = checked.entry.uid
                 # A report that fails is repeated, but not at once.
-                self.pending.postpone_check(uid)
+                self.pending.postpone(uid)
                 report = self.writer.report_queued(checked, limit=limit, position=positions[uid])
                 await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=most - len(chosen))
 
-    async def report_waiting(self, current: Pass) -> Pass:
-        """Report what interrupted transfers wait for."""
+    async def _report_waiting(self, current: Pass) -> Pass:
         waiting = (entry for entry in self.pending.due(current.entries) if entry.uid in current.waiting)
         missing = (entry for entry in waiting if self._needs_report(entry, current.waiting[entry.uid]))
         chosen = list(islice(missing, current.reports_left))
         for entry in chosen:
-            self.pending.postpone_check(entry.uid)
-        for checked in await self._check_resumable(chosen):
+            self.pending.postpone(entry.uid)
+        for checked in await self._check(chosen, resumes=True):
             report = self.writer.report_waiting(checked, current.waiting[checked.entry.uid])
             await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=current.reports_left - len(chosen))
 
     def _needs_report(self, entry: Entry, pending: Pending) -> bool:
-        """Return whether it is to be reported now what an interrupted transfer waits for."""
-        self.pending.compare_report(entry.uid, entry.reason)
+        self.pending.reports.compare_report(entry.uid, entry.reason)
         return self.pending.decide_report(entry.uid, pending).message
 
-    async def _check(self, entries: Sequence[Entry]) -> list[Checked]:
-        """Check New transfers; return those ready or pending, in order. What fails is checked again after a while."""
-        return await _check_all(entries, self._check_one, name="admission check")
+    async def _check(self, entries: Sequence[Entry], *, resumes: bool = False) -> list[Checked]:
+        """Check New transfers; return those ready or pending, in order. What fails is checked again after a while.
 
-    async def _check_resumable(self, entries: Sequence[Entry]) -> list[Checked]:
-        """Read interrupted transfers; return those whose next attempt has not begun, in order."""
-        return await _check_all(entries, self.examiner.check_interrupted, name="resumption check")
+        With `resumes`, read interrupted transfers, and return those whose next attempt has not begun.
+        """
+        check = self.examiner.check_interrupted if resumes else self._check_one
+
+        async def check_one(entry: Entry) -> Checked | None:
+            return await attempt(entry.log_fields, check(entry))
+
+        results = await work_in_parallel(entries, check_one, at_a_time=_AT_A_TIME, name="admission check")
+        return [checked for checked in results if checked is not None]
 
     async def _check_one(self, entry: Entry) -> Checked | None:
-        self.pending.postpone_check(entry.uid)
+        self.pending.postpone(entry.uid)
         checked = await self.examiner.check(entry)
         if checked is None:
             return None
@@ -398,11 +371,8 @@ class AdmissionPass:
 
     async def _release(self, unusable: Iterable[Checked]) -> set[str]:
         """Fence transfers that cannot use their reservations; return the uids of those that were."""
-        fenced = set()
-        for checked in unusable:
-            if await attempt(checked.entry.log_fields, self.writer.fence(checked)) is not None:
-                fenced.add(checked.entry.uid)
-        return fenced
+        fences = [(one.entry.uid, await attempt(one.entry.log_fields, self.writer.fence(one))) for one in unusable]
+        return {uid for uid, stored in fences if stored is not None}
 
 
 def is_queued(entry: Entry) -> bool:
@@ -414,13 +384,3 @@ def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozens
     """Return the uids that use the quota, by the ledger and by what is observed now."""
     phases = {entry.uid: entry.admission_phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
     return settle(ledger.reservations.uids, phases)
-
-
-async def _check_all(
-    entries: Sequence[Entry], check: Callable[[Entry], Awaitable[Checked | None]], *, name: str
-) -> list[Checked]:
-    async def check_one(entry: Entry) -> Checked | None:
-        return await attempt(entry.log_fields, check(entry))
-
-    results = await work_in_parallel(entries, check_one, at_a_time=_AT_A_TIME, name=name)
-    return [checked for checked in results if checked is not None]

@@ -11,7 +11,7 @@ again by the next check.
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -40,21 +40,16 @@ class CopyHolders:
         self._holders: dict[str, Entry] = {}
         self._pending: dict[str, tuple[str, ...]] = {}
 
-    def count(self, entries: Iterable[Entry]) -> list[str]:
+    def count(self, entries: Sequence[Entry]) -> list[str]:
         """Find out again who holds what; return the uids of the pending transfers that are due: a copy is free.
 
         A transfer that is not New holds what it was accepted with until it is cleaned up; one that was ready when
         it was last checked holds its names while it is New, since its accept may be under way.
         """
-        new: set[str] = set()
-        holders: dict[str, Entry] = {}
-        for entry in entries:
-            if entry.phase is Phase.NEW:
-                if entry.managed:
-                    new.add(entry.uid)
-            elif entry.copies and (entry.finalizer or not entry.phase.final):
-                holders |= dict.fromkeys(entry.copies, entry)
-        holders = {name: entry for name, entry in self._holders.items() if entry.uid in new} | holders
+        new = {entry.uid for entry in entries if entry.phase is Phase.NEW and entry.managed}
+        begun = (one for one in entries if one.phase is not Phase.NEW and (one.finalizer or not one.phase.final))
+        holders = {name: entry for name, entry in self._holders.items() if entry.uid in new}
+        holders |= {name: entry for entry in begun for name in entry.copies}
         free = self._holders.keys() - holders.keys()
         woken = [uid for uid, names in self._pending.items() if uid in new and not free.isdisjoint(names)]
         self._holders = holders
@@ -164,11 +159,7 @@ def _reduce(obj: Any, kept: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401 
 
 @dataclass(frozen=True)
 class Checked:
-    """A New or interrupted transfer as it was just read, with the result of its check.
-
-    `admission` holds the decision with reason and message, and the only node that can carry the transfer out, if any.
-    `canceled`: it failed because of a cancel request.
-    """
+    """A New or interrupted transfer as just read, with its check's result; `canceled`: it fails by a cancel request."""
 
     entry: Entry
     kind: Kind[Any]
@@ -212,12 +203,17 @@ class Examiner:
         if cr.cancel_requested:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, canceled, canceled=True)
-        admission = await self._check_kind(kind, cr)
+        try:
+            admission = await kind.check_admission(cr, self._reader)
+        except ForbiddenError as e:
+            admission = _blocked(PendingReason.FORBIDDEN, str(e))
+        except MalformedObjectError as e:
+            admission = _blocked(PendingReason.OBJECT_MALFORMED, str(e))
         if admission.datamover and not self._agents.nodes(admission.datamover):
             admission = replace(admission, datamover=None)
         admission = self._check_agents(admission, cr.required_feature or admission.datamover)
         admission = self._copies.admit(entry, admission)
-        if self._shares.counts(entry) and admission.node and admission.decision is AdmissionState.READY:
+        if admission.node and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
         return Checked(entry, kind, cr, admission)
@@ -240,14 +236,6 @@ class Examiner:
         raw = await self._cluster.client.read(kind.spec.resource, entry.namespace, entry.name)
         cr: Transfer | None = None if raw is None else kind.parse(raw)
         return cr if cr is not None and cr.uid == entry.uid and kind.managed(cr) else None
-
-    async def _check_kind(self, kind: Kind[Any], cr: Transfer) -> Admission:
-        try:
-            return await kind.check_admission(cr, self._reader)
-        except ForbiddenError as e:
-            return _blocked(PendingReason.FORBIDDEN, str(e))
-        except MalformedObjectError as e:
-            return _blocked(PendingReason.OBJECT_MALFORMED, str(e))
 
     def _check_agents(self, admission: Admission, feature: str | None) -> Admission:
         if admission.decision is not AdmissionState.READY:

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 from core.clock import Backoff, Clock
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.kube.types import Pod
 from core.models.names import label_value
@@ -31,7 +30,7 @@ from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admission
-from nodeagent.transfers.retries import PendingRecord, PendingReport, compare_report, decide_report, mark_reported
+from nodeagent.transfers.retries import PendingRecords, PendingReport
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +38,8 @@ PodKey = tuple[str, str]
 """Namespace and name of a pod."""
 
 
-class _Pod(NamedTuple):
-    """What is kept of a pod: its key, and what decides whether a volume of it can be restored now."""
-
-    key: PodKey
-    state: object
+_Pod = tuple[PodKey, object]
+"""What is kept of a pod: its key, and what decides whether a volume of it can be restored now."""
 
 
 class _Watched(NamedTuple):
@@ -76,7 +72,8 @@ class PodWatch:
                 for namespace in wanted - self._watched.keys():
                     pods = Selection(PODS, namespace)
                     informer = Informer(self._client, pods, clock=self._clock, trim=_trim, on_change=self._on_pod)
-                    running = informer.run_despite_rejections(partial(_warn, namespace))
+                    warn = partial(_log.warning, "the pods of namespace %s cannot be watched: %s", namespace)
+                    running = informer.run_despite_rejections(warn)
                     task = group.create_task(running, name=f"pods of {namespace}")
                     self._watched[namespace] = _Watched(informer, task)
                 await self._wanted_changed.wait()
@@ -106,27 +103,23 @@ class PodWatch:
         return changed
 
     def _on_pod(self, pod: _Pod) -> None:
-        key = pod.key
+        key, state = pod
         watched = self._watched.get(key[0])
         if key not in self._followers or watched is None:
             return
         # A deletion repeats the last state.
-        state = None if watched.informer.get(*key) is None else pod.state
+        state = None if watched.informer.get(*key) is None else state
         if key not in self._states or self._states[key] != state:
             self._states[key] = state
             self._changed.add(key)
             self._on_change()
 
 
-def _warn(namespace: str, error: KubeError) -> None:
-    _log.warning("the pods of namespace %s cannot be watched: %s", namespace, error)
-
-
 def _trim(pod: Pod) -> _Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
     node = (pod.get("spec") or {}).get("nodeName", "")
     state = (meta["uid"], node, status.get("phase", ""), describe_restore_wait(pod), "deletionTimestamp" in meta)
-    return _Pod((meta["namespace"], meta["name"]), state)
+    return (meta["namespace"], meta["name"]), state
 
 
 _CHECK_SECONDS: Final = 5.0
@@ -138,7 +131,7 @@ _CHECKS_PER_SECOND: Final = 50.0
 _WOKEN_SECONDS: Final = 60.0
 """Between two checks of a transfer that is woken by a change of what it is pending for."""
 
-_RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
 """Before the check after a failed accept, which mostly conflicted with another write."""
 
 _REJECTED: Final = Backoff(5.0, 300.0)
@@ -148,21 +141,17 @@ _QUEUED_AFTER_SECONDS: Final = 10.0
 """How long a node must have had a free share for a transfer before it is reported as queued instead: shares
 come and go, and each change would be a check and a write."""
 
-_NOT_PENDING: Final = PendingRecord()
-
 
 @dataclass(slots=True)
 class PendingTransfer:
     """What is remembered about one New or interrupted transfer; times are readings of a monotonic clock, in seconds.
 
-    `report` is its reason, and what was reported of it. `next_check_seconds` is 0.0 where it is due.
-    `since_seconds` is when it began to be pending for something that has a limit. `pod` is the
-    workload pod that wakes it, `node_label` the node whose share it is pending for. `queued`: it is
-    reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept or
-    resumption, while it is unknown whether that was applied. `rejections` is how often its accept was rejected.
+    `next_check_seconds` is 0.0 where it is due. `since_seconds` is when it began to be pending for something that has a
+    limit. `pod` is the workload pod that wakes it, `node_label` the node whose share it is pending for. `queued`: it is
+    reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept or resumption, while it is
+    unknown whether that was applied. `rejections` is how often its accept was rejected.
     """
 
-    report: PendingRecord = _NOT_PENDING
     next_check_seconds: float = 0.0
     since_seconds: float | None = None
     pod: PodKey | None = None
@@ -178,9 +167,10 @@ _UNKNOWN: Final = PendingTransfer()
 
 
 class PendingTransfers:
-    """The records of all New and interrupted transfers, by uid."""
+    """The records of all New and interrupted transfers, by uid; `reports` has their reasons, and what was reported."""
 
     def __init__(self, clock: Clock, pods: PodWatch) -> None:
+        self.reports = PendingRecords(clock)
         self._clock = clock
         self._pods = pods
         self._records: dict[str, PendingTransfer] = {}
@@ -198,10 +188,6 @@ class PendingTransfers:
         """Return the `entries` that may be checked now."""
         return (entry for entry in entries if self.is_due(entry.uid))
 
-    def is_pending(self, uid: str) -> bool:
-        """Return whether the last check found a reason other than the queue."""
-        return bool(self.get(uid).report.current.message)
-
     def seconds_to_next(self) -> float:
         """Return after how long the next postponed transfer is due; infinity where there is none."""
         times = (record.next_check_seconds for record in self._records.values() if record.next_check_seconds)
@@ -215,8 +201,8 @@ class PendingTransfers:
         """Return the accepts and resumptions that may or may not have been applied, by uid."""
         return {uid: record.unanswered for uid, record in self._records.items() if record.unanswered is not None}
 
-    def postpone(self, uid: str, seconds: float = _RETRY_SECONDS) -> None:
-        """Make the transfer due after so many seconds."""
+    def postpone(self, uid: str, seconds: float = _CHECK_SECONDS) -> None:
+        """Make the transfer due after so many seconds: a check that fails is not repeated at once."""
         now = self._clock.monotonic()
         record = self._record(uid)
         self._postponed += record.next_check_seconds <= now
@@ -232,10 +218,6 @@ class PendingTransfers:
         record = self._record(uid)
         record.rejections += 1
         self.postpone(uid, _REJECTED.seconds_after(record.rejections))
-
-    def postpone_check(self, uid: str) -> None:
-        """Make the transfer due after the usual pause, so that a check that fails is not repeated at once."""
-        self.postpone(uid, _CHECK_SECONDS)
 
     def wake(self, uids: Iterable[str]) -> None:
         """Make transfers due now; those that were pending for a node share are so no longer."""
@@ -254,7 +236,10 @@ class PendingTransfers:
 
     def retain(self, uids: AbstractSet[str]) -> None:
         """Forget all transfers but those."""
-        self.forget(self._records.keys() - uids)
+        self.reports.retain(uids)
+        for uid in self._records.keys() - uids:
+            self._follow(uid, None)
+            del self._records[uid]
         now, self._postponed = self._clock.monotonic(), 0
         for record in self._records.values():
             if record.next_check_seconds <= now:
@@ -262,18 +247,13 @@ class PendingTransfers:
             else:
                 self._postponed += 1
 
-    def forget(self, uids: Iterable[str]) -> None:
-        """Forget transfers."""
-        for uid in uids:
-            self._follow(uid, None)
-            self._records.pop(uid, None)
-
     def ready(self, uid: str) -> None:
         """Record that the transfer is pending for the queue alone; then almost nothing is remembered."""
         self._follow(uid, None)
         record = self._record(uid)
         self.wake([uid])
-        record.report, record.since_seconds = _NOT_PENDING, None
+        self.reports.forget(uid)
+        record.since_seconds = None
 
     def observe(self, checked: Checked) -> None:
         """Record the reason for which a transfer is pending."""
@@ -293,30 +273,16 @@ class PendingTransfers:
         Time does not count while it is queued or pending indefinitely. Its age does not matter: the
         creation is by another machine's clock, and after an outage of the agents all transfers are old.
         """
-        record, now = self.get(uid), self._clock.monotonic()
-        began = record.report.since_seconds if record.report.current.reason == admission.reason else now
+        report, since, now = self.reports.get(uid), self.get(uid).since_seconds, self._clock.monotonic()
+        began = report.since_seconds if report.current.reason == admission.reason else now
         if admission.limit is not None and now - began >= admission.limit.total_seconds():
             return admission.limit
-        since = record.since_seconds
         return timeout if since is not None and now - since >= timeout.total_seconds() else None
 
     def decide_report(self, uid: str, pending: Pending) -> PendingReport:
         """Record the reason of a transfer and return what is to be reported of it."""
-        record = self._record(uid)
         # One that is pending for a node share is not checked again before it has one.
-        immediately = bool(record.node_label)
-        record.report, report = decide_report(record.report, pending, self._clock.monotonic(), immediately=immediately)
-        return report
-
-    def compare_report(self, uid: str, shown: str | None) -> None:
-        """Have the reason of a transfer reported again unless its status shows it; `shown` is the reason there."""
-        record = self._record(uid)
-        record.report = compare_report(record.report, shown)
-
-    def mark_reported(self, uid: str, pending: Pending) -> None:
-        """Record that `pending` was reported."""
-        record = self._record(uid)
-        record.report = mark_reported(record.report, pending, self._clock.monotonic())
+        return self.reports.decide_report(uid, pending, immediately=bool(self.get(uid).node_label))
 
     def schedule(self, uid: str, admission: Admission) -> None:
         """Set the next check of a pending transfer: late where a change of what it is pending for wakes it.
@@ -325,13 +291,13 @@ class PendingTransfers:
         """
         pause_seconds = max(_CHECK_SECONDS, self._postponed / _CHECKS_PER_SECOND)
         self._follow(uid, admission.pod)
-        record = self.get(uid)
+        record, report = self.get(uid), self.reports.get(uid)
         woken = bool(record.node_label) or (record.pod is not None and self._pods.is_synced(record.pod))
-        if woken and record.report.reported.reason == admission.reason:
+        if woken and report.reported.reason == admission.reason:
             pause_seconds = max(pause_seconds, _WOKEN_SECONDS)
         if admission.limit is not None:
-            left_seconds = record.report.since_seconds + admission.limit.total_seconds() - self._clock.monotonic()
-            pause_seconds = min(pause_seconds, max(left_seconds, _RETRY_SECONDS))
+            left_seconds = report.since_seconds + admission.limit.total_seconds() - self._clock.monotonic()
+            pause_seconds = min(pause_seconds, max(left_seconds, RETRY_SECONDS))
         self.postpone(uid, pause_seconds)
 
     def needs_queue_report(self, entry: Entry) -> bool:

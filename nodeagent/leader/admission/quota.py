@@ -69,10 +69,7 @@ def free_quota(uids: AbstractSet[str], limit: int | None) -> int:
 
 
 class AdmissionLedger:
-    """The ledger as this process read or wrote it last, with its `reservations`.
-
-    `found` are the uids that it had when it was read: other leaders may have sent accepts of those.
-    """
+    """The ledger as last read or written; `found` were in it when it was read: other leaders may have accepted them."""
 
     def __init__(self, client: KubeClient, namespace: str, *, check_leading: Callable[[], None]) -> None:
         self._client = client
@@ -166,29 +163,21 @@ class NodeShares:
         woken = []
         for entry in sorted(pending, key=lambda entry: (entry.created, entry.name)):
             label = held[entry.uid]
-            if entry.stop:
-                woken.append(entry.uid)
-            elif free[label] > 0:
-                free[label] -= 1
+            if entry.stop or free[label] > 0:
+                free[label] -= not entry.stop
                 woken.append(entry.uid)
         return woken
 
-    def counts(self, entry: Entry) -> bool:
-        """Return whether the transfer is of a kind that only one node can carry out."""
-        return entry.kind in self._bound
-
     def admit(self, entry: Entry, admission: Admission, *, slots: int) -> Admission:
         """Return `admission`, or that its node, which has so many `slots`, has no free share."""
-        node = admission.node if admission.decision is AdmissionState.READY else None
+        node = admission.node
         if node is None or entry.kind not in self._bound or entry.uid in self._chosen:
             return admission
         label = label_value(node)
         self._slots[label] = slots
         if self._free(label) <= 0:
-            message = (
-                f"node {node} already has {self._in_preparation[label]} pod volume transfers"
-                f" in preparation (limit {_limit(slots)})"
-            )
+            number, limit = self._in_preparation[label], _limit(slots)
+            message = f"node {node} already has {number} pod volume transfers in preparation (limit {limit})"
             return Admission(AdmissionState.PENDING, PendingReason.NODE_BUSY, message, node=node, indefinite=True)
         self._in_preparation[label] += 1
         self._chosen.add(entry.uid)
@@ -220,12 +209,9 @@ class NodeSlots:
         concurrency = self._concurrency()
         if not concurrency.per_node_config:
             return concurrency.global_config
-        return resolve_slots(await self._read_labels(node), concurrency)
-
-    async def _read_labels(self, node: str) -> Mapping[str, str]:
         now = self._clock.monotonic()
         # Nodes come and go.
         self._labels = {name: kept for name, kept in self._labels.items() if now - kept[0] < _FRESH_SECONDS}
         if node not in self._labels:
             self._labels[node] = (now, labels_of(await self._client.read(NODES, "", node)))
-        return self._labels[node][1]
+        return resolve_slots(self._labels[node][1], concurrency)

@@ -25,7 +25,7 @@ from nodeagent.leader.live_agents import LiveAgents, choose_node
 from nodeagent.metrics import PENDING, QUEUE_LENGTH, QUEUE_POSITION, QUEUE_SECONDS, Metrics
 from nodeagent.runtime.workqueue import attempt
 from nodeagent.transfers.kinds.base import Kind
-from nodeagent.transfers.status import Change, count_end, without_marks
+from nodeagent.transfers.status import Change, record_end, without_marks
 
 _ACCEPT_SECONDS: Final = 10.0
 """For one accept: transfers are accepted in order, so those behind it wait for it."""
@@ -104,8 +104,7 @@ class AdmissionWriter:
             await kind.clean_up(cr)
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
         stored = await self.cluster.status.move(kind, cr, phase, change)
-        count_end(self.cluster.metrics, kind.spec.name, phase)
-        await self.cluster.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+        await record_end(kind, stored, metrics=self.cluster.metrics, events=self.cluster.events)
 
     async def report(self, checked: Checked, pending: Pending) -> None:
         """Write why a transfer is pending, if that is to be reported now."""
@@ -119,7 +118,7 @@ class AdmissionWriter:
             # A full node is reported by the status alone, as the queue is.
             if report.event and cr.status.message != pending.message and pending.reason != PendingReason.NODE_BUSY:
                 await self.cluster.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
-        self.pending.mark_reported(cr.uid, pending)
+        self.pending.reports.mark_reported(cr.uid, pending)
 
     async def report_queued(self, checked: Checked, *, limit: int, position: int) -> None:
         """Write that a transfer is pending for the queue alone, at `position`; `limit` is `prepareQueueLength`."""
@@ -136,14 +135,10 @@ class AdmissionWriter:
             stored = await self._write_reason(checked, Pending(pending.reason, message))
             if cr.pending_reason != pending.reason:
                 await self.cluster.events.record(stored, pending.reason, message)
-        self.pending.mark_reported(cr.uid, pending)
+        self.pending.reports.mark_reported(cr.uid, pending)
 
     async def fence(self, checked: Checked) -> Transfer:
-        """Write to a transfer, so that an accept or resumption of it that is still under way conflicts.
-
-        Raises:
-            AgentError: it could not be written; its reservation must be kept.
-        """
+        """Write to a transfer, so that an accept or resume under way conflicts; AgentError: keep its reservation."""
         self.cluster.check_leading()
         change = Change(annotations={names.ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
         return await self.cluster.status.annotate(checked.kind, checked.cr, change)

@@ -301,7 +301,7 @@ async def test_a_transfer_that_cannot_be_read_stops_no_other(spec: JsonDict, fau
         scene.add("next")
         await scene.until(lambda: scene.phase("next") == "Accepted", seconds=5)
         assert dispatcher._term is not None
-        (entry,) = [entry for entry in dispatcher._term._index.entries() if entry.name == "wrong"]
+        (entry,) = [entry for entry in dispatcher._term.index.entries() if entry.name == "wrong"]
         assert fault in (entry.fault or "")
         assert bool(entry.fault) is bool(fault)
 

@@ -44,8 +44,8 @@ async def _comparing(active: dict[str, str]) -> AsyncIterator[FakeBoard]:
 async def _observing(kube: FakeKube) -> AsyncIterator[LiveAgents]:
     clock = LoopClock()
     agents = LiveAgents(kube.client, clock, namespace="velero", on_change=lambda: None)
-    async with running(agents.run()):
-        await agents.wait_synced()
+    async with running(agents.informer.run()):
+        await agents.informer.synced.wait()
         yield agents
 
 

@@ -55,7 +55,7 @@ class Bench:
         self.pending.observe(checked)
         pending = Pending(admission.reason, admission.message, blocked=admission.blocked)
         if self.pending.decide_report(uid, pending).message:
-            self.pending.mark_reported(uid, pending)
+            self.pending.reports.mark_reported(uid, pending)
         self.pending.schedule(uid, admission)
         return checked
 
