@@ -21,11 +21,7 @@ _Model = TypeVar("_Model", bound=WireModel)
 
 
 def decode_object(model: type[_Model], text: msgspec.Raw) -> _Model:
-    """Return the model of an object in JSON; a field that is null counts as absent.
-
-    Raises:
-        ContractError: it does not have the form of its kind.
-    """
+    """Return the model of an object in JSON, in which null counts as absent; ContractError: it has another form."""
     try:
         return msgspec.json.decode(text, type=model)
     except (ValueError, RecursionError):
@@ -36,23 +32,16 @@ def decode_object(model: type[_Model], text: msgspec.Raw) -> _Model:
         raise ContractError(explain_invalid(e)) from e
 
 
-class _Meta(WireModel, gc=False):
-    name: str
-    namespace: str = ""
-    creation_timestamp: Time | None = None
-    deletion_timestamp: Time | None = None
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
+class _Annotations(WireModel, gc=False):
+    """What PVCs, pods and namespaces ask for."""
 
-    @property
-    def left_out(self) -> bool:
-        """Whether it has Velero's label against backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
-        return self.labels.get(names.EXCLUDE_LABEL) == "true"
-
-
-class _ClaimAnnotations(WireModel, gc=False):
     interval: str = msgspec.field(default="", name=names.BACKUP_INTERVAL_ANNOTATION)
-    verification: str = msgspec.field(default="", name=names.VERIFICATION_INTERVAL_ANNOTATION)
     left_out: str = msgspec.field(default="", name=names.EXCLUDE_ANNOTATION)
+    opted_in: str = msgspec.field(default="", name="backup.velero.io/backup-volumes")
+    opted_out: str = msgspec.field(default="", name="backup.velero.io/backup-volumes-excludes")
+    hook: str = msgspec.field(default="", name="hook.backup.velero.io/command")
+    pre_hook: str = msgspec.field(default="", name="pre.hook.backup.velero.io/command")
+    post_hook: str = msgspec.field(default="", name="post.hook.backup.velero.io/command")
 
 
 class _OwnerReference(WireModel, gc=False):
@@ -60,10 +49,31 @@ class _OwnerReference(WireModel, gc=False):
     kind: str
 
 
-class _ClaimMeta(_Meta, gc=False):
+class _Meta(WireModel, gc=False):
+    name: str
+    namespace: str = ""
     uid: str = ""
+    creation_timestamp: Time | None = None
+    deletion_timestamp: Time | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    annotations: _Annotations = msgspec.field(default_factory=_Annotations)
     owner_references: tuple[_OwnerReference, ...] = ()
-    annotations: _ClaimAnnotations = msgspec.field(default_factory=_ClaimAnnotations)
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it has Velero's label against backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
+        return self.labels.get(names.EXCLUDE_LABEL) == "true"
+
+
+class ClusterObject(WireModel, gc=False):
+    """An object of the cluster."""
+
+    metadata: _Meta
+
+    @property
+    def matters(self) -> bool:
+        """Whether coverage depends on it."""
+        return True
 
 
 class _ClaimSpec(WireModel, gc=False):
@@ -77,10 +87,9 @@ class _PhaseStatus(WireModel, gc=False):
     phase: str = ""
 
 
-class VolumeClaim(WireModel, gc=False):
+class VolumeClaim(ClusterObject, gc=False):
     """A PVC."""
 
-    metadata: _ClaimMeta
     spec: _ClaimSpec = msgspec.field(default_factory=_ClaimSpec)
     status: _PhaseStatus = msgspec.field(default_factory=_PhaseStatus)
 
@@ -127,10 +136,9 @@ Source: Velero v1.18, getVolumeTypeFromPV in internal/resourcepolicies/volume_ty
 """
 
 
-class StoredVolume(WireModel, gc=False):
+class StoredVolume(ClusterObject, gc=False):
     """A volume; `spec` is kept as text: little of it is read."""
 
-    metadata: _Meta
     spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -211,18 +219,6 @@ class PodVolume(WireModel, gc=False):
         return all(source is None for source in without) and not self.name.startswith("default-token")
 
 
-class _PodAnnotations(WireModel, gc=False):
-    opted_in: str = msgspec.field(default="", name="backup.velero.io/backup-volumes")
-    opted_out: str = msgspec.field(default="", name="backup.velero.io/backup-volumes-excludes")
-    hook: str = msgspec.field(default="", name="hook.backup.velero.io/command")
-    pre_hook: str = msgspec.field(default="", name="pre.hook.backup.velero.io/command")
-    post_hook: str = msgspec.field(default="", name="post.hook.backup.velero.io/command")
-
-
-class _PodMeta(_Meta, gc=False):
-    annotations: _PodAnnotations = msgspec.field(default_factory=_PodAnnotations)
-
-
 class _Mount(WireModel, gc=False):
     name: str = ""
 
@@ -237,10 +233,9 @@ class _PodSpec(WireModel, gc=False):
     containers: tuple[_Container, ...] = ()
 
 
-class WorkloadPod(WireModel, gc=False):
+class WorkloadPod(ClusterObject, gc=False):
     """A pod with volumes."""
 
-    metadata: _PodMeta
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PhaseStatus = msgspec.field(default_factory=_PhaseStatus)
 
@@ -272,18 +267,8 @@ class WorkloadPod(WireModel, gc=False):
         return volume.name in mounts - devices
 
 
-class _NamespaceAnnotations(WireModel, gc=False):
-    left_out: str = msgspec.field(default="", name=names.EXCLUDE_ANNOTATION)
-
-
-class _NamespaceMeta(_Meta, gc=False):
-    annotations: _NamespaceAnnotations = msgspec.field(default_factory=_NamespaceAnnotations)
-
-
-class Namespace(WireModel, gc=False):
+class Namespace(ClusterObject, gc=False):
     """A namespace."""
-
-    metadata: _NamespaceMeta
 
 
 @dataclass(frozen=True)
@@ -312,11 +297,6 @@ class ClusterVolumes:
         for one in objects:
             found.setdefault(one.metadata.namespace, []).append(one)
         return found
-
-    @cached_property
-    def left_out_namespaces(self) -> frozenset[str]:
-        """The namespaces with Velero's label against backups."""
-        return frozenset(name for name, one in self.namespaces.items() if one.metadata.left_out)
 
     def volume_of(self, claim: VolumeClaim) -> StoredVolume | None:
         """Return the volume of a PVC; None: it is not known."""

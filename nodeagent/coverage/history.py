@@ -182,13 +182,9 @@ class _Block:
     @property
     def passed(self) -> frozenset[int]:
         """The days with numbers to which nothing is added any more."""
-        first = self.number * _BLOCK_DAYS
-        days = (first + n for n in range(_BLOCK_DAYS))
-        return frozenset(
-            day
-            for n, day in enumerate(days)
-            if day not in self.marks and any(row[n + _BLOCK_DAYS] for row in self.volumes.values())
-        )
+        first, rows = self.number * _BLOCK_DAYS, self.volumes.values()
+        unmarked = (day for day in range(first, first + _BLOCK_DAYS) if day not in self.marks)
+        return frozenset(day for day in unmarked if any(row[day % _BLOCK_DAYS + _BLOCK_DAYS] for row in rows))
 
 
 _NUMBERS: Final = f"<{3 * _BLOCK_DAYS}H"

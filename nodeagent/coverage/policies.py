@@ -165,11 +165,7 @@ _NO_VOLUME: Final = StoredVolume.from_wire({"metadata": {"name": ""}})
 
 
 def parse_policies(data: Mapping[str, str] | None) -> Policies:
-    """Return the policies in the data of a ConfigMap, which has one key.
-
-    Raises:
-        ContractError: Velero would reject them, and every Backup that names them.
-    """
+    """Return the policies in a ConfigMap, which has one key; ContractError: Velero rejects Backups that name them."""
     texts = list((data or {}).values())
     if len(texts) != 1:
         raise ContractError(f"the ConfigMap has {len(texts)} keys instead of one")

@@ -7,10 +7,10 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from itertools import pairwise
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from msgspec import Raw
 from msgspec import field as wire_field
@@ -23,10 +23,12 @@ from core.kube.errors import ForbiddenError, KubeError, NotServedError, Unauthor
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.kube.velero_server import find_velero_server
+from core.models.backups import schedule_words
 from core.models.base import ObjectMeta, Time, WireModel
-from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from core.models.names import SCHEDULE_LABEL
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage.cluster import (
+    ClusterObject,
     ClusterVolumes,
     Namespace,
     StoredVolume,
@@ -48,15 +50,12 @@ from nodeagent.coverage.selection import (
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
 _T = TypeVar("_T")
-_Model = TypeVar("_Model", bound=WireModel)
+_Model = TypeVar("_Model", bound=ClusterObject)
 
 
 @dataclass(frozen=True)
 class PlannedVolumes:
-    """The volumes and the backups that are expected of them; None: the PVCs may not be listed.
-
-    `notes` are what could not be read.
-    """
+    """The volumes with the backups that are expected, None: they may not be listed; and what could not be read."""
 
     plans: tuple[VolumePlan, ...] | None
     notes: tuple[str, ...] = ()
@@ -113,10 +112,13 @@ class VolumeReader:
     _: KW_ONLY
     most: int | None = None
     cron_jobs: Awaitable[Sequence[UncheckedObject]] | None = None
-    _intervals: dict[tuple[str, str], timedelta] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
     _passing: bool = field(default=False, init=False)
     _lost_sources: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Compute how often each schedule runs once; ValueError: it is invalid."""
+        self._interval = cache(lambda schedule, zone="": parse_interval(schedule, zone, self.now()))
 
     async def read(self) -> ObservedVolumes:
         """Return what there is now.
@@ -127,9 +129,7 @@ class VolumeReader:
             TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing, self._lost_sources = [], False, False
-        read_claims = partial(
-            self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self.volume_namespace, lambda one: one.matters
-        )
+        read_claims = partial(self._read_all, kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self.volume_namespace)
         read_namespaces = partial(self._read_all, kube.NAMESPACES, Namespace)
         claims, namespaces, cron_jobs, (schedules, defaults, pods, volumes) = await asyncio.gather(
             self._try("PVCs", "volumes that were never backed up are not known", read_claims),
@@ -154,7 +154,7 @@ class VolumeReader:
         schedules, defaults = await self._read_velero()
         if all(one.fault is not None or one.schedule.spec.paused for one in schedules):
             return schedules, defaults, (), {}
-        read_pods = partial(self._read_all, kube.PODS, WorkloadPod, self.volume_namespace, lambda pod: pod.matters)
+        read_pods = partial(self._read_all, kube.PODS, WorkloadPod, self.volume_namespace)
         read_volumes = partial(self._read_all, kube.PERSISTENT_VOLUMES, StoredVolume)
         pods, volumes = await asyncio.gather(
             self._try("Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", read_pods),
@@ -190,16 +190,11 @@ class VolumeReader:
             self._lost_sources = self._lost_sources or sources
             return None
 
-    async def _read_all(
-        self,
-        resource: Resource,
-        model: type[_Model],
-        namespace: str = "",
-        keep: Callable[[_Model], bool] = lambda _: True,
-    ) -> list[_Model]:
+    async def _read_all(self, resource: Resource, model: type[_Model], namespace: str = "") -> list[_Model]:
         found: list[_Model] = []
         async for page in self.client.raw_pages(Selection(resource, namespace)):
-            found += [one for text in page if (one := self._decode(resource, model, text)) is not None and keep(one)]
+            decoded = (self._decode(resource, model, text) for text in page)
+            found += [one for one in decoded if one is not None and one.matters]
             if self.most is not None and len(found) > self.most:
                 raise TooManyObjectsError(f"there are more than {self.most} {resource.plural}")
         return found
@@ -220,10 +215,10 @@ class VolumeReader:
         """Return what a CronJob of ours backs up; None: it is not one, or cannot be read."""
         try:
             cron_job = _CronJob.from_wire(raw)
-            words = cron_job.words
-            chosen = _chosen(words[1:], claims) if words[:1] == [SCHEDULE_COMMAND] else None
-            if chosen is None:
+            words = schedule_words(raw)
+            if not words:
                 return None
+            chosen = _chosen(words[1:], claims)
             spec, name = cron_job.spec, f"schedule {cron_job.metadata.name}"
             choices = dict.fromkeys(chosen, VolumeChoice(BackupMethod.MOVED))
             if spec.suspend:
@@ -237,12 +232,6 @@ class VolumeReader:
     def _note_lost(self, note: str) -> None:
         self._notes.append(note)
         self._lost_sources = True
-
-    def _interval(self, schedule: str, zone: str = "") -> timedelta:
-        """Return how often a schedule runs; ValueError: it is invalid."""
-        if (schedule, zone) not in self._intervals:
-            self._intervals[schedule, zone] = parse_interval(schedule, zone, self.now())
-        return self._intervals[schedule, zone]
 
     async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
         """Return the Schedules of a Velero server, and what its flags say."""
@@ -266,16 +255,10 @@ class VolumeReader:
                 plans.append(await self._with_policies(schedule, defaults))
         return plans, defaults
 
-    async def _read_servers(self) -> list[Mapping[str, str] | None]:
-        """Return the flags of the Velero server, None if they cannot be read; empty: there is none."""
+    async def _read_servers(self) -> list[Mapping[str, str]]:
+        """Return the flags of the Velero server; empty: there is none."""
         server = await find_velero_server(self.client, self.namespace)
-        if server is None:
-            return []
-        try:
-            return [_Deployment.from_wire(server).flags]
-        except ContractError as e:
-            self._notes.append(f"Deployment {self.namespace}/{server['metadata']['name']} cannot be read: {e}")
-            return [None]
+        return [_flags_of(server)] if server is not None else []
 
     async def _read_defaults(self, found: Mapping[str, str] | None) -> ServerDefaults:
         flags = found or {}
@@ -335,47 +318,22 @@ def _is_set(value: str | None) -> bool:
     return value is not None and value.lower() not in {"false", "f", "0"}
 
 
-class _Container(WireModel):
-    command: list[str] = wire_field(default_factory=list)
-    args: list[str] = wire_field(default_factory=list)
-
-
-class _PodSpec(WireModel):
-    containers: list[_Container] = wire_field(default_factory=list)
-
-
-class _PodTemplate(WireModel):
-    spec: _PodSpec = wire_field(default_factory=_PodSpec)
-
-
-class _WorkloadSpec(WireModel):
-    template: _PodTemplate = wire_field(default_factory=_PodTemplate)
-
-
-class _Deployment(WireModel):
-    spec: _WorkloadSpec = wire_field(default_factory=_WorkloadSpec)
-
-    @property
-    def flags(self) -> Mapping[str, str]:
-        """The flags of its containers. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
-        words = [word for one in self.spec.template.spec.containers for word in (*one.command, *one.args)]
-        flags = {}
-        for word, following in pairwise([*words, ""]):
-            key, sign, value = word.removeprefix("--").partition("=")
-            if word.startswith("--"):
-                flags[key] = value if sign else "" if following.startswith("-") else following
-        return flags
-
-
-class _JobTemplate(WireModel):
-    spec: _WorkloadSpec = wire_field(default_factory=_WorkloadSpec)
+def _flags_of(server: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the flags of a Deployment, as JSON dict. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
+    containers = server["spec"]["template"]["spec"]["containers"]
+    words = [word for one in containers for key in ("command", "args") for word in one.get(key) or ()]
+    flags = {}
+    for word, following in pairwise([*words, ""]):
+        key, sign, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            flags[key] = value if sign else "" if following.startswith("-") else following
+    return flags
 
 
 class _CronJobSpec(WireModel):
     schedule: str = ""
     time_zone: str = ""
     suspend: bool = False
-    job_template: _JobTemplate = wire_field(default_factory=_JobTemplate)
 
 
 class _CronJobStatus(WireModel):
@@ -387,12 +345,6 @@ class _CronJob(WireModel):
     spec: _CronJobSpec = wire_field(default_factory=_CronJobSpec)
     status: _CronJobStatus = wire_field(default_factory=_CronJobStatus)
 
-    @property
-    def words(self) -> list[str]:
-        """The words after the program of its pods."""
-        containers = self.spec.job_template.spec.template.spec.containers
-        return containers[0].args if containers else []
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -400,11 +352,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _chosen(words: Sequence[str], claims: Mapping[VolumeKey, VolumeClaim]) -> list[VolumeKey]:
-    """Return the PVCs that the words after `run-schedule` choose, as `client.schedules.request` reads them.
-
-    Raises:
-        ValueError: they cannot be read.
-    """
+    """Return the PVCs that words choose, as `client.schedules.request` reads them; ValueError: they are invalid."""
     parser = _Parser(allow_abbrev=False, add_help=False)
     parser.add_argument("--pvc", action="append", default=[])
     parser.add_argument("--namespace", "-n", default="")

@@ -81,17 +81,14 @@ def parse_selector(text: str) -> Selector:
     return Selector(match_expressions=requirements)
 
 
+_OPERATORS: Final = {None: "Exists", "!": "DoesNotExist", "=": "In", "==": "In", "in": "In"}
+"""The others are NotIn."""
+
+
 def _requirement(term: re.Match[str]) -> LabelRequirement:
-    if term["absent"]:
-        return LabelRequirement(key=term["no"], operator="DoesNotExist")
-    if term["set"]:
-        values = [value.strip() for value in term["values"].split(",")]
-        return LabelRequirement(key=term["key"], operator="In" if term["set"] == "in" else "NotIn", values=values)
-    if term["sign"]:
-        return LabelRequirement(
-            key=term["key"], operator="NotIn" if term["sign"] == "!=" else "In", values=[term["value"]]
-        )
-    return LabelRequirement(key=term["key"], operator="Exists")
+    operator = _OPERATORS.get(term["absent"] or term["set"] or term["sign"], "NotIn")
+    values = (term["values"] or term["value"] or "").split(",")
+    return LabelRequirement(key=term["no"] or term["key"], operator=operator, values=list(map(str.strip, values)))
 
 
 def includes(name: str, included: Sequence[str], excluded: Sequence[str]) -> bool:
@@ -126,10 +123,6 @@ class VolumeChoice:
 
     method: BackupMethod
     why: str = ""
-
-
-_MOVED: Final = VolumeChoice(BackupMethod.MOVED)
-_FS_BACKUP: Final = VolumeChoice(BackupMethod.FS_BACKUP)
 
 
 class _PolicyReference(WireModel):
@@ -182,7 +175,6 @@ class _ScheduleSpec(WireModel):
 class _ScheduleStatus(WireModel):
     """Source: Velero v1.18, ScheduleStatus in pkg/apis/velero/v1/schedule_types.go."""
 
-    phase: str = ""
     last_backup: Time | None = None
 
 
@@ -280,11 +272,6 @@ class _Selection:
         chosen = True if template.default_volumes_to_restic else template.default_volumes_to_fs_backup
         return self.defaults.fs_backup if chosen is None else chosen
 
-    @cached_property
-    def _moves(self) -> bool:
-        chosen = self.template.snapshot_move_data
-        return self.defaults.move_data if chosen is None else chosen
-
     def _includes_resource(self, resource: str) -> bool:
         template = self.template
         if template.has_old_filters:
@@ -310,7 +297,8 @@ class _Selection:
 
     @cached_property
     def _namespaces(self) -> Callable[[str], bool]:
-        excluded = (*self.template.excluded_namespaces, *self.cluster.left_out_namespaces)
+        left_out = (name for name, one in self.cluster.namespaces.items() if one.metadata.left_out)
+        excluded = (*self.template.excluded_namespaces, *left_out)
         return cache(lambda namespace: includes(namespace, self.template.included_namespaces, excluded))
 
     def _passes(self, one: VolumeClaim | WorkloadPod) -> bool:
@@ -323,17 +311,17 @@ class _Selection:
             and self._namespaces(meta.namespace)
         )
 
-    def _is_labeled(self, one: VolumeClaim | WorkloadPod) -> bool:
-        selectors = self.template.selectors
-        return not selectors or any(each.matches(one.metadata.labels) for each in selectors)
-
     @cached_property
     def _selected(self) -> tuple[Mapping[VolumeKey, VolumeClaim], Mapping[tuple[str, str], WorkloadPod]]:
         """The PVCs and pods by namespace and name that the Backup has: selected ones, and what they bring with them."""
         claims: dict[VolumeKey, VolumeClaim] = {}
         pods: dict[tuple[str, str], WorkloadPod] = {}
         chosen = [objects for name, objects in self.cluster.by_namespace.items() if self._namespaces(name)]
-        found = [one for each in chosen for one in each if self._passes(one) and self._is_labeled(one)]
+        selectors = self.template.selectors
+        passing = (one for each in chosen for one in each if self._passes(one))
+        found = [
+            one for one in passing if not selectors or any(each.matches(one.metadata.labels) for each in selectors)
+        ]
         while found:
             one = found.pop()
             key = (one.metadata.namespace, one.metadata.name)
@@ -343,7 +331,7 @@ class _Selection:
                 pods[key] = one
             else:
                 claims[key] = one
-            if self.template.selectors:
+            if selectors:
                 found += [each for each in self._related(one) if self._passes(each)]
         return claims, pods
 
@@ -377,7 +365,7 @@ class _Selection:
         for pod in pods.values():
             for volume in pod.spec.volumes:
                 if pod.running and pod.is_mounted(volume) and self._is_fs_backup(pod, volume):
-                    choices[pod.key_of(volume)] = _FS_BACKUP
+                    choices[pod.key_of(volume)] = VolumeChoice(BackupMethod.FS_BACKUP)
         for key, claim in claims.items():
             if claim.bound and key not in choices:
                 choices[key] = self._snapshot_of(claim)
@@ -445,7 +433,8 @@ class _Selection:
             # Source: ShouldSkipAction in pkg/util/csi/util.go.
             why = "the server runs without --features=EnableCSI, which moves snapshots of CSI drivers"
             return VolumeChoice(BackupMethod.NONE, why)
-        if not self._moves:
+        moves = self.template.snapshot_move_data
+        if not (self.defaults.move_data if moves is None else moves):
             why = "it takes snapshots, which are not moved: snapshotMoveData is not true"
             return VolumeChoice(BackupMethod.SNAPSHOT, why)
-        return _MOVED
+        return VolumeChoice(BackupMethod.MOVED)

@@ -258,10 +258,7 @@ class CompletedBackup:
 
 
 def is_of_another(backed_up: str, uid: str) -> bool:
-    """Return whether a backup is of another PVC than the one with this UID; neither counts where it is empty.
-
-    A Velero server creates the PodVolumeBackups that other clusters have left in its bucket.
-    """
+    """Return whether a backup is of another PVC, such as of another cluster with the bucket; empty: not known."""
     return bool(backed_up and uid) and backed_up != uid
 
 
@@ -427,11 +424,9 @@ def _explain(history: _History, now: datetime) -> str | None:
     one = history.unusable
     if one is None or (history.good is not None and history.good.created >= one.created):
         return None
-    why = (
-        "it is from the future"
-        if one.created - now > _CLOCK_TOLERANCE
-        else f"BackupStorageLocation {one.location} does not exist"
-    )
+    why = f"BackupStorageLocation {one.location} does not exist"
+    if one.created - now > _CLOCK_TOLERANCE:
+        why = "it is from the future"
     return f"{one.name} does not count: {why}"
 
 
@@ -462,10 +457,8 @@ def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[Coverage
     why = f"expected every {format_age(interval)} by {plan.by}" if interval is not None else _why_unexpected(plan)
     longest = 2 * interval + _lateness(interval) if interval is not None else _UNSCHEDULED
     if age > longest:
-        return (
-            CoverageState.STALE,
-            f"the last backup is {format_age(age)} old: {why}{plan.expected.explain_last_run(now)}",
-        )
+        why = f"the last backup is {format_age(age)} old: {why}{plan.expected.explain_last_run(now)}"
+        return CoverageState.STALE, why
     return CoverageState.PROTECTED, why
 
 

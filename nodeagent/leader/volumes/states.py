@@ -41,10 +41,6 @@ class Plan:
     backup: timedelta | None = None
     verification: timedelta | None = None
 
-    def __or__(self, other: "Plan") -> "Plan":
-        """Return this plan, completed by the other one."""
-        return Plan(self.backup or other.backup, self.verification or other.verification)
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -179,16 +175,18 @@ def build_states(
 
 def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, plans: Plans) -> VolumeState:
     claim = (plans.claims or {}).get(key)
-    plan = claim.plan if claim is not None else Plan()
+    asked = claim.plan if claim is not None else Plan()
     newest, schedules = (found.newest, found.schedules) if found is not None else (None, set[str]())
-    plan = _shortest([plans.schedules[name] for name in schedules if name in plans.schedules]) | plan
-    plan = Plan(plan.backup, _shortest([plan, Plan(None, plans.verification)]).verification)
+    planned = [plans.schedules[name] for name in schedules if name in plans.schedules]
+    backup = _shortest(plan.backup for plan in planned) or asked.backup
+    verification = _shortest(plan.verification for plan in planned) or asked.verification
+    verification = _shortest((verification, plans.verification))
     # Until there is a complete backup, the first one is due one interval after the PVC was created; if that is not
     # known, after the first attempt.
     created = claim.created if claim is not None else found.first if found is not None else None
-    verification = remembered.verification
+    last = remembered.verification
     # Until there is a verification, the first one is due one interval after the first backup.
-    verified_at = verification.at if verification is not None else None
+    verified_at = last.at if last is not None else None
     return VolumeState(
         *key,
         backup_at=newest.created.timestamp() if newest is not None else None,
@@ -196,20 +194,17 @@ def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, pl
         day_new_bytes=found.day_new_bytes if found is not None else None,
         day_seconds=found.day_seconds if found is not None else None,
         shrunk=True if newest is not None and newest.shrunk else None,
-        backup_interval=_interval(plan.backup),
-        backup_due_at=_due(newest.created if newest is not None else created, plan.backup),
+        backup_interval=_interval(backup),
+        backup_due_at=_due(newest.created if newest is not None else created, backup),
         verified_at=verified_at.timestamp() if verified_at is not None else None,
-        verified_ok=verification.passed if verification is not None else None,
-        verification_interval=_interval(plan.verification) if remembered.began else None,
-        verification_due_at=_due(verified_at or remembered.began, plan.verification),
+        verified_ok=last.passed if last is not None else None,
+        verification_interval=_interval(verification) if remembered.began else None,
+        verification_due_at=_due(verified_at or remembered.began, verification),
     )
 
 
-def _shortest(plans: Sequence[Plan]) -> Plan:
-    return Plan(
-        min((plan.backup for plan in plans if plan.backup), default=None),
-        min((plan.verification for plan in plans if plan.verification), default=None),
-    )
+def _shortest(intervals: Iterable[timedelta | None]) -> timedelta | None:
+    return min(filter(None, intervals), default=None)
 
 
 def _interval(interval: timedelta | None) -> float | None:
@@ -271,11 +266,8 @@ class PlanReader:
         self._schedules = await _attempt(self._read_schedules(), self._schedules)
         self._report = await _attempt(self._read_report(), self._report)
         cron_jobs = self._cron_jobs or ()
-        labeled = {
-            one.metadata.labels.get(names.SCHEDULE_LABEL, ""): self._plan_of(one)
-            for one in _parse_all(cron_jobs)
-            if not one.spec.suspend
-        }
+        running = (one for one in _parse_all(cron_jobs) if not one.spec.suspend)
+        labeled = {one.metadata.labels.get(names.SCHEDULE_LABEL, ""): self._plan_of(one) for one in running}
         return Plans(read_at, self._claims, {**(self._schedules or {}), **labeled}, self._report, cron_jobs)
 
     async def _read_claims(self) -> Mapping[ClaimKey, Claim]:
@@ -288,11 +280,8 @@ class PlanReader:
         return claims
 
     async def _read_schedules(self) -> Mapping[str, Plan]:
-        return {
-            one.metadata.name: self._plan_of(one)
-            for one in _parse_all(await self._client.list(Selection(SCHEDULES, self._namespace)))
-            if not one.spec.paused
-        }
+        listed = _parse_all(await self._client.list(Selection(SCHEDULES, self._namespace)))
+        return {one.metadata.name: self._plan_of(one) for one in listed if not one.spec.paused}
 
     async def _read_report(self) -> RetentionReport | None:
         stored = await self._client.get(CONFIG_MAPS, self._namespace, names.DELETIONS_CONFIGMAP)

@@ -108,38 +108,27 @@ class CoverageReader:
 
 def plan_coverage(observed: ObservedVolumes, rules: CoverageRules) -> PlannedCoverage:
     """Return what is expected of the PVCs that were read; a volume of a pod without one has no transfers here."""
-    if observed.cluster is None:
+    if (cluster := observed.cluster) is None:
         return PlannedCoverage()
     plans = observed.plan(rules.leave_out_namespaces).plans or ()
-    named = [
-        name
-        for name, one in observed.cluster.namespaces.items()
-        if one.metadata.labels.get(ALERT_NOT_PROTECTED_LABEL) == "true"
-    ]
+    labels = {name: one.metadata.labels for name, one in cluster.namespaces.items()}
+    named = {name for name, each in labels.items() if each.get(ALERT_NOT_PROTECTED_LABEL) == "true"}
     alerting = {plan.key[0] for plan in plans} if rules.alert_everywhere else named
-    claims = observed.cluster.claims
-    return PlannedCoverage(tuple(plan for plan in plans if plan.key in claims), frozenset(alerting))
+    return PlannedCoverage(tuple(plan for plan in plans if plan.key in cluster.claims), frozenset(alerting))
 
 
 async def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Sequence[Entry], now: datetime) -> None:
     """Show the states of the PVCs at `now`; nothing where they are not known."""
-    if planned.plans is None:
-        hide_coverage(metrics)
-        return
-    number = len(planned.plans) + len(entries)
+    number = len(planned.plans or ()) + len(entries)
     states, named = await run_for_many(number, _build_series, planned, entries, now)
     metrics.show(metric.VOLUMES, states)
     metrics.show(metric.VOLUME_NOT_PROTECTED, named)
 
 
-def hide_coverage(metrics: Metrics) -> None:
-    """Show no states."""
-    metrics.show(metric.VOLUMES, {})
-    metrics.show(metric.VOLUME_NOT_PROTECTED, {})
-
-
 def _build_series(planned: PlannedCoverage, entries: Sequence[Entry], now: datetime) -> tuple[_Series, _Series]:
     """Return the values of both metrics by labels: how many PVCs are in each state, and those that are named."""
+    if planned.plans is None:
+        return {}, {}
     copies = (
         CompletedBackup(
             (entry.queue, copy.claim or ""),
@@ -166,8 +155,7 @@ def _build_series(planned: PlannedCoverage, entries: Sequence[Entry], now: datet
 
 def _count(coverage: Coverage) -> _Series:
     """Return the numbers by namespace and state; of too many namespaces, those that need attention first."""
-    namespaces = list(dict.fromkeys(one.namespace for one in coverage.volumes))[:_MOST_NAMESPACES]
-    kept = set(namespaces)
+    kept = set(list(dict.fromkeys(one.namespace for one in coverage.volumes))[:_MOST_NAMESPACES])
     numbers = Counter((one.namespace, str(one.state)) for one in coverage.volumes if one.namespace in kept)
     return {key: float(number) for key, number in numbers.items()}
 
@@ -190,8 +178,6 @@ class VolumeView:
 
     def __init__(self, cluster: Cluster, rules: DispatchRules, *, entries: Callable[[], Sequence[Entry]]) -> None:
         self._cluster = cluster
-        self._metrics = cluster.metrics
-        self._clock = cluster.clock
         self._rules = rules
         self._entries = entries
         self._plans = PlanReader(cluster.client, rules.namespace, cluster.now)
@@ -214,19 +200,20 @@ class VolumeView:
                 plans = replace(await self._plans.read(), verification=self._rules.verification_period())
                 await self._show_retention(plans)
                 self._planned = await self._coverage.read(self._rules.coverage())
-                due_at = self._clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
-                while (left := due_at - self._clock.monotonic()) > 0:
+                due_at = self._cluster.clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
+                while (left := due_at - self._cluster.clock.monotonic()) > 0:
                     await self._show_changes(plans, left)
         finally:
-            self._shown = show_volumes(self._metrics, (), self._shown)
-            show_retention(self._metrics, None, ())
-            hide_coverage(self._metrics)
+            show_volumes(self._cluster.metrics, ())
+            show_retention(self._cluster.metrics, None, ())
+            self._cluster.metrics.show(metric.VOLUMES, {})
+            self._cluster.metrics.show(metric.VOLUME_NOT_PROTECTED, {})
 
     async def _show_retention(self, plans: Plans) -> None:
         """Show the last report of retention; once for each, record an Event about a backlog on its schedule."""
         report = plans.report
         old = [one["metadata"]["name"] for one in plans.cron_jobs if deletes_by_old_rules(one)]
-        show_retention(self._metrics, report, old)
+        show_retention(self._cluster.metrics, report, old)
         if report is None or report.backlog is None or report.at == self._reported_at:
             return
         for one in plans.cron_jobs:
@@ -238,19 +225,16 @@ class VolumeView:
         """Show the volumes, then wait for a change or until `seconds` have passed."""
         self._changed.clear()
         entries = self._entries()
-        self._shown = show_volumes(self._metrics, build_states(entries, plans, self._memory), self._shown)
-        await show_coverage(self._metrics, self._planned, entries, self._cluster.now())
+        self._shown = show_volumes(self._cluster.metrics, build_states(entries, plans, self._memory), self._shown)
+        await show_coverage(self._cluster.metrics, self._planned, entries, self._cluster.now())
         if await wait_for_event(self._changed, seconds):
-            await self._clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)
+            await self._cluster.clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)
 
 
 def show_volumes(
     metrics: Metrics, states: Sequence[VolumeState], shown: Sequence[VolumeState] = ()
 ) -> Sequence[VolumeState]:
-    """Show these volumes and no others; of too many, those due first, then those with the newest backup.
-
-    `shown` are the ones that are shown now; return those that are from now on.
-    """
+    """Show these volumes, of too many those due first, instead of the `shown` ones; return those that are shown."""
     chosen = sorted(states, key=_rank)[: metric.MAX_VOLUMES]
     if chosen == shown:
         return shown
