@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from core.clock import Clock
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError
 from core.kube.resources import NODES
 from core.kube.types import Condition, NodeObject, Pod
 from core.models.names import NODE_LABEL, label_value
@@ -76,7 +76,7 @@ class NodeHealth:
 
     async def run(self) -> None:
         """List and watch until canceled; while the list is rejected, no node is lost."""
-        await self._informer.run_despite_rejections(self._warn)
+        await self._informer.run_despite_rejections(partial(_log.warning, "cannot detect lost nodes, will retry: %s"))
 
     def is_lost(self, label: str) -> bool:
         """Return whether the node with that label value is lost.
@@ -103,9 +103,6 @@ class NodeHealth:
             self._not_ready.forget(label)
             return 0.0
         return self._not_ready.seconds(label, condition["lastTransitionTime"])
-
-    def _warn(self, error: KubeError) -> None:
-        _log.warning("cannot detect lost nodes, will retry: %s", error)
 
     def _conditions(self) -> Mapping[str, Condition]:
         if self._by_label is None:
@@ -183,8 +180,7 @@ class AbsentAgents:
             ending = find_interruption(mover, None) if mover is not None else None
             if ending is None and cr.stage in _PLACED:
                 ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
-            if refused := await self._continue(kind, cr, ending, mover, why=why):
-                await self._end_unfinished(kind, cr, why, f"{message}; {refused}")
+            await self._continue(kind, cr, ending, mover, why=why, failed=message)
         else:
             await self._leave_unstarted(kind, cr, why, message)
 
@@ -201,7 +197,11 @@ class AbsentAgents:
         if await self._reassign(kind, cr, mover, cause):
             return
         if lost := _explain_lost_mover(kind, cr, mover):
-            await self._leave_mover(kind, cr, mover, f"{lost}; {cause}")
+            why, ending = f"{lost}; {cause}", find_interruption(mover, None)
+            if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and ending is not None:
+                await self._continue(kind, cr, ending, mover, why=why, failed=why)
+            else:
+                await self._end_unfinished(kind, cr, why)
             return
         if cr.cancel_requested:
             timeout = _FORCED_RUNNING if _may_run(cr) else _FORCED_BEFORE_START
@@ -212,24 +212,13 @@ class AbsentAgents:
         elif cr.phase is Phase.IN_PROGRESS and not _may_run(cr):
             late = self._late(cr, unavailable_for)
             ending = Ending(InterruptionCause.NODE_LOST, f"{late}: {cause}", terminated=False) if late else None
-            if refused := await self._continue(kind, cr, ending, mover, why=cause):
-                await self._end(kind, cr, Phase.FAILED, f"{cause}; {refused}")
+            await self._continue(kind, cr, ending, mover, why=cause, failed=cause)
             return
         elif late := self._late(cr, unavailable_for):
             await self._leave_unstarted(kind, cr, f"{late}: {cause}", f"{late}: {cause}")
             return
         runs = "the data mover continues; its result is read when the agent is back"
         await self._report(kind, cr, f"{cause}: {runs if _may_run(cr) else 'continues when the agent is back'}")
-
-    async def _leave_mover(self, kind: Kind[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
-        """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
-        refused: str | None = None
-        ending = find_interruption(mover, None)
-        if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and ending is not None:
-            refused = await self._continue(kind, cr, ending, mover, why=why)
-            if not refused:
-                return
-        await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
     async def _leave_unstarted(self, kind: Kind[Any], cr: Transfer, why: str, message: str) -> None:
         """Have another agent begin with a transfer whose mover waits for a slot, else set it to a final phase.
@@ -241,34 +230,31 @@ class AbsentAgents:
             # One of a restore that is gone may have been one that knows no attempts.
             if mover is not None or not kind.spec.restores:
                 ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
-                refused = await self._continue(kind, cr, ending, mover, why=why)
-                if refused is None:
-                    return
-                message = f"{message}; {refused}"
+                await self._continue(kind, cr, ending, mover, why=why, failed=message)
+                return
         await self._end_unfinished(kind, cr, why, message)
 
     async def _continue(
-        self, kind: Kind[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
-    ) -> str | None:
-        """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
+        self, kind: Kind[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str, failed: str
+    ) -> None:
+        """Announce the interruption of an attempt, or report what that waits for; fail the transfer if neither helps.
 
         The only agent that can continue the transfer announces what was running itself, and may find a result. An
         attempt that was only being prepared is given up for it, so that it does not hold its quota.
 
         The transfer is Prepared or InProgress, without a cancel request. `ending` is how its attempt ended, None if it
-        has not begun, `mover` the pod that ran it, if it is known, and `why` why its own agent does not act.
+        has not begun, `mover` the pod that ran it, if it is known, and `why` why its own agent does not act. `failed`
+        begins the message if it fails.
         """
-        if refused := await self._refuse(kind, cr, ending.cause if ending is not None else None):
-            return f"not retried: {refused}"
-        bound = kind.spec.bound_to_node
-        given_up = None if bound and _may_run(cr) else ending
-        if given_up is not None and kind.spec.restores and (unfenced := fence_refusal(given_up, mover)):
-            return f"not retried: {unfenced}"
-        if given_up is not None and await self._announce(kind, cr, given_up):
-            return None
-        condition = "the agent is back" if given_up is None else "an agent is ready"
-        await self._report(kind, cr, f"{why}: continues when {condition}")
-        return None
+        given_up = None if kind.spec.bound_to_node and _may_run(cr) else ending
+        refused = await self._refuse(kind, cr, ending.cause if ending is not None else None)
+        if not refused and given_up is not None and kind.spec.restores:
+            refused = fence_refusal(given_up, mover)
+        if refused:
+            await self._end(kind, cr, Phase.FAILED, f"{failed}; not retried: {refused}")
+        elif given_up is None or not await self._announce(kind, cr, given_up):
+            condition = "the agent is back" if given_up is None else "an agent is ready"
+            await self._report(kind, cr, f"{why}: continues when {condition}")
 
     async def _refuse(self, kind: Kind[Any], cr: Transfer, cause: InterruptionCause | None) -> str | None:
         """Return why the transfer cannot continue; without a `cause` its attempt has not begun: only its age counts."""
@@ -323,7 +309,6 @@ class AbsentAgents:
         await self.cluster.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
     async def _read_mover(self, cr: Transfer) -> Pod | None:
-        """Return the mover pod of a transfer whose data path may run."""
         return await read_mover(self.cluster.client, cr) if _may_run(cr) else None
 
     async def _reassign(self, kind: Kind[Any], cr: Transfer, mover: Pod | None, why: str) -> bool:

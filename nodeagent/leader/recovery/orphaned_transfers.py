@@ -128,14 +128,10 @@ class OrphanRecovery:
 
     def report(self) -> JsonDict:
         """Return for the status page: transfers by step, what cleanups are pending for, the last error."""
-        steps = [
-            (entry, action)
-            for entry in self._index.entries()
-            if (action := self._action_for(entry)) is not RecoveryAction.NOTHING
-        ]
+        steps = [(entry, self._action_for(entry)) for entry in self._index.entries()]
         unclean = [self._pending.get(entry.uid) for entry, action in steps if action is RecoveryAction.CLEAN_UP]
         return {
-            "transfers": dict(Counter(action.name for _, action in steps)),
+            "transfers": dict(Counter(step.name for _, step in steps if step is not RecoveryAction.NOTHING)),
             "pendingMessages": sorted({record.current.message for record in unclean} - {""}),
             "lastError": self._last_error,
         }
