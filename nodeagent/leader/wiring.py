@@ -27,7 +27,7 @@ from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.leader.repositories.controller import RepositoryController
 from nodeagent.leader.repositories.init_pod import InitPods
-from nodeagent.leader.repositories.inputs import read_inputs
+from nodeagent.leader.repositories.inputs import LocationInputs
 from nodeagent.leader.repositories.locations import LocationController, LocationProbes, ValidationProcess
 from nodeagent.metrics import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY, Metrics
 from nodeagent.runtime.own_pod import AgentPod
@@ -37,8 +37,11 @@ from nodeagent.transfers.status import StatusWriter
 
 _log = logging.getLogger(__name__)
 
-_SECONDS: Final = 300.0
-"""Between two checks."""
+_CHECK_SECONDS: Final = 300.0
+"""Between two checks of the definitions."""
+
+_INPUTS_SECONDS: Final = 60.0
+"""Between two reads of what decides whether a repository can be maintained."""
 
 
 class DefinitionCheck:
@@ -54,7 +57,7 @@ class DefinitionCheck:
         """Check again and again, until canceled."""
         while True:
             await self.refresh()
-            await self._clock.sleep(_SECONDS)
+            await self._clock.sleep(_CHECK_SECONDS)
 
     async def refresh(self) -> DefinitionReport:
         """Return what they drop now, or did when they could last be read."""
@@ -121,12 +124,7 @@ class Leader:
 
 
 def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], None]] = ()) -> Leader:
-    """Return the leader's half, not running.
-
-    Args:
-        parts: the parts that both halves share.
-        on_stored: called with each custom resource that this half has written, as stored.
-    """
+    """Return the leader's half, not running; `on_stored` are called with each custom resource that it has written."""
     settings, live = parts.spec.settings, parts.live
     election = LeaderElection(
         parts.client,
@@ -189,18 +187,19 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
     )
     live.current.subscribe(dispatcher.request_pass)
-    probes.subscribe(dispatcher.request_pass)
+    probes.on_answer = dispatcher.request_pass
     maintenance = _build_maintenance(parts, cluster, dispatcher)
     return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance, definitions)
 
 
 def _build_maintenance(parts: AgentParts, cluster: Cluster, dispatcher: Dispatcher) -> MaintenanceController:
     settings, namespace = parts.spec.settings, parts.spec.namespace
+    inputs = LocationInputs(parts.client, parts.clock, namespace, lambda _: None)
     sources = MaintenanceSources(
         expose_settings=parts.live.expose_settings,
         causes=parts.causes,
         settings=MaintenanceConfig(parts.client, namespace, settings.maintenance_config_map).settings_for,
-        inputs=partial(read_inputs, parts.client, namespace),
+        inputs=partial(inputs.of, within_seconds=_INPUTS_SECONDS),
         backups=dispatcher.finished_backups,
         verification=lambda: parts.live.current.config.own.verification_plan,
     )

@@ -19,8 +19,8 @@ from core.models import names
 from core.models.base import parse_time
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.models.units import format_duration, parse_quantity
-from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
-from nodeagent.maintenance.record import FailureCause, RunningJob
+from exposer.pod_status import memory_limit, parse_pod_end
+from nodeagent.maintenance.record import FailureCause
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
 DEADLINE: Final = "DeadlineExceeded"
@@ -71,14 +71,10 @@ class MaintenanceJob:
 
     @classmethod
     def parse(cls, raw: Job) -> Self:
-        """Return the Job `raw`, a batch/v1 Job as JSON dict.
+        """Return the Job `raw`, a batch/v1 Job as JSON dict; ContractError: a time is invalid.
 
-        As in Velero, its counters tell whether it has ended. Its condition counts too: a Job that ran into its own
+        As in Velero, its counters show whether it has ended. Its condition counts too: a Job that ran into its own
         deadline before it had a pod has counted none. Until its pods have ended, another condition has the reason.
-
-        Raises:
-            ContractError: a time is invalid.
-
         Source: Kubernetes v1.34, pkg/controller/job/job_controller.go (delayTerminalCondition).
         """
         meta, status = raw["metadata"], raw.get("status") or {}
@@ -105,11 +101,6 @@ class MaintenanceJob:
             restores=(meta.get("annotations") or {}).get(names.RESTORE_TEST_ANNOTATION) or None,
             suspended=bool((raw.get("spec") or {}).get("suspend")),
         )
-
-    @classmethod
-    def of_lost(cls, running: RunningJob, owner_uid: str) -> Self:
-        """Return the Job of the BackupRepository `owner_uid` that was running and no longer exists."""
-        return cls(running.name, running.uid, running.created, owner_uid=owner_uid, ended=True)
 
     @property
     def ours(self) -> bool:
@@ -180,9 +171,8 @@ def has_started(pod: Pod | None) -> bool:
 
 
 def may_write(pod: Pod | None) -> bool:
-    """Return whether the pod may still write, although its Job has ended: a deleted one runs on a lost node.
+    """Return whether the pod may still write, although its Job, which counts a deleted pod as failed, has ended.
 
-    A Job counts a pod as failed once it is deleted.
     Source: Kubernetes v1.34, pkg/controller/job/job_controller.go (isPodFailed).
     """
     return pod is not None and has_started(pod) and (pod.get("status") or {}).get("phase") not in _OVER
@@ -191,9 +181,21 @@ def may_write(pod: Pod | None) -> bool:
 def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
     """Return how the Job ended, from itself and its pod: a result counts, whatever else ended the pod meanwhile."""
     end = parse_pod_end(pod) if pod is not None else None
-    if job.succeeded or (job.ours and end is not None and end.exit_code == 0):
-        return _describe_success(job, end)
-    return describe_failure(job, pod)
+    if not job.succeeded and not (job.ours and end is not None and end.exit_code == 0):
+        return describe_failure(job, pod)
+    entry = MaintenanceEntry(
+        result=MaintenanceOutcome.SUCCEEDED, start_timestamp=job.created, complete_timestamp=job.completed
+    )
+    if not job.ours:
+        return JobEnd(entry)
+    if end is None:
+        # It may have had nothing to do.
+        return JobEnd(job.failure(POD_DELETED))
+    try:
+        result = parse_result(MaintenanceResult, end.message)
+    except ResultError as e:
+        return JobEnd(job.failure(str(e)))
+    return JobEnd(None if result.mode is MaintenanceMode.NONE else entry, result)
 
 
 def describe_failure(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
@@ -219,22 +221,6 @@ def _explain_failure(job: MaintenanceJob, pod: Pod | None) -> tuple[str, Failure
     if not end.plain:
         return ": ".join(filter(None, (end.reason, end.message))), FailureCause.OTHER
     return end.message or end.reason or f"exit code {end.exit_code}", FailureCause.OTHER
-
-
-def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
-    entry = MaintenanceEntry(
-        result=MaintenanceOutcome.SUCCEEDED, start_timestamp=job.created, complete_timestamp=job.completed
-    )
-    if not job.ours:
-        return JobEnd(entry)
-    if end is None:
-        # It may have had nothing to do.
-        return JobEnd(job.failure(POD_DELETED))
-    try:
-        result = parse_result(MaintenanceResult, end.message)
-    except ResultError as e:
-        return JobEnd(job.failure(str(e)))
-    return JobEnd(None if result.mode is MaintenanceMode.NONE else entry, result)
 
 
 def _deadline(pod: Pod | None) -> str:

@@ -94,25 +94,21 @@ class RestoreTests(WireModel, omit_defaults=True):
 
 @dataclass(frozen=True)
 class RestorableCopy:
-    """A complete copy of the volume of a PVC, by its transfer; `good`: its last verification did not fail."""
+    """A complete copy of the volume of a PVC whose last verification did not fail, by its transfer."""
 
     claim: str
     created: datetime
     kind: str
     name: str
-    good: bool
 
 
 def choose_copy(tests: RestoreTests, copies: Iterable[RestorableCopy]) -> RestorableCopy | None:
-    """Return the newest good copy of the volume whose last test is the longest ago; None: no volume has a good copy.
+    """Return the newest copy of the volume whose last test is the longest ago; None: no volume has a copy.
 
     A volume that could not be tested is tried again first, a few times. Volumes without a known test follow in the
     order of their names after the last one, so that each has its turn where more are tested than are remembered.
     """
-    newest: dict[str, RestorableCopy] = {}
-    for copy in sorted(copies, key=lambda one: (one.created, one.name)):
-        if copy.good:
-            newest[copy.claim] = copy
+    newest = {copy.claim: copy for copy in sorted(copies, key=lambda one: (one.created, one.name))}
     if tests.tried in newest and 0 < tests.failures < _ATTEMPTS:
         return newest[tests.tried]
 

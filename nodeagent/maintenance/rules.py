@@ -10,7 +10,7 @@ from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -316,12 +316,8 @@ def is_report_due(record: MaintenanceRecord, now: datetime) -> bool:
 
 def count_failures(entries: tuple[MaintenanceEntry, ...]) -> int:
     """Return how many of the last attempts failed in a row, as far as the history shows them."""
-    failures = 0
-    for entry in reversed(entries):
-        if entry.result is not MaintenanceOutcome.FAILED:
-            break
-        failures += 1
-    return failures
+    failed = takewhile(lambda entry: entry.result is MaintenanceOutcome.FAILED, reversed(entries))
+    return sum(1 for _ in failed)
 
 
 def merge_history(entries: Iterable[MaintenanceEntry], new: Iterable[MaintenanceEntry]) -> tuple[MaintenanceEntry, ...]:

@@ -86,16 +86,13 @@ def before(record: RepositoryVerification, latest: datetime) -> RepositoryVerifi
 
     Damage that was found then stays until all was read again.
     """
-    shares = {share: at for share, at in record.shares.items() if at <= latest}
-    damaged_at = None if record.damaged_at is None else min(record.damaged_at, latest)
-    tests = record.restore_tests.before(latest) if record.restore_tests is not None else None
     return replace(
         record,
-        shares=shares,
+        shares={share: at for share, at in record.shares.items() if at <= latest},
         job=without_future(record.job, latest),
         failed_at=without_future(record.failed_at, latest),
-        damaged_at=damaged_at,
-        restore_tests=tests,
+        damaged_at=record.damaged_at and min(record.damaged_at, latest),
+        restore_tests=record.restore_tests and record.restore_tests.before(latest),
     )
 
 

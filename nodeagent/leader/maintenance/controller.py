@@ -39,7 +39,7 @@ _NOT_DUE: Final = "~"
 """After all times, in the order of text."""
 
 _LEFT_JOBS: Final = ""
-"""The key, which no repository has, for the Jobs of those that no longer exist."""
+"""The key for the Jobs of repositories that no longer exist."""
 
 
 class MaintenanceController:
@@ -58,7 +58,6 @@ class MaintenanceController:
         self._verification_steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         self._uids: dict[str, str] = {}
         self._decisions: dict[str, JsonDict] = {}
-        self._waiting: set[str] = set()
 
     async def run(self) -> None:
         """Maintain the repositories until canceled, and verify them; each unless that is switched off."""
@@ -72,12 +71,10 @@ class MaintenanceController:
         """Maintain the repositories until canceled, or until a first list is rejected."""
         cluster, client, clock, namespace = self._cluster, self._cluster.client, self._cluster.clock, self._namespace
         queue: WorkQueue[str] = WorkQueue(clock, name="maintenance", workers=_WORKERS)
-        selection = Selection(BACKUP_REPOSITORIES, namespace)
-
-        def enqueue_changed(raw: RepositoryObject) -> None:
-            queue.add(raw["metadata"]["name"])
-
-        repositories = Informer(client, selection, clock=clock, trim=lambda raw: raw, on_change=enqueue_changed)
+        every = Selection(BACKUP_REPOSITORIES, namespace)
+        repositories: Informer[RepositoryObject] = Informer(
+            client, every, clock=clock, trim=lambda raw: raw, on_change=lambda raw: queue.add(raw["metadata"]["name"])
+        )
 
         def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
@@ -131,14 +128,12 @@ class MaintenanceController:
                 await queue.run(handle)
         finally:
             self._decisions.clear()
-            self._waiting.clear()
 
     def _when_due(self, raw: RepositoryObject) -> str:
         return str(self._decisions.get(raw["metadata"]["name"], {}).get("due") or _NOT_DUE)
 
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
         self._decisions.pop(name, None)
-        self._waiting.discard(name)
         self._steps.forget(name)
         self._verification_steps.forget(name)
         steps.forget(name)
@@ -157,15 +152,9 @@ class MaintenanceController:
         except AgentError:
             # What was decided before may be wrong.
             self._decisions.pop(raw["metadata"]["name"], None)
-            self._waiting.discard(raw["metadata"]["name"])
             raise
-        if decision.hold is Hold.CONCURRENCY:
-            self._waiting.add(repository.name)
-        else:
-            self._waiting.discard(repository.name)
         due = format_time(decision.due_at) if decision.due_at is not None else ""
-        shown = {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
-        self._decisions[repository.name] = shown
+        self._decisions[repository.name] = {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
         self._publish(repository, decision)
         return requeue
 
@@ -175,7 +164,8 @@ class MaintenanceController:
         repository = BackupRepository.parse(raw)
         if not _is_kept(repository):
             return None
-        return await verifications.step(repository, jobs, waiting=len(self._waiting))
+        waiting = sum(one["hold"] == Hold.CONCURRENCY for one in self._decisions.values())
+        return await verifications.step(repository, jobs, waiting=waiting)
 
     def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""

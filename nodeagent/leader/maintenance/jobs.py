@@ -82,12 +82,7 @@ class HistoryWriter:
         await self._patch(repository, structs.replace(record_of(repository), running=running))
 
     async def write(self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]]) -> None:
-        """Store the ends of Jobs, oldest first, that the history does not have; count and report them.
-
-        Raises:
-            ConflictError: the repository has changed.
-            KubeError: the API server rejected the write.
-        """
+        """Store the ends of Jobs, oldest first, that the history lacks; ConflictError: the repository has changed."""
         record = record_of(repository)
         for job, end in ends:
             record = self._take(record, job, end)
@@ -102,8 +97,7 @@ class HistoryWriter:
         if not job.ours:
             # It says nothing but whether it succeeded; kopia's own schedule has the rest.
             return record
-        known = record.running is not None and record.running.uid == job.uid
-        running = record.running if known else None
+        running = record.running if record.running is not None and record.running.uid == job.uid else None
         record = structs.replace(record, running=None)
         if end.entry is not None and end.entry.result is MaintenanceOutcome.FAILED:
             inputs = running.inputs if running is not None else None
@@ -200,13 +194,11 @@ def had_end(repository: BackupRepository, created: datetime, now: datetime) -> b
 
 
 def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:
-    if entry.message is None:
-        return entry
-    message = redact(entry.message)
-    if message == entry.message and len(message) <= _MESSAGE_LIMIT:
-        return entry
-    return structs.replace(entry, message=message[:_MESSAGE_LIMIT])
+    return structs.replace(entry, message=entry.message and redact(entry.message)[:_MESSAGE_LIMIT])
 
+
+ReadSettings = Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
+"""Returns what applies to the Jobs of a repository."""
 
 _log = logging.getLogger(__name__)
 
@@ -233,8 +225,7 @@ class PodRejectedError(RepositoryError):
 class Places:
     """The places of Jobs that run at a time, for all repositories; `taking` is held by what takes one."""
 
-    def __init__(self, clock: Clock, settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]) -> None:
-        """Read the number of places from `settings`."""
+    def __init__(self, clock: Clock, settings: ReadSettings) -> None:
         self.taking = asyncio.Lock()
         self._clock = clock
         self._settings = settings
@@ -274,10 +265,7 @@ class JobRequest:
 
 
 async def read_before_start(
-    client: KubeClient,
-    namespace: str,
-    repository: BackupRepository,
-    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]],
+    client: KubeClient, namespace: str, repository: BackupRepository, settings: ReadSettings
 ) -> tuple[list[MaintenanceJob], BackupStorageLocation | None, MaintenanceSettings] | None:
     """Return all Jobs, the location, and what applies to a Job that starts; None: a change is not observed yet."""
     jobs = await list_jobs(client, namespace)
@@ -444,7 +432,7 @@ class JobAttendant:
             return Requeue(STEP_SECONDS)
         if may_write(await read_pod(self._cluster.client, self._namespace, running.name)):
             return Requeue(STEP_SECONDS)
-        job = MaintenanceJob.of_lost(running, repository.uid)
+        job = MaintenanceJob(running.name, running.uid, running.created, owner_uid=repository.uid, ended=True)
         await self._history.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
         return Requeue(STEP_SECONDS)
 

@@ -26,11 +26,12 @@ _KEPT_SECONDS: Final = 3600
 """With the Job of a restore test, Kubernetes deletes what its command has left."""
 
 
-def restorable(cr: Transfer) -> RestorableCopy:
-    """Return a completed backup as the copy of a volume that may be restored."""
-    good = not (is_damaged(Verification.from_annotations(cr.metadata.annotations)) or cr.deleting)
+def restorable(cr: Transfer) -> RestorableCopy | None:
+    """Return a completed backup as the copy of a volume that may be restored; None: it may not."""
+    if not cr.source_claim or cr.deleting or is_damaged(Verification.from_annotations(cr.metadata.annotations)):
+        return None
     created = cr.made_at or datetime.min.replace(tzinfo=UTC)
-    return RestorableCopy(cr.source_claim or "", created, cr.kind_name, cr.name, good)
+    return RestorableCopy(cr.source_claim, created, cr.kind_name, cr.name)
 
 
 def build_restore_test(

@@ -1,6 +1,7 @@
 """The steps of one repository's maintenance: attend a Job, store how it ended, or start the next one."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -14,7 +15,6 @@ from core.models.storage import BackupRepository, RepositoryKey
 from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
-from nodeagent.config.repositories import MaintenanceSettings
 from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance import jobs as leader_jobs
@@ -40,13 +40,13 @@ class MaintenanceSources:
     """What the steps depend on.
 
     `settings` returns what applies to the Jobs of a repository, `inputs` the hash of what decides whether the
-    repositories of a location can be opened, `backups` the UIDs of a repository's finished backups, None before they
-    are known, and `verification` how repositories are verified, None if they are not.
+    repositories of a location can be opened, up to a minute old, `backups` the UIDs of a repository's finished backups,
+    None before they are known, and `verification` how repositories are verified, None if they are not.
     """
 
     expose_settings: Callable[[], ExposeSettings]
     causes: CauseFinder
-    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
+    settings: leader_jobs.ReadSettings
     inputs: Callable[[str], Awaitable[str]]
     backups: Callable[[RepositoryKey], Iterable[str] | None]
     verification: Callable[[], VerificationPlan | None] = lambda: None
@@ -78,11 +78,9 @@ class MaintenanceSteps:
     namespace: str
     switch: MaintenanceSwitch
     places: leader_jobs.Places
-    _known: dict[str, _Known] = field(default_factory=dict, init=False)
-    _inputs: dict[str, tuple[float, str]] = field(default_factory=dict, init=False)
+    _known: dict[str, _Known] = field(default_factory=lambda: defaultdict(_Known), init=False)
 
     def __post_init__(self) -> None:
-        """Build what attends the Jobs and stores their ends."""
         self._history = leader_jobs.HistoryWriter(self.cluster)
         self._attendant = leader_jobs.JobAttendant(
             self.cluster, self.sources.causes, history=self._history, absence=self.absence, namespace=self.namespace
@@ -93,15 +91,8 @@ class MaintenanceSteps:
         self._attendant.forget(name)
         self._known.pop(name, None)
 
-    def _of(self, repository: BackupRepository) -> _Known:
-        return self._known.setdefault(repository.name, _Known())
-
     async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
-        """Take one step for the repository as last observed, given all Jobs; return the next look and the decision.
-
-        Raises:
-            ContractError: a time or duration of the repository or of its Jobs is out of range.
-        """
+        """Take a step, given all Jobs; return the next look and the decision. ContractError: a time is out of range."""
         try:
             requeue, decision = await self._take_step(repository, jobs)
             self._count_skip(repository, decision.hold)
@@ -142,8 +133,8 @@ class MaintenanceSteps:
         if hold is None or hold in _NO_SKIPS:
             return
         skip = (rules.slot_of(self.cluster.now(), rules.frequency_of(repository), repository.uid), hold)
-        if self._of(repository).skip != skip:
-            self._of(repository).skip = skip
+        if self._known[repository.name].skip != skip:
+            self._known[repository.name].skip = skip
             self.cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
@@ -173,22 +164,21 @@ class MaintenanceSteps:
                 return Requeue(leader_jobs.STEP_SECONDS), await self._hold_for(repository, writing)
             ends = [(job, describe_end(job, pod)) for job, pod in pods]
             await self._history.write(repository, ends)
-            self._of(repository).kept = None
+            self._known[repository.name].kept = None
             for job, end in ends:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
                     await self._attendant.delete(job)
             return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.JOB_UNFINISHED)
-        kept = self._of(repository).kept
+        kept = self._known[repository.name].kept
         if ended and (kept is None or len(ended) > kept):
             settings = await self.sources.settings(repository.key)
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
-            self._of(repository).kept = settings.keep_jobs
+            self._known[repository.name].kept = settings.keep_jobs
         return None
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
-        """Start a Job if a maintenance is due and nothing holds it."""
         view = await self._view(repository)
         if view is None:
             return Requeue(leader_jobs.STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
@@ -218,7 +208,7 @@ class MaintenanceSteps:
 
     def _recall_hold(self, repository: BackupRepository, now: datetime) -> Decision | None:
         """Return what held the maintenance a few minutes ago, or None if that may be over."""
-        at_seconds, decision = self._of(repository).held or (0.0, None)
+        at_seconds, decision = self._known[repository.name].held or (0.0, None)
         if decision is None or self.cluster.clock.monotonic() - at_seconds >= leader_jobs.HELD_SECONDS:
             return None
         return decision if decision.wait_until is None or now < decision.wait_until else None
@@ -228,7 +218,7 @@ class MaintenanceSteps:
         async with self.places.taking:
             decision = await self._start(repository, view)
         held = None if decision.hold in _WATCHED else (self.cluster.clock.monotonic(), decision)
-        self._of(repository).held = held
+        self._known[repository.name].held = held
         return decision
 
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
@@ -269,7 +259,7 @@ class MaintenanceSteps:
         except leader_jobs.PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
             return replace(decision, hold=Hold.REJECTED)
-        self._of(repository).reported.clear()
+        self._known[repository.name].reported.clear()
         running = RunningJob(
             name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint, inputs=inputs
         )
@@ -289,18 +279,14 @@ class MaintenanceSteps:
             await self._report_once(repository, "MaintenanceOverdue", text)
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
-        reported = self._of(repository).reported
+        reported = self._known[repository.name].reported
         if reported.get(reason) != message:
             reported[reason] = message
             await self.cluster.events.record(repository, reason, redact(message), warning=True)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
         """Return a hash of what decides whether the repository can be maintained; up to a minute old."""
-        location, now = repository.spec.backup_storage_location, self.cluster.clock.monotonic()
-        at_seconds, inputs = self._inputs.get(location, (-leader_jobs.LOOK_AGAIN_SECONDS, ""))
-        if now - at_seconds >= leader_jobs.LOOK_AGAIN_SECONDS:
-            inputs = await self.sources.inputs(location)
-            self._inputs[location] = (now, inputs)
+        inputs = await self.sources.inputs(repository.spec.backup_storage_location)
         return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"
 
     async def delete_left(self, job: MaintenanceJob) -> bool:

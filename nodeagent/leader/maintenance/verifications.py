@@ -7,9 +7,9 @@ Job is stored is the only thing that keeps it from being taken again.
 """
 
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import starmap
 from typing import Final
 
@@ -54,7 +54,7 @@ from nodeagent.maintenance.jobs import (
 )
 from nodeagent.maintenance.record import FailureCause
 from nodeagent.maintenance.restore_tests import choose_copy
-from nodeagent.maintenance.rules import Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
+from nodeagent.maintenance.rules import CLOCKS, Decision, Hold, decide_memory, find_location_hold, record_of, was_ready
 from nodeagent.maintenance.verification import RepositoryVerification, VerificationView, VerifiedCopy
 from nodeagent.runtime.workqueue import Requeue, Timers
 
@@ -69,9 +69,6 @@ _MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
 )
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
-
-_CLOCKS: Final = timedelta(minutes=15)
-"""The most by which clocks differ; later times are from one that was wrong."""
 
 _NO_ACCOUNT: Final = "nodeagent install --restore-tests makes the account, or restoreTests of the chart"
 _NO_RESULT: Final = "the Job has no result"
@@ -116,9 +113,8 @@ class VerificationSteps:
         own, record = verifications_of(repository, jobs), self._record_of(repository)
         # Within a second, a Job that was created again after its loss has the time of the first one.
         stored = {False: record.job, True: record.tests.job}
-        new = [
-            job for job in own if job.ended and (stored[bool(job.restores)] or _NEVER) < job.created <= self._latest()
-        ]
+        ended, latest = (job for job in own if job.ended), self._cluster.now() + CLOCKS
+        new = [job for job in ended if (stored[bool(job.restores)] or _NEVER) < job.created <= latest]
         if new:
             found = await self._read(new[0], await read_pod(self._cluster.client, self._namespace, new[0].name))
             await self._write(repository, new[0], found, [one async for one in self._completed()])
@@ -151,7 +147,6 @@ class VerificationSteps:
     async def _decide(
         self, repository: BackupRepository, view: VerificationView, waiting: int, *, restores: bool
     ) -> Decision:
-        """Start a Job of one kind if it is due and nothing holds it."""
         decision, now = _decide_by(view, restores=restores), self._cluster.clock.monotonic()
         if decision.hold is None and now >= self._held.get((repository.name, restores), 0.0):
             async with self._places.taking:
@@ -162,12 +157,8 @@ class VerificationSteps:
                 self._held[repository.name, restores] = self._cluster.clock.monotonic() + seconds
         return decision
 
-    def _latest(self) -> datetime:
-        """Return the latest time that can be one of the past."""
-        return self._cluster.now() + _CLOCKS
-
     def _record_of(self, repository: BackupRepository) -> RepositoryVerification:
-        return verification.before(verification.verification_of(repository), self._latest())
+        return verification.before(verification.verification_of(repository), self._cluster.now() + CLOCKS)
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Wait for the end of the Job; give up one whose pod never runs."""
@@ -221,8 +212,8 @@ class VerificationSteps:
         """Create the Job; return whether there is anything to do for it."""
         expose, key = self._sources.expose_settings(), request.repository.key
         if restores:
-            copies = [restorable(cr) async for cr in self._completed() if cr.source_claim and _is_in(cr, key)]
-            copy = choose_copy(view.record.tests, copies)
+            copies = [restorable(cr) async for cr in self._completed() if _is_in(cr, key)]
+            copy = choose_copy(view.record.tests, filter(None, copies))
             if copy is None:
                 return False
             manifest = build_restore_test(request, expose, copy, view.plan)
@@ -296,34 +287,24 @@ class VerificationSteps:
         await self._report(repository, job, found, after)
 
     def _after(
-        self,
-        repository: BackupRepository,
-        job: MaintenanceJob,
-        found: _Found,
-        damaged: Sequence[str],
-        claims: Collection[str],
+        self, repository: BackupRepository, job: MaintenanceJob, found: _Found, damaged: list[str], claims: set[str]
     ) -> RepositoryVerification:
         """Return the record after the end of the Job; `claims` are the PVCs that have a backup, if known."""
         record, at = self._record_of(repository), self._cluster.now()
         failure = None if found.failure is None else redact(found.failure)
-        if not job.restores:
-            return verification.after_job(
-                record,
-                job.created,
-                found.shares,
-                damaged=damaged,
-                failure=failure,
-                at=at,
-                memory_bytes=found.memory_bytes,
-            )
-        outcome = next((one.outcome for one in found.snapshots if one.outcome), None)
-        if outcome is not None:
-            tests = record.tests.found(job.created, job.restores, outcome)
-        else:
-            tests = record.tests.failed(job.created, job.restores, failure or _NO_RESULT, at)
-        # Of a Job whose pod never ran, no backups were read.
-        tests = tests.only(claims) if claims else tests
-        return verification.after_restore_test(record, tests, damaged=damaged, at=at)
+        if job.restores:
+            outcome = next((one.outcome for one in found.snapshots if one.outcome), None)
+            if outcome is not None:
+                tests = record.tests.found(job.created, job.restores, outcome)
+            else:
+                tests = record.tests.failed(job.created, job.restores, failure or _NO_RESULT, at)
+            # Of a Job whose pod never ran, no backups were read.
+            tests = tests.only(claims) if claims else tests
+            return verification.after_restore_test(record, tests, damaged=damaged, at=at)
+        memory_bytes = found.memory_bytes
+        return verification.after_job(
+            record, job.created, found.shares, damaged=damaged, failure=failure, at=at, memory_bytes=memory_bytes
+        )
 
     async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, new: Verification) -> None:
         """Record the verification on a transfer, with an Event if it is the first that failed."""

@@ -3,12 +3,11 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
@@ -16,7 +15,7 @@ from core.errors import AgentError, ContractError, RepositoryError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import AlreadyExistsError, ForbiddenError, InvalidError, KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS, SECRETS
-from core.kube.types import Object, Pod, RepositoryObject
+from core.kube.types import Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models import names
@@ -38,7 +37,7 @@ from exposer.model import Pending
 from exposer.ownership import diagnose_rejection
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import INIT_POD_SELECTOR, InitPods, InitState, read_init_pod, start_init_pod
-from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries, read_inputs
+from nodeagent.leader.repositories.inputs import CHECK_SECONDS, LocationInputs, RepositoryRetries
 from nodeagent.metrics import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -102,22 +101,25 @@ class RepositoryController:
     new_settings: Callable[[], Awaitable[Mapping[str, str]]]
     block_hash: Callable[[], Awaitable[BlockHash | None]]
     frequency: timedelta = timedelta()
-    _queue: WorkQueue[str] | None = field(default=None, init=False)
-    _repositories: Informer[RepositoryObject] | None = field(default=None, init=False)
-    _absent: dict[str, RepositoryKey] = field(default_factory=dict, init=False)
-    _early: dict[str, Deadline] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Begin without any attempt."""
         self._namespace = self.server.namespace
         self._retries = RepositoryRetries(self.cluster.clock)
         kind, failed = BACKUP_REPOSITORIES.kind, "reconciling the repository failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
-        self._inputs = self._new_inputs()
+        self._begin()
 
-    def _new_inputs(self) -> LocationInputs:
-        cluster = self.cluster
-        return LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
+    def _begin(self) -> None:
+        """Begin a term: nothing of an earlier one counts, since another leader may have checked meanwhile."""
+        client, clock = self.cluster.client, self.cluster.clock
+        selection = Selection(BACKUP_REPOSITORIES, self._namespace)
+        self._queue: WorkQueue[str] = WorkQueue(clock, name="repositories", workers=_WORKERS)
+        self._repositories: Informer[RepositoryObject] = Informer(
+            client, selection, clock=clock, trim=lambda raw: raw, on_change=self._observe
+        )
+        self._inputs = LocationInputs(client, clock, self._namespace, self._enqueue_all_of)
+        self._absent: dict[str, RepositoryKey] = {}
+        self._early: dict[str, Deadline] = {}
 
     async def run(self) -> None:
         """Control the repositories until canceled, unless the mode is OFF."""
@@ -128,17 +130,9 @@ class RepositoryController:
     async def _run_once(self) -> None:
         """Control the repositories until canceled, or until a first list is rejected."""
         cluster = self.cluster
-        # Nothing of an earlier term counts: another leader may have checked since.
-        self._inputs = self._new_inputs()
-        self._absent.clear()
-        self._early.clear()
-        queue: WorkQueue[str] = WorkQueue(cluster.clock, name="repositories", workers=_WORKERS)
-        self._queue = queue
-        client, clock, observe = cluster.client, cluster.clock, partial(self._observe, queue)
-        selection = Selection(BACKUP_REPOSITORIES, self._namespace)
-        self._repositories = Informer(client, selection, clock=clock, trim=lambda raw: raw, on_change=observe)
-        init_pods, enqueue = Selection(PODS, self._namespace, INIT_POD_SELECTOR), partial(_enqueue_owner, queue)
-        pods = Informer(client, init_pods, clock=clock, trim=_trim_pod, on_change=enqueue)
+        self._begin()
+        init_pods = Selection(PODS, self._namespace, INIT_POD_SELECTOR)
+        pods = Informer(cluster.client, init_pods, clock=cluster.clock, trim=_owners_of, on_change=self._enqueue)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repositories.run(), name="repositories")
             group.create_task(pods.run(), name="init pods")
@@ -149,22 +143,23 @@ class RepositoryController:
                     await ensure_repository_password(cluster.client, self._namespace)
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
-            await queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
+            await self._queue.run(lambda name: self._steps.take(name, self._read_and_reconcile(name)))
 
-    def _observe(self, queue: WorkQueue[str], raw: RepositoryObject) -> None:
+    def _observe(self, raw: RepositoryObject) -> None:
         """Enqueue a changed repository; forget the attempts of one that was deleted."""
         meta = raw["metadata"]
-        current = self._repositories.get(self._namespace, meta["name"]) if self._repositories is not None else None
+        current = self._repositories.get(self._namespace, meta["name"])
         if current is None or current["metadata"]["uid"] != meta["uid"]:
             self._retries.forget(meta["uid"])
-        queue.add(meta["name"])
+        self._queue.add(meta["name"])
+
+    def _enqueue(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._queue.add(name)
 
     def _enqueue_all_of(self, location: str) -> None:
-        if self._repositories is None or self._queue is None:
-            return
-        for raw in self._repositories.items():
-            if RepositoryKey.of(raw).location == location:
-                self._queue.add(raw["metadata"]["name"])
+        found = (raw for raw in self._repositories.items() if RepositoryKey.of(raw).location == location)
+        self._enqueue(raw["metadata"]["name"] for raw in found)
 
     def _forget(self, name: str) -> None:
         self._early.pop(name, None)
@@ -176,8 +171,6 @@ class RepositoryController:
 
         The transfer's mover would create it only once it runs; meanwhile its volume is exposed.
         """
-        if self._repositories is None or self._queue is None:
-            return
         wanted = RepositoryKey(volume_namespace, location)
         found = [raw["metadata"] for raw in self._repositories.items() if RepositoryKey.of(raw) == wanted]
         if not found:
@@ -189,8 +182,7 @@ class RepositoryController:
 
     def bring_forward(self) -> None:
         """Retry soon what failed: the API server answers again."""
-        if self._queue is not None:
-            self._queue.bring_forward()
+        self._queue.bring_forward()
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
         raw = await self.cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)
@@ -269,7 +261,7 @@ class RepositoryController:
         if not await self._in_charge(fresh=True):
             return Requeue(_SERVER_SECONDS)
         if await ensure_repository_password(self.cluster.client, self._namespace):
-            inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
+            inputs = await self._read_inputs(repository)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
             change["status"] = {"phase": RepositoryPhase.NEW, "message": None}
@@ -280,7 +272,7 @@ class RepositoryController:
         return await self._start(repository)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
-        return await read_inputs(self.cluster.client, self._namespace, repository.spec.backup_storage_location)
+        return await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
 
     async def _complete(self, repository: BackupRepository) -> BackupRepository:
         """Set defaults; a repository that was ready once keeps its values."""
@@ -288,10 +280,8 @@ class RepositoryController:
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
             spec["maintenanceFrequency"] = format_duration(max(self.frequency, timedelta()) or _DEFAULT_FREQUENCY)
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
-        if new and not repository.spec.repository_config:
-            settings = await self.new_settings()
-            if settings:
-                spec["repositoryConfig"] = dict(settings)
+        if new and not repository.spec.repository_config and (settings := await self.new_settings()):
+            spec["repositoryConfig"] = dict(settings)
         return await self._patch(repository, {"spec": spec}) if spec else repository
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
@@ -315,7 +305,9 @@ class RepositoryController:
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.WORKING and report.pending is not None:
             await self._report_pending(repository, report.pending)
-        outdated = report.state is not InitState.TERMINATING and await self._is_outdated(repository)
+        started = repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION)
+        outdated = report.state is not InitState.TERMINATING and bool(started)
+        outdated = outdated and started != await self._inputs.of(repository.spec.backup_storage_location)
         if report.state in {InitState.WORKING, InitState.TERMINATING} and not outdated:
             # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
@@ -330,11 +322,6 @@ class RepositoryController:
             await self._fail(repository, report.message, by_mover=report.by_mover)
         await self.pods.delete(repository, pod)
         return Requeue(self._retries.pause_seconds)
-
-    async def _is_outdated(self, repository: BackupRepository) -> bool:
-        """Whether location, credentials or password have changed since its init pod was started."""
-        started = repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION)
-        return bool(started) and started != await self._inputs.of(repository.spec.backup_storage_location)
 
     async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
         """Report on the repository why its init pod is blocked; transfers that wait for it repeat that."""
@@ -412,15 +399,7 @@ class RepositoryController:
         return BackupRepository.parse(await client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change))
 
 
-_IDENTITY: Final = ("namespace", "name", "uid", "resourceVersion", "ownerReferences")
-
-
-def _trim_pod(pod: Pod) -> Object:
-    """Return the pod's owner only; its state is read when needed."""
-    return cast("Object", {"metadata": {key: pod["metadata"][key] for key in _IDENTITY if key in pod["metadata"]}})
-
-
-def _enqueue_owner(queue: WorkQueue[str], pod: Object) -> None:
-    for owner in pod["metadata"].get("ownerReferences") or []:
-        if owner["kind"] == BACKUP_REPOSITORIES.kind:
-            queue.add(owner["name"])
+def _owners_of(pod: Pod) -> list[str]:
+    """Return the names of the repositories that own the pod; its state is read when needed."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return [owner["name"] for owner in owners if owner["kind"] == BACKUP_REPOSITORIES.kind]

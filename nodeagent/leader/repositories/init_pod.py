@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
-from functools import partial
 from typing import Final
 
 from core.contract import InitResult, parse_result
@@ -15,13 +14,13 @@ from core.errors import CanceledError, ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import Pod, ResourceRequirements
-from core.models.base import CustomResource
+from core.models.base import CustomResource, WireModel
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, BackupStorageLocation, BlockHash, repository_labels
 from core.models.units import parse_quantity
 from exposer.causes import CauseFinder
 from exposer.model import Owner, Pending
-from exposer.ownership import belongs, create_pod
+from exposer.ownership import belongs, create_pod, delete_object
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings, StorageAccess
@@ -43,8 +42,6 @@ _REQUEST_LIMITS: Final = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage":
 _SCHEDULABLE_ONLY_LIMIT: Final = timedelta(seconds=10)
 """How long only schedulable nodes count. After that, cordoned and tainted nodes count too: movers of
 pod volumes run there and need their repository."""
-
-_parse_init_result: Final = partial(parse_result, InitResult)
 
 
 class InitState(Enum):
@@ -74,13 +71,11 @@ class PodReport:
     age: timedelta = timedelta()
 
 
-def _inspect_pod(
-    uid: str, pod: Pod, age: timedelta, *, pending: Pending | None, parse: Callable[[str], object]
-) -> PodReport:
+def _inspect_pod(uid: str, pod: Pod, age: timedelta, *, pending: Pending | None, model: type[WireModel]) -> PodReport:
     """Return the state of an init pod, or of the pod that validates a location, for the object with that `uid`.
 
     `pod` has that object's name, and was observed for `age`; `pending` is why it does not run yet, as far as Events and
-    PVCs show it. `parse` raises ResultError if the message of a pod that succeeded is invalid.
+    PVCs show it. `model` is the message of a pod that succeeded.
     """
     meta = pod["metadata"]
     name = f"{meta['namespace']}/{meta['name']}"
@@ -92,7 +87,7 @@ def _inspect_pod(
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
-        return _inspect_end(name, end, parse)
+        return _inspect_end(name, end, model)
     if meta.get("deletionTimestamp"):
         return PodReport(InitState.TERMINATING)
     try:
@@ -109,7 +104,7 @@ def _inspect_pod(
     return PodReport(InitState.WORKING)
 
 
-def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
+def _inspect_end(name: str, end: PodEnd, model: type[WireModel]) -> PodReport:
     if end.exit_code != 0:
         if end.message:
             # Not by deletionTimestamp: its kubelet may keep it for a time after it was judged, and deleted.
@@ -117,7 +112,7 @@ def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodR
             return PodReport(InitState.FAILED, end.message, by_mover=end.plain and not stopped)
         return PodReport(InitState.FAILED, f"Pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
-        parse(end.message)
+        parse_result(model, end.message)
     except ResultError as e:
         return PodReport(InitState.FAILED, f"Pod {name}: {e}")
     return PodReport(InitState.SUCCEEDED, end.message, by_mover=True)
@@ -157,9 +152,7 @@ class InitPods:
         """Record that there is no pod for the object `name`."""
         self._ages.forget(name)
 
-    async def inspect(
-        self, cr: CustomResource, pod: Pod, *, parse: Callable[[str], object] = _parse_init_result
-    ) -> PodReport:
+    async def inspect(self, cr: CustomResource, pod: Pod, *, model: type[WireModel] = InitResult) -> PodReport:
         """Return the state of the pod for `cr`; one that no schedulable node takes may go to any other from now on."""
         try:
             pending = await self._causes.explain(pod)
@@ -167,17 +160,16 @@ class InitPods:
             # The state of the pod reports it.
             pending = None
         age = timedelta(seconds=self._ages.seconds(cr.name, pod["metadata"]["uid"]))
-        report = _inspect_pod(cr.uid, pod, age, pending=pending, parse=parse)
+        report = _inspect_pod(cr.uid, pod, age, pending=pending, model=model)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(self._cluster.client, pod)
         return replace(report, pending=pending, age=age)
 
     async def delete(self, cr: CustomResource, pod: Pod) -> None:
         """Request the deletion of the pod if it is the object's own."""
-        meta = pod["metadata"]
-        if belongs(pod, Owner.of(cr)) and not meta.get("deletionTimestamp"):
+        if belongs(pod, Owner.of(cr)):
             self._cluster.check_leading()
-            await self._cluster.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+            await delete_object(self._cluster.client, PODS, pod)
 
 
 async def read_init_pod(client: KubeClient, repository: BackupRepository) -> Pod | None:

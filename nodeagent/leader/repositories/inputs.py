@@ -104,11 +104,7 @@ def _trim(raw: UncheckedObject) -> JsonDict:
 async def read_inputs(client: KubeClient, namespace: str, location: str) -> str:
     """Return a hash of what the repositories of the location depend on: the location, its Secrets, the password.
 
-    A location that was deleted has inputs, too, and so has one that was created again.
-
-    Raises:
-        ContractError: the location cannot be parsed.
-        KubeError: the API server rejected a request.
+    A location that was deleted has inputs, too, and so has one that was created again. ContractError: it is invalid.
     """
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, location)
     names = [REPO_CREDENTIALS_SECRET]

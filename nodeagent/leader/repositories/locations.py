@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from core.aio import run_shielded
@@ -59,10 +58,7 @@ _STOP_TIMEOUT: Final = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a validation found: why the location is unavailable; None: it is available.
-
-    `carried_out`: the storage was asked. Otherwise `cause` is why that was not possible.
-    """
+    """Why the location is unavailable, None: it is not; or, unless `carried_out`, why the storage was not asked."""
 
     cause: str | None = None
     carried_out: bool = True
@@ -151,17 +147,13 @@ class _Probe:
 
 
 class LocationProbes:
-    """The last answer about each location that transfers wait for."""
+    """The last answer about each location that transfers wait for; `on_answer` is called after each probe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._probes: dict[str, _Probe] = {}
         self._request: Callable[[str], None] = lambda _: None
-        self._on_answer: list[Callable[[], None]] = []
-
-    def subscribe(self, on_answer: Callable[[], None]) -> None:
-        """Have `on_answer` called after each probe."""
-        self._on_answer.append(on_answer)
+        self.on_answer: Callable[[], None] = lambda: None
 
     def serve(self, request: Callable[[str], None]) -> None:
         """Have `request` called with the name of each location to probe, also of those that are wanted already."""
@@ -203,8 +195,7 @@ class LocationProbes:
         probe.wanted = False
         probe.answered_at_seconds = self._clock.monotonic()
         probe.answers = not verdict.cause or not verdict.carried_out
-        for notify in self._on_answer:
-            notify()
+        self.on_answer()
 
 
 _DEFAULT_SECONDS: Final = 60.0
@@ -259,8 +250,9 @@ class LocationController:
     _known: dict[str, _Known] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Begin without knowing any location."""
         self._namespace, self._off = self.server.namespace, self.mode is RepositoryControllerMode.OFF
+        # When a location that is left to a server is looked at again.
+        self._after_server = None if self._off else Requeue(_SERVER_SECONDS)
         kind, failed = BACKUP_STORAGE_LOCATIONS.kind, "validating the location failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
 
@@ -349,7 +341,6 @@ class LocationController:
         return Requeue(max(0.0, seconds))
 
     async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
-        """Return the verdict, or when to ask for it again."""
         if known.pod_spec is None:
             verdict = None if is_in_directory(location) else await self.validate(location.name)
             if verdict is not None:
@@ -374,14 +365,13 @@ class LocationController:
     async def _follow(
         self, location: BackupStorageLocation, pod: Pod, known: _Known, spec: JsonDict
     ) -> Verdict | Requeue:
-        """Return what the pod found, or when to look at it again."""
+        report = await self.pods.inspect(location, pod, model=LocationResult)
         if known.pod_spec is None:
             if pod["metadata"].get("deletionTimestamp"):
                 # It was for an earlier validation.
                 return Requeue(_WORKING_SECONDS)
             # An earlier leader started it.
             known.pod_spec, known.pod_at_seconds = spec, self.cluster.clock.monotonic()
-        report = await self.pods.inspect(location, pod, parse=partial(parse_result, LocationResult))
         if report.state is InitState.SUCCEEDED:
             return Verdict()
         if report.state is InitState.FAILED:
@@ -409,11 +399,6 @@ class LocationController:
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
             text = message or f'BackupStorageLocation "{location.name}" is available'
             _log.log(level, "%s", text, extra=log_fields)
-
-    @property
-    def _after_server(self) -> Requeue | None:
-        """When a location that is left to a server is looked at again."""
-        return None if self._off else Requeue(_SERVER_SECONDS)
 
     async def _leave_to_server(self, location: BackupStorageLocation, *, fresh: bool = False) -> bool:
         """If it is not for this process to write the status, remove what it has of the location and return True."""

@@ -26,7 +26,7 @@ _PLAN = VerificationPlan(30 * DAY, restore_test=True)
 
 
 def _copies(*claims: str) -> list[RestorableCopy]:
-    return [RestorableCopy(claim, NOW, "DataUpload", f"{claim}-1", good=True) for claim in claims]
+    return [RestorableCopy(claim, NOW, "DataUpload", f"{claim}-1") for claim in claims]
 
 
 def _choose(tests: RestoreTests, copies: Sequence[RestorableCopy]) -> str | None:
@@ -58,11 +58,10 @@ def test_none_is_forgotten_though_more_are_tested_than_are_remembered() -> None:
     assert order == [copy.claim for copy in copies] * 2
 
 
-def test_the_newest_good_copy_is_restored() -> None:
-    old, new = (RestorableCopy("a", NOW + day * DAY, "DataUpload", f"a-{day}", good=True) for day in (1, 2))
+def test_the_newest_copy_is_restored() -> None:
+    old, new = (RestorableCopy("a", NOW + day * DAY, "DataUpload", f"a-{day}") for day in (1, 2))
     assert _choose(RestoreTests(), [new, old]) == "a-2"
-    assert _choose(RestoreTests(), [replace(new, good=False), old]) == "a-1"
-    assert _choose(RestoreTests(), [replace(new, good=False)]) is None
+    assert _choose(RestoreTests(), []) is None
 
 
 def test_a_volume_that_cannot_be_restored_does_not_keep_the_others_from_it() -> None:

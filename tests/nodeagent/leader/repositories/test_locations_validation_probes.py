@@ -129,7 +129,7 @@ async def test_a_location_gone_or_invalid_delays_no_transfer(cause: str, caplog:
 
 async def test_an_answer_is_announced_and_a_new_term_probes_what_is_still_wanted() -> None:
     probes, requested, answered = LocationProbes(LoopClock()), list[str](), list[bool]()
-    probes.subscribe(lambda: answered.append(probes.answers("s3")))
+    probes.on_answer = lambda: answered.append(probes.answers("s3"))
     assert not probes.answers("s3")
     probes.serve(requested.append)
     assert requested == ["s3"]
