@@ -149,8 +149,8 @@ def _by_age(jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
 
 
 def count_running(jobs: Iterable[MaintenanceJob]) -> int:
-    """Return how many of the Jobs that the leader has created have not ended."""
-    return sum((job.ours or job.verifies is not None) and not job.ended for job in jobs)
+    """Return how many of the leader's Jobs run; one that has failed, and whose pod stays on a lost node, does not."""
+    return sum((job.ours or job.verifies is not None) and not (job.ended or job.reason) for job in jobs)
 
 
 async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:

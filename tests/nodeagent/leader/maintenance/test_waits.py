@@ -58,6 +58,17 @@ async def test_more_places_count_although_the_job_in_the_only_one_never_ends() -
         await scene.until_job(seconds=10 * MINUTE, but=1)
 
 
+async def test_a_job_past_its_deadline_whose_pod_stays_on_a_lost_node_keeps_its_place_from_no_other() -> None:
+    scene = MaintenanceScene()
+    scene.kube.put(repository_object("other-default-kopia"))
+    async with scene.running():
+        job = await scene.start_job()
+        target = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded"}
+        scene.kube.put(scene.current(job) | {"status": {"terminating": 1, "conditions": [target]}})
+        await scene.until_job(seconds=_HOUR, but=1)
+    assert {one["metadata"]["name"].partition("-")[0] for one in scene.jobs} == {"app", "other"}
+
+
 @pytest.mark.parametrize("began", [True, False], ids=["after a while", "from the start"])
 async def test_settings_that_cannot_be_read_stop_only_what_is_due(*, began: bool) -> None:
     unread = UnreachableError("no response")
