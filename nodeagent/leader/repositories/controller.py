@@ -303,12 +303,13 @@ class RepositoryController:
         report = await self.pods.inspect(repository, pod)
         if report.state is InitState.UNSCHEDULABLE:
             return Requeue(_WORKING_SECONDS)
-        if report.state is InitState.WORKING and report.pending is not None:
+        unfinished = report.state in {InitState.WORKING, InitState.TERMINATING}
+        if unfinished and report.pending is not None:
             await self._report_pending(repository, report.pending)
         started = repository.metadata.annotations.get(names.REPOSITORY_INPUTS_ANNOTATION)
         outdated = report.state is not InitState.TERMINATING and bool(started)
         outdated = outdated and started != await self._inputs.of(repository.spec.backup_storage_location)
-        if report.state in {InitState.WORKING, InitState.TERMINATING} and not outdated:
+        if unfinished and not outdated:
             # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
         if outdated:

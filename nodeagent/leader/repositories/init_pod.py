@@ -61,7 +61,7 @@ class PodReport:
     """The state of an init pod: its result or the cause of its failure, and how long this process has observed it.
 
     `by_mover`: the mover reported it, so the storage was asked; what the cluster does to a pod says nothing about that.
-    `pending` is why it does not run yet, or None.
+    `pending` is why it does not run yet, or does not end although it was deleted; None: it does, or may soon.
     """
 
     state: InitState
@@ -159,10 +159,15 @@ class InitPods:
         except ExposeError:
             # The state of the pod reports it.
             pending = None
-        age = timedelta(seconds=self._ages.seconds(cr.name, pod["metadata"]["uid"]))
+        deleting = bool(pod["metadata"].get("deletionTimestamp"))
+        age = timedelta(seconds=self._ages.seconds(cr.name, f"{pod['metadata']['uid']} {deleting}"))
         report = _inspect_pod(cr.uid, pod, age, pending=pending, model=model)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(self._cluster.client, pod)
+        if deleting and report.state is InitState.TERMINATING:
+            # On a lost node it stays until that is back or deleted. This sends no request.
+            held = await delete_object(self._cluster.client, PODS, pod)
+            pending = replace(held, blocked=True) if held is not None and age >= _PENDING_LIMIT else None
         return replace(report, pending=pending, age=age)
 
     async def delete(self, cr: CustomResource, pod: Pod) -> None:

@@ -205,8 +205,12 @@ async def test_a_second_pod_is_created_only_after_the_first_is_deleted() -> None
         pod = await scene.until_pod()
         meta = pod["metadata"] | {"finalizers": ["x/y"], "deletionTimestamp": "2026-11-21T12:00:00Z"}
         scene.kube.put(pod | {"metadata": meta})
-        await asyncio.sleep(60)
-        assert scene.phase == ""
+        await asyncio.sleep(80)
+        assert (scene.phase, scene.message) == ("", "")
+        await asyncio.sleep(30)
+        # Such as on a lost node: what waits for the repository says why.
+        assert (scene.phase, scene.reasons().count("CleaningUp")) == ("", 1)
+        assert scene.message == "Pod velero/app-default-kopia-init is being deleted (finalizers: x/y)"
         assert [pod["metadata"]["uid"] for pod in scene.kube.objects(PODS)] == [pod["metadata"]["uid"]]
         await scene.client.patch(PODS, "velero", pod["metadata"]["name"], {"metadata": {"finalizers": []}})
         await until(lambda: (scene.pod or pod)["metadata"]["uid"] != pod["metadata"]["uid"], seconds=12)
