@@ -37,7 +37,7 @@ from core.models.units import parse_duration
 from core.mover_specs import ValidateLocation
 from core.redact import redact
 from exposer.model import Owner
-from exposer.ownership import create_pod
+from exposer.ownership import create_pod, delete_object
 from exposer.pods import build_validation_pod, validation_pod_name
 from exposer.settings import StorageAccess, is_in_directory
 from nodeagent.leader.context import Cluster
@@ -221,7 +221,8 @@ _MESSAGE_LIMIT: Final = 500
 class _Known:
     """What this process knows of a location: the spec that was validated, when, and its pods.
 
-    `pod_at_seconds` is when the last pod was started; `pod_spec` the spec that it is for, until it has ended.
+    `pod_at_seconds` is when the last pod was started; `pod_spec` the spec that it is for, until it has ended. The
+    process has found that the validation of `needs_pod`, a spec, needs a pod.
     """
 
     uid: str
@@ -229,6 +230,7 @@ class _Known:
     at_seconds: float = 0.0
     pod_at_seconds: float | None = None
     pod_spec: JsonDict | None = None
+    needs_pod: JsonDict | None = None
 
 
 @dataclass(eq=False)
@@ -319,6 +321,7 @@ class LocationController:
         await self._write(location, found)
         # What a pod found is about the spec that it was started for.
         known.spec, known.at_seconds = known.pod_spec or spec, self.cluster.clock.monotonic()
+        known.needs_pod = None
         if known.pod_spec is not None:
             known.pod_spec = None
             await self._delete_pod(location)
@@ -341,11 +344,12 @@ class LocationController:
         return Requeue(max(0.0, seconds))
 
     async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
-        if known.pod_spec is None:
+        if known.pod_spec is None and known.needs_pod != spec:
             verdict = None if is_in_directory(location) else await self.validate(location.name)
             if verdict is not None:
                 known.pod_at_seconds = None
                 return verdict
+            known.needs_pod = spec
         found = await self._read_pod(location)
         if found is not None:
             return await self._follow(location, found, known, spec)
@@ -366,6 +370,9 @@ class LocationController:
         self, location: BackupStorageLocation, pod: Pod, known: _Known, spec: JsonDict
     ) -> Verdict | Requeue:
         report = await self.pods.inspect(location, pod, model=LocationResult)
+        if report.state is InitState.TERMINATING and report.pending is not None:
+            # Its node may be lost, and it only reads.
+            await delete_object(self.cluster.client, PODS, pod, forced=True)
         if known.pod_spec is None:
             if pod["metadata"].get("deletionTimestamp"):
                 # It was for an earlier validation.

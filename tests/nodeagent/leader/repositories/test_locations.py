@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.models.base import JsonDict
 from core.models.names import STORAGE_LOCATION_LABEL
 from exposer.workload import ONTO_ANY_NODE
@@ -13,6 +13,7 @@ from nodeagent.leader.repositories.locations import Verdict
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.location_scene import NAME, LocationScene
 from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.tasks import until
 
 pytestmark = pytest.mark.looptime
 
@@ -219,6 +220,28 @@ async def test_a_new_leader_continues_with_the_pod_it_finds() -> None:
         scene.end_pod(0, _GOOD)
         await asyncio.sleep(6)
     assert scene.status["phase"] == "Available"
+
+
+async def test_a_pod_that_its_kubelet_does_not_end_holds_no_validation() -> None:
+    async with LocationScene(verdict=None).running() as scene:
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["x/y"]}})
+        scene.set_pod(phase="Running")
+        await asyncio.sleep(680)
+        assert _grace(scene) == [None]
+        # The agent's own process has found that a pod is needed, and is not asked again meanwhile.
+        assert (len(scene.validated_at), _writes(scene)) == (2, 1)
+        await asyncio.sleep(30)
+        assert set(_grace(scene)[1:]) == {0}
+        await scene.client.patch(PODS, "velero", f"{NAME}-validation", {"metadata": {"finalizers": []}})
+        await until(lambda: (scene.pod or pod)["metadata"]["uid"] != pod["metadata"]["uid"], seconds=8)
+        assert len(scene.validated_at) == 2
+
+
+def _grace(scene: LocationScene) -> list[int | None]:
+    """Return the grace periods of the deletions of pods."""
+    deletions = [one for one in scene.kube.requests if one.method == "DELETE" and "/pods/" in one.path]
+    return [json.loads(one.body or b"").get("gracePeriodSeconds") for one in deletions]
 
 
 async def test_a_pod_is_deleted_when_a_server_is_installed() -> None:
