@@ -229,8 +229,8 @@ def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -
     if len(by_count) > 1:
         text = " and ".join(f"{_at(one)} of {count} volumes" for count, one in sorted(by_count.items()))
         raise _several_runs(source, place, f"there are {text}")
-    first, last = (pick(found, key=_start) for pick in (min, max))
     if by_count and len(found) > (count := max(by_count)):
+        first, last = min(found, key=_start), max(found, key=_start)
         what = f"{len(found)} PVCs instead of {count} have one, from {_at(first)} to {_at(last)}"
         raise _several_runs(source, place, what)
 

@@ -136,6 +136,8 @@ def test_a_claim_of_another_namespace_than_the_repository_s_is_refused() -> None
             choose_stored(_list(stored(DATA, "s1"), strange), source)
     named = Source("night", claims=(ClaimName("app", "data"),))
     assert [one.snapshot_id for one in choose_stored(_list(stored(DATA, "s1"), strange), named)] == ["s1"]
+    with pytest.raises(RestoreError, match="backup night has no PVC app/data"):
+        choose_stored(_list(strange), named)
 
 
 def test_a_backup_of_velero_is_named_by_its_uid() -> None:
