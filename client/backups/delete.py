@@ -184,7 +184,8 @@ async def _judge(
         raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
     existing = {copy.uid for copy in copies}
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
-    stale = recorded - unfinished
+    # What is going away stays recorded: its snapshots would not be deleted if another rule kept its backup now.
+    stale = recorded - unfinished - {locate(copy) for copy in copies if copy.deleting}
     plan = DeletionPlan(wish, cluster, record, (), stale=stale, absent=frozenset(absent), check=check, time=time)
     situation = Situation(restoring, closed, _now(tools, plan), check, wish.policies)
     judgments = judge_backups(copies, situation)

@@ -16,7 +16,7 @@ from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import Check, DeletionError
 from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, UnreachableError
-from core.kube.resources import CONFIG_MAPS, JOBS, LEASES
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS, LEASES
 from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import FreeClock
 
@@ -335,6 +335,20 @@ async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
     await scene.run()
     assert "s-old-held" not in scene.kube.bucket
     assert _recorded(scene) == {}
+
+
+async def test_what_is_going_away_stays_recorded_while_another_rule_keeps_its_backup() -> None:
+    scene = DeletionScene(FreeClock())
+    scene.put_backup("old", 20)
+    scene.put_backup("new", 0.5)
+    scene.change("old-data", metadata={"finalizers": ["example.com/hold"]})
+    with pytest.raises(DeletionError, match="still being deleted"):
+        await scene.run()
+    scene.kube.rootless = {"s-new-data"}
+    await scene.run()
+    await scene.client.patch(DATA_UPLOADS, "velero", "old-data", {"metadata": {"finalizers": []}})
+    await scene.run()
+    assert (scene.names(), set(scene.kube.bucket), _recorded(scene)) == ({"new-data"}, {"s-new-data"}, {})
 
 
 async def test_a_transfer_whose_deletion_met_another_write_keeps_its_snapshot() -> None:
