@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -109,11 +110,9 @@ class Live:
 
     async def wait(self, number: int, seconds: float) -> int:
         """Return the number of the state once it is another one than `number`, or after so many seconds."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: self.number != number)
-        except TimeoutError:
-            pass
         return self.number
 
     async def _keep(self, follower: StatusFollower) -> None:
@@ -179,7 +178,7 @@ class Details:
     """Reads with the permissions of the person; pages that show the same object share the answer.
 
     An object that cannot be read is shown as it was read last, or else as far as the watches have it, with a note. One
-    that may not be read is shown as far as the watches have it.
+    that may not be read is shown as far as the watches have it, and is not read with each update of a page.
     """
 
     def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime], clock: Clock) -> None:
@@ -216,27 +215,16 @@ class Details:
     async def history(self, lost: str | None) -> KnownHistory:
         """Return the history of backups; `lost` is why the cluster does not answer, None: it does."""
         reading = (self._read_history, self._no_history)
-        known: Observed[None] = Observed(None, lost)
-        try:
-            return await self._get("history", known, _HISTORY_SECONDS, reading)
-        except KubeError as e:
-            return self._no_history(None, e)
+        return await self._get("history", Observed("history", lost), _HISTORY_SECONDS, reading)
 
     async def _read_history(self) -> KnownHistory:
-        contents = []
-        try:
-            for name in HISTORY_CONFIGMAPS:
-                stored = await self._client.read(CONFIG_MAPS, self._namespace, name)
-                if (content := content_of(stored)) is not None:
-                    contents.append(content)
-        except ForbiddenError as e:
-            # Not asked for again with each update of a page.
-            return self._no_history(None, e)
+        stored = [await self._client.read(CONFIG_MAPS, self._namespace, name) for name in HISTORY_CONFIGMAPS]
+        contents = [content for one in stored if (content := content_of(one)) is not None]
         return KnownHistory(
             await run_for_many(count_volumes(*contents), VolumeHistory, contents, self._now().toordinal())
         )
 
-    def _no_history(self, _: None, why: KubeError) -> KnownHistory:
+    def _no_history(self, _: str, why: KubeError) -> KnownHistory:
         return KnownHistory(VolumeHistory((), self._now().toordinal()), str(why))
 
     async def _get(self, key: object, known: Observed[_R], still: float, reading: _Reading[_T, _R]) -> _T:

@@ -277,17 +277,16 @@ class Pages:
 
     async def _overview(self, request: web.Request, state: State) -> _Values:
         volumes, history = state.volumes, await self._details.history(state.lost)
-        pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
+        sections = {"volumes": volumes, "nodes": state.view.nodes}
+        chosen = {name: request.query.get(name, "") for name in sections}
         shown = {
-            name: tables.cut(rows, tables.parse_page(page))
-            if (page := pages[name])
-            else tables.cut(rows[:_OVERVIEW_ROWS], 1)
-            for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
+            name: tables.cut(rows if chosen[name] else rows[:_OVERVIEW_ROWS], tables.parse_page(chosen[name]))
+            for name, rows in sections.items()
         }
         days = history.days.every
         return {
             **shown,
-            "chosen": pages,
+            "chosen": chosen,
             "count": len(volumes),
             "urgent": sum(row.urgent for row in volumes),
             "history": history,

@@ -140,11 +140,6 @@ class VolumeRow:
             return True
         return self.state.needs_attention if self.state is not None else self.last is None
 
-    @property
-    def completed(self) -> datetime | None:
-        """When its newest complete backup ended."""
-        return self.last.completed if self.last is not None else None
-
 
 def volume_of(one: TransferRecord) -> tuple[str, str]:
     """Return namespace and name of the volume of a backup: its PVC, else pod and volume."""
@@ -164,17 +159,13 @@ def list_volumes(transfers: Iterable[TransferRecord], coverage: Sequence[VolumeC
     states = {(one.namespace, one.volume): one for one in coverage}
     rows = [_build_row(key, by_volume.get(key, []), states.get(key)) for key in {**states, **by_volume}]
     order = {key: number for number, key in enumerate(states)}
-    last = len(order)
-    return sorted(
-        rows,
-        key=lambda row: (
-            not row.urgent,
-            order.get((row.namespace, row.volume), last),
-            *_urgency(row),
-            row.namespace,
-            row.volume,
-        ),
-    )
+
+    def rank(row: VolumeRow) -> tuple[bool, int, bool, bool, float, tuple[str, str]]:
+        key, good = (row.namespace, row.volume), all(one.passed for one in (row.verified, row.earlier) if one)
+        completed = row.last.completed.timestamp() if row.last and row.last.completed else 0.0
+        return not row.urgent, order.get(key, len(order)), row.last is not None, good, completed, key
+
+    return sorted(rows, key=rank)
 
 
 def _build_row(key: tuple[str, str], found: list[TransferRecord], state: VolumeCoverage | None) -> VolumeRow:
@@ -190,11 +181,6 @@ def _build_row(key: tuple[str, str], found: list[TransferRecord], state: VolumeC
     return VolumeRow(*key, last, failed, verified, earlier, state)
 
 
-def _urgency(row: VolumeRow) -> tuple[bool, bool, float]:
-    good = all(one.passed for one in (row.verified, row.earlier) if one is not None)
-    return row.last is not None, good, row.completed.timestamp() if row.completed is not None else 0.0
-
-
 _GRID_NODES: Final = 50
 """Of a grid: each page has all of its cells."""
 
@@ -203,7 +189,7 @@ _GRID_SLOTS: Final = 16
 
 @dataclass(frozen=True)
 class GridRow:
-    """A node, what runs in its slots, and what is prepared for it; `free` None: not known.
+    """A node, what runs in its slots, and what is prepared for it.
 
     `waiting` have not been admitted: those that can run on this node alone, in the order of the queue.
     """
@@ -212,11 +198,6 @@ class GridRow:
     running: list[ActiveRow]
     preparing: list[ActiveRow]
     waiting: list[PendingRow]
-
-    @property
-    def free(self) -> int | None:
-        """How many slots are free; None: not known."""
-        return max(0, self.row.slots - len(self.running)) if self.row.slots is not None else None
 
 
 @dataclass(frozen=True)
@@ -234,7 +215,7 @@ def build_grid(view: StatusView, moving: Collection[tuple[str, str]]) -> SlotGri
     `moving` are the transfers that have slots, by kind and name.
     """
     by_node = _by_node(view)
-    nodes = [_slots_of(row, by_node.get(row.node, []), [], moving) for row in view.nodes]
+    nodes = [GridRow(row, *divide(by_node.get(row.node, []), moving), []) for row in view.nodes]
     nodes.sort(key=lambda one: (-len(one.running), -len(one.preparing), one.row.node))
     shown = nodes[:_GRID_NODES]
     columns = max((max(one.row.slots or 0, len(one.running)) for one in shown), default=0)
@@ -256,7 +237,7 @@ def find_node(view: StatusView, transfers: Iterable[TransferRecord], name: str) 
         )
     waiting = [one for one in view.pending if (one.kind, one.name) in here]
     moving = {key for key, one in here.items() if one.moving}
-    found = _slots_of(row, _by_node(view).get(name, []), waiting, moving)
+    found = GridRow(row, *divide(_by_node(view).get(name, []), moving), waiting)
 
     def turn(one: ActiveRow) -> tuple[bool, datetime, str]:
         # Those that wait for a slot get one in the order in which they were accepted.
@@ -285,13 +266,6 @@ def _by_node(view: StatusView) -> dict[str, list[ActiveRow]]:
     for one in view.transfers:
         found.setdefault(one.node, []).append(one)
     return found
-
-
-def _slots_of(
-    row: NodeRow, rows: list[ActiveRow], waiting: list[PendingRow], moving: Collection[tuple[str, str]]
-) -> GridRow:
-    running, preparing = divide(rows, moving)
-    return GridRow(row, running, preparing, waiting)
 
 
 def divide(rows: Iterable[ActiveRow], moving: Collection[tuple[str, str]]) -> tuple[list[ActiveRow], list[ActiveRow]]:

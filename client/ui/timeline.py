@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
 from client.status.describe import TransferDetails, find_stages
@@ -65,14 +66,11 @@ def build_timeline(one: TransferDetails, now: datetime) -> Timeline | None:
 
     known = [(stage.name, place(stage.began)) for stage in find_stages(one, now)]
     marks = [Mark(f"interrupted: {end.cause}", place(end.at)) for end in one.interruptions]
-    return Timeline(list(_segments(known, whole)), marks, whole)
-
-
-def _segments(borders: list[tuple[str, float]], seconds: float) -> Iterable[Segment]:
-    ends = [start for _, start in borders[1:]] + [WIDTH]
-    for (name, start), end in zip(borders, ends, strict=True):
-        width = max(0.0, end - start)
-        yield Segment(name, start, width, seconds * width / WIDTH)
+    segments = []
+    for (name, start), (_, until) in pairwise([*known, ("end", WIDTH)]):
+        width = max(0.0, until - start)
+        segments.append(Segment(name, start, width, whole * width / WIDTH))
+    return Timeline(segments, marks, whole)
 
 
 CURVE_HEIGHT: Final = 200.0
@@ -157,24 +155,12 @@ class GrowthDay:
 
 @dataclass(frozen=True)
 class Growth:
-    """The days with completed backups, the oldest first; at most a year of them."""
+    """The days with completed backups, the oldest first, at most a year of them; and the sums of their numbers."""
 
     days: list[GrowthDay]
-
-    @property
-    def backups(self) -> int:
-        """How many backups there were."""
-        return sum(day.backups for day in self.days)
-
-    @property
-    def total_bytes(self) -> int:
-        """The size of the files of all of these backups."""
-        return sum(day.total_bytes for day in self.days)
-
-    @property
-    def new_bytes(self) -> int | None:
-        """What was not in the repository before; None: not known."""
-        return _sum_known(day.new_bytes for day in self.days)
+    backups: int
+    total_bytes: int
+    new_bytes: int | None
 
     @property
     def deduplication(self) -> float | None:
@@ -190,7 +176,9 @@ def sum_growth(transfers: Iterable[TransferRecord], namespace: str, location: st
             continue
         if (one.queue, one.location) == (namespace, location):
             by_day.setdefault(f"{one.completed:%Y-%m-%d}", []).append(one)
-    return Growth([_sum(day, found) for day, found in sorted(by_day.items())[-_DAYS:]])
+    days = [_sum(day, found) for day, found in sorted(by_day.items())[-_DAYS:]]
+    backups, total_bytes = sum(one.backups for one in days), sum(one.total_bytes for one in days)
+    return Growth(days, backups, total_bytes, _sum_known(one.new_bytes for one in days))
 
 
 def _sum(day: str, found: list[TransferRecord]) -> GrowthDay:

@@ -197,13 +197,13 @@ async def _node(scene: StatusScene, name: str) -> GridRow:
     return node
 
 
-async def test_the_grid_has_what_runs_and_how_many_slots_are_free() -> None:
+async def test_the_grid_has_what_runs_and_how_many_slots_there_are() -> None:
     grid = await _grid(StatusScene())
     assert [one.row.node for one in grid.nodes] == ["a", "b"]
     assert (grid.columns, grid.others) == (2, 0)
     first, second = grid.nodes
     assert [one.name for one in first.running] == ["moving"]
-    assert (first.free, second.free) == (1, 2)
+    assert (first.row.slots, second.row.slots) == (2, 2)
     assert [one.name for one in second.preparing] == ["ready"]
 
 
@@ -242,7 +242,7 @@ async def test_an_attempt_whose_data_mover_is_prepared_has_no_slot() -> None:
     again["metadata"]["annotations"][ATTEMPTS_ANNOTATION] = '{"number": 2, "stage": "Exposing"}'
     scene.kube.put(again)
     (second,) = (one for one in (await _grid(scene)).nodes if one.row.node == "b")
-    assert (second.row.running, second.row.preparing, second.free) == (0, 2, 2)
+    assert (second.row.running, second.row.preparing, second.running) == (0, 2, [])
     assert {one.name for one in second.preparing} == {"again", "ready"}
     assert [one.name for one in (await _node(scene, "b")).preparing] == ["again", "ready"]
 
@@ -252,7 +252,7 @@ async def test_a_node_without_an_agent_is_shown_while_a_transfer_is_on_it() -> N
     scene.kube.put(transfer("DataUpload", "stranded", "InProgress", node="gone"))
     node = await _node(scene, "gone")
     assert [one.name for one in node.running] == ["stranded"]
-    assert (node.row.pod, node.free) == ("", None)
+    assert (node.row.pod, node.row.slots) == ("", None)
 
 
 async def test_without_permission_to_list_agents_any_node_may_exist() -> None:
@@ -294,9 +294,9 @@ async def test_whether_a_configuration_is_current_may_not_be_known() -> None:
     assert describe_configuration(view.nodes[0], view) == (f"{DIGEST}; whether it is current is not known", False)
 
 
-async def test_free_slots_are_not_known_without_the_configuration() -> None:
+async def test_slots_are_not_known_without_the_configuration() -> None:
     scene = StatusScene()
     scene.kube.fail_next("GET", "/configmaps/", 403, message="forbidden", times=99)
     grid = await _grid(scene)
-    assert {one.free for one in grid.nodes} == {None}
+    assert {one.row.slots for one in grid.nodes} == {None}
     assert grid.columns == 1
