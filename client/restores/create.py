@@ -61,8 +61,8 @@ def _check_mappings(planned: Sequence[PlannedRestore]) -> None:
                 raise RestoreError(f"{flag}: no volume of the restore has {old} ({hint})")
 
 
-async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
-    """Return the transfer if an earlier run made it; check that nothing else is written to.
+async def _check_target(client: KubeClient, one: PlannedRestore) -> None:
+    """Check that nothing is written to but what an earlier run has made.
 
     A PVC that has a volume, and whose transfer is gone, may be in use: it was restored already, or bound by another.
     """
@@ -73,10 +73,11 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObj
             command = f"kubectl -n {one.request.namespace} delete {one.resource.plural} {one.name}"
             text = f"its {one.resource.kind} {one.name} is final, and there is no PVC {one.target}"
             raise RestoreError(f"restore {one.request.name} has ended: choose another name ({text}; or {command})")
-        return transfer
+        return
     if existing["metadata"].get("deletionTimestamp"):
         raise RestoreError(f"PVC {one.target} is being deleted: repeat the command once it is gone")
-    if not _same_claim(existing, one.build_claim()):
+    wanted = one.build_claim()
+    if not _is_of_restore(existing, wanted) or existing["spec"].get("selector") != wanted["spec"].get("selector"):
         raise RestoreError(
             f"PVC {one.target} exists already, and restores go to new PVCs only: delete it, or restore into another "
             "namespace by --namespace-mappings"
@@ -86,15 +87,11 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObj
             f"PVC {one.target} of restore {one.request.name} has a volume, and no {one.resource.kind} any more: it is "
             "not written to again; delete it, or restore into another namespace by --namespace-mappings"
         )
-    return transfer
 
 
-def _same_claim(existing: PersistentVolumeClaim, wanted: Manifest) -> bool:
+def _is_of_restore(existing: PersistentVolumeClaim | Pod, wanted: Manifest) -> bool:
     annotations = existing["metadata"].get("annotations") or {}
-    return bool(
-        annotations.get(RESTORE_ANNOTATION) == wanted["metadata"]["annotations"][RESTORE_ANNOTATION]
-        and existing["spec"].get("selector") == wanted["spec"].get("selector")
-    )
+    return bool(annotations.get(RESTORE_ANNOTATION) == wanted["metadata"]["annotations"][RESTORE_ANNOTATION])
 
 
 async def read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
@@ -150,22 +147,23 @@ async def check_restore(tools: Session, planned: Sequence[PlannedRestore]) -> No
     missing: set[str] = set()
     for one in planned:
         namespace = one.target.namespace
-        try:
-            if namespace not in missing and await _is_missing(tools.client, namespace):
-                missing.add(namespace)
-                await _try(tools.client, NAMESPACES, NAMESPACES.build({"name": namespace}))
-            if namespace not in missing:
-                await _try(tools.client, PERSISTENT_VOLUME_CLAIMS, one.build_claim())
-                if pod := one.build_pod():
-                    await _try(tools.client, PODS, pod)
-            await _try(tools.client, one.resource, one.build_transfer())
-        except KubeError as e:
-            raise RestoreError(f"PVC {one.target} cannot be restored, nothing was created: {e}") from e
+        if namespace not in missing and await _is_missing(tools.client, namespace):
+            missing.add(namespace)
+            await check_creation(tools, one, NAMESPACES, NAMESPACES.build({"name": namespace}))
+        if namespace not in missing:
+            await check_creation(tools, one, PERSISTENT_VOLUME_CLAIMS, one.build_claim())
+            if pod := one.build_pod():
+                await check_creation(tools, one, PODS, pod)
+        await check_creation(tools, one, one.resource, one.build_transfer())
 
 
-async def _try(client: KubeClient, resource: Resource, manifest: Manifest) -> None:
-    with suppress(AlreadyExistsError):
-        await client.try_create(resource, manifest)
+async def check_creation(tools: Session, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
+    """Check by a dry run that the object could be created; RestoreError: it could not be."""
+    try:
+        with suppress(AlreadyExistsError):
+            await tools.client.try_create(resource, manifest)
+    except KubeError as e:
+        raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
 
 
 async def _is_missing(client: KubeClient, namespace: str) -> bool:
@@ -248,14 +246,12 @@ async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str | None:
 
 def _same_pod(existing: Pod, wanted: Manifest) -> bool:
     """Return whether it is a pod of this restore that waits for this snapshot in this PVC, and can still do so."""
-    if existing["metadata"].get("deletionTimestamp"):
-        return False
-    annotations = existing["metadata"].get("annotations") or {}
     # Webhooks may have added containers and volumes.
     commands = [one.get("command") for one in existing["spec"].get("initContainers") or []]
     volumes = existing["spec"].get("volumes") or []
     return (
-        annotations.get(RESTORE_ANNOTATION) == wanted["metadata"]["annotations"][RESTORE_ANNOTATION]
+        not existing["metadata"].get("deletionTimestamp")
+        and _is_of_restore(existing, wanted)
         and all(one["command"] in commands for one in wanted["spec"]["initContainers"])
         and all(one in volumes for one in wanted["spec"]["volumes"])
     )

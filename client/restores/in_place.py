@@ -16,11 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final, cast
 
 from client.backups.manifests import BackupError, Method, SnapshotWay, build_snapshot, choose_method
 from client.backups.plan import ClaimName, read_classes
-from client.restores.create import ensure_transfer, read_transfer
+from client.install.options import place_of
+from client.restores.create import check_creation, ensure_transfer, read_transfer
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.session import REQUEST_TIMEOUT, Session, StepTimeoutError
@@ -47,11 +48,9 @@ _POLL_SECONDS: Final = 1.0
 async def plan_snapshot(tools: Session, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
     """Return the VolumeSnapshot for the way back; RestoreError: none is possible, or could not be created."""
     try:
-        way = choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ())
+        way = cast("SnapshotWay", choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ()))
     except BackupError as e:
         raise RestoreError(f"{e}: --no-snapshot restores without a way back") from e
-    if not isinstance(way, SnapshotWay):
-        raise RestoreError(f"PVC {one.target}: no snapshot is possible: --no-snapshot restores without a way back")
     meta = {
         "name": await _find_free_name(tools, one),
         "namespace": one.target.namespace,
@@ -72,30 +71,17 @@ async def _find_free_name(tools: Session, one: PlannedRestore) -> str:
     return name
 
 
-async def check_creation(tools: Session, one: PlannedRestore, resource: kube.Resource, manifest: Manifest) -> None:
-    """Check by a dry run that the object could be created; RestoreError: it could not be."""
-    try:
-        with suppress(AlreadyExistsError):
-            await tools.client.try_create(resource, manifest)
-    except KubeError as e:
-        raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
-
-
 async def make_snapshot(tools: Session, snapshot: Manifest) -> None:
-    """Create the VolumeSnapshot; a cancellation is raised once that is done.
-
-    Raises:
-        RestoreError: another run has created it.
-    """
+    """Create the VolumeSnapshot; a cancellation is raised after that; RestoreError: another run has created it."""
     create = partial(tools.client.create, kube.VOLUME_SNAPSHOTS, snapshot)
     try:
-        await tools.finish(f"create {_place(snapshot)}", REQUEST_TIMEOUT, create)
+        await tools.finish(f"create {place_of(snapshot)}", REQUEST_TIMEOUT, create)
     except AlreadyExistsError as e:
         if await _read_own(tools, snapshot) is not None:
             # The answer to an earlier attempt was lost.
             return
         # It may have been made long before.
-        raise RestoreError(f"{_place(snapshot)} was made meanwhile, nothing was changed: repeat the command") from e
+        raise RestoreError(f"{place_of(snapshot)} was made meanwhile, nothing was changed: repeat the command") from e
 
 
 async def wait_until_ready(tools: Session, snapshot: Manifest) -> VolumeSnapshot:
@@ -108,7 +94,7 @@ async def wait_until_ready(tools: Session, snapshot: Manifest) -> VolumeSnapshot
             return stored
         if deadline.expired:
             error = read_error(stored)
-            raise RestoreError(f"{_place(snapshot)} is not ready, nothing was changed{f': {error}' if error else ''}")
+            raise RestoreError(f"{place_of(snapshot)} is not ready, nothing was changed{f': {error}' if error else ''}")
         await tools.clock.sleep(_POLL_SECONDS)
 
 
@@ -124,7 +110,7 @@ async def delete_snapshots(tools: Session, snapshots: Iterable[Manifest]) -> Non
                 )
         except KubeError as e:
             command = f"kubectl -n {meta['namespace']} delete volumesnapshot {meta['name']}"
-            tools.on_note(f"{_place(snapshot)} is left, to delete by {command}: {e}")
+            tools.on_note(f"{place_of(snapshot)} is left, to delete by {command}: {e}")
 
 
 async def _read_own(tools: Session, snapshot: Manifest) -> VolumeSnapshot | None:
@@ -143,10 +129,6 @@ async def _let_delete(client: KubeClient, snapshot: VolumeSnapshot) -> None:
         return
     if (content["spec"].get("volumeSnapshotRef") or {}).get("uid") == snapshot["metadata"]["uid"]:
         await patch_if_there(client, kube.VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"deletionPolicy": DELETE}})
-
-
-def _place(snapshot: Manifest) -> str:
-    return f"{kube.VOLUME_SNAPSHOTS.kind} {snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
 
 
 _TIMEOUT: Final = timedelta(minutes=15)
@@ -172,11 +154,6 @@ class InPlaceRestore:
     claim: PersistentVolumeClaim | None
     mode: VolumeMode
     snapshot: Manifest | None
-
-    @property
-    def snapshot_name(self) -> str | None:
-        """The name of the snapshot; None: there is none."""
-        return self.snapshot["metadata"]["name"] if self.snapshot else None
 
 
 async def plan_in_place(
@@ -382,16 +359,10 @@ async def _release(
 
 def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
     """Return the PVC as it is recreated: with its labels, annotations, owners and volume."""
-    meta = claim["metadata"]
+    meta = cast("Manifest", claim["metadata"])
+    kept = {key: meta[key] for key in ("name", "namespace", "labels", "ownerReferences") if key in meta}
     annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key not in _BINDING}
-    kept: dict[str, Any] = {
-        "name": meta["name"],
-        "namespace": meta["namespace"],
-        "labels": meta.get("labels") or {},
-        "annotations": annotations,
-        "ownerReferences": meta.get("ownerReferences") or [],
-    }
-    return kube.PERSISTENT_VOLUME_CLAIMS.build(kept, spec=dict(claim["spec"]))
+    return kube.PERSISTENT_VOLUME_CLAIMS.build(kept | {"annotations": annotations}, spec=dict(claim["spec"]))
 
 
 async def _recreate(tools: Session, one: PlannedRestore, volume: PersistentVolume) -> None:

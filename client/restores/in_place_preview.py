@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, cast
 
+from client.install.options import place_of
 from client.mover_jobs import end_jobs, find_subject, list_mounting, plan_job, run_job
 from client.restores.in_place import InPlaceRestore, delete_snapshots, make_snapshot, wait_until_ready
 from client.restores.manifests import PlannedRestore
@@ -78,7 +79,7 @@ async def prepare_in_place(
     wanted = [plan.snapshot for plan in plans if plan.snapshot is not None]
     try:
         for snapshot in wanted:
-            tools.on_progress(f"making VolumeSnapshot {_place(snapshot)}")
+            tools.on_progress(f"making {place_of(snapshot)}")
             # It may exist although there was no answer.
             made.append(snapshot)
             await make_snapshot(tools, snapshot)
@@ -88,20 +89,16 @@ async def prepare_in_place(
     finally:
         if agreed:
             for snapshot in made:
-                tools.on_note(f"VolumeSnapshot {_place(snapshot)} has the data before the restore")
+                tools.on_note(f"{place_of(snapshot)} has the data before the restore")
         else:
             await tools.finish("delete the snapshots", REQUEST_TIMEOUT, partial(delete_snapshots, tools, made))
-
-
-def _place(snapshot: Manifest) -> str:
-    return f"{snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
 
 
 async def _report(tools: Session, plan: InPlaceRestore) -> VolumeReport:
     one, found, ready = plan.one, None, None
     device = one.volume.by_block or plan.mode is VolumeMode.BLOCK
     if plan.snapshot is not None:
-        tools.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
+        tools.on_progress(f"waiting for {place_of(plan.snapshot)}")
         ready = await wait_until_ready(tools, plan.snapshot)
     if ready is not None and plan.claim is not None and not device:
         try:
@@ -117,7 +114,7 @@ async def _report(tools: Session, plan: InPlaceRestore) -> VolumeReport:
         namespace=one.target.namespace,
         claim=one.target.name,
         volume=one.existing,
-        snapshot=plan.snapshot_name,
+        snapshot=plan.snapshot["metadata"]["name"] if plan.snapshot else None,
         total_bytes=one.volume.size_bytes,
         device=device,
         plan=found,

@@ -110,7 +110,7 @@ async def test_a_missing_permission_names_the_volume_and_a_repetition_completes_
 async def test_what_could_not_be_created_is_found_before_anything_is(path: str, scene: RestoreScene) -> None:
     planned = await plan_restore(scene.tools, scene.request(), _BOTH)
     scene.kube.fail_next("POST", path, 403, message="is forbidden: User jane cannot create")
-    with pytest.raises(RestoreError, match=r"cannot be restored, nothing was created: create \(dry run\) .*403"):
+    with pytest.raises(RestoreError, match=r"cannot be restored, nothing was changed: create \(dry run\) .*403"):
         await check_restore(scene.tools, planned)
     await check_restore(scene.tools, planned)
     assert (scene.claims, scene.downloads) == ({}, [])

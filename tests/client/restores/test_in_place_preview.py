@@ -84,7 +84,9 @@ async def test_a_job_compares_a_volume_from_the_snapshot_and_only_that_stays(sce
     assert await command.run(incremental=True, delete_extra_files=True)
 
     (report,) = command.shown
-    assert (report.claim, report.volume, report.snapshot) == ("data", "pv-1", command.plans[0].snapshot_name)
+    (snapshot,) = (plan.snapshot for plan in command.plans)
+    assert snapshot is not None
+    assert (report.claim, report.volume, report.snapshot) == ("data", "pv-1", snapshot["metadata"]["name"])
     assert (report.plan, report.device) == (PLAN, False)
     original, content = sorted((one for one in seen if one["kind"] == "VolumeSnapshotContent"), key=_policy)
     assert content["spec"]["source"] == {"snapshotHandle": original["status"]["snapshotHandle"]}
@@ -240,7 +242,9 @@ async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back(scene: InPlaceSc
     scene.kube.put(earlier)
     second = Command(scene)
     await second.run()
-    assert second.plans[0].snapshot_name == f"{first.plans[0].snapshot_name}-2"
+    (later,) = (plan.snapshot for plan in second.plans)
+    assert later is not None
+    assert later["metadata"]["name"] == f"{earlier['metadata']['name']}-2"
 
 
 async def test_what_is_of_something_else_is_not_deleted(scene: InPlaceScene) -> None:
