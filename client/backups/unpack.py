@@ -35,6 +35,14 @@ _FILE_MODE: Final = 0o644
 _NO_DIRECTORY: Final = "its directory was refused"
 _NO_NAME: Final = "its name cannot be used here"
 
+_FILTERED: Final = {
+    "AbsoluteLinkError": "it is a link to an absolute path",
+    "LinkOutsideDestinationError": "it is a link that leads out of the target",
+    "OutsideDestinationError": "it would be written outside of the target",
+    "SpecialFileError": "it is a device or a pipe",
+}
+"""What tarfile's errors mean, by their names: an older Python has none of them."""
+
 _UNUSABLE: Final = {errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
 """Errors about one name or link, not about the target as a whole; which names a file system takes differs."""
 
@@ -102,11 +110,7 @@ class Unpacker:
     _buffer: bytearray = field(default_factory=lambda: bytearray(_PIECE_BYTES), repr=False)
 
     def run(self, stream: IO[bytes]) -> None:
-        """Unpack the tar until its end.
-
-        Raises:
-            UnpackError: the target cannot be written, or the tar is broken; what was complete stays.
-        """
+        """Unpack the tar; UnpackError: it is broken, or the target cannot be written; what was complete stays."""
         try:
             if not self.target.name:
                 self.target.folder.mkdir(exist_ok=True)
@@ -173,7 +177,7 @@ class Unpacker:
         try:
             tarfile.data_filter(member.replace(name=name, deep=False), str(self.target.folder))
         except tarfile.FilterError as e:
-            return _explain(e)
+            return _FILTERED.get(type(e).__name__, str(e))
         return self._find_obstacle(parts) or self._find_conflict(member, place)
 
     def _find_obstacle(self, parts: Sequence[str]) -> str | None:
@@ -243,16 +247,3 @@ def _turns_back(link: str) -> bool:
     """Return whether the target of a link has `..` behind an ordinary name."""
     parts = Path(link).parts
     return ".." in parts[sum(1 for _ in takewhile("..".__eq__, parts)) :]
-
-
-def _explain(error: tarfile.FilterError) -> str:
-    match error:
-        case tarfile.AbsoluteLinkError():
-            return "it is a link to an absolute path"
-        case tarfile.LinkOutsideDestinationError():
-            return "it is a link that leads out of the target"
-        case tarfile.OutsideDestinationError():
-            return "it would be written outside of the target"
-        case tarfile.SpecialFileError():
-            return "it is a device or a pipe"
-    return str(error)

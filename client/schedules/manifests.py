@@ -6,7 +6,7 @@ from typing import Final
 
 from client.backups.deletion_jobs import build_lease, build_record
 from client.backups.manifests import Method
-from client.install.manifests import build_role
+from client.install.manifests import build_role, in_scope
 from client.install.options import build_object
 from client.permissions import BACKUP_PERMISSIONS, READ_BACK_PERMISSIONS
 from client.schedules.request import ScheduleRequest, ScheduleTimes
@@ -151,13 +151,11 @@ def build_accounts(request: ScheduleRequest) -> list[Manifest]:
     """Return the account of a schedule, with its roles in the agents' and the PVCs' namespaces, and in the cluster."""
     account, shared, labels = account_name(request.name), _shared_role_name(request), request.own_labels
     permissions = schedule_permissions(request)
-    in_cluster = [one for one in permissions if one.scope is Scope.CLUSTER]
+    in_cluster = in_scope(permissions, Scope.CLUSTER)
+    of_claims = [one for one in in_cluster if one.resource in _OF_CLAIMS]
     places = [
-        (account, request.namespace, [one for one in permissions if one.scope is Scope.OWN_NAMESPACE]),
-        *(
-            (shared, name, [one for one in in_cluster if one.resource in _OF_CLAIMS])
-            for name in request.claim_namespaces
-        ),
+        (account, request.namespace, in_scope(permissions, Scope.OWN_NAMESPACE)),
+        *((shared, name, of_claims) for name in request.claim_namespaces),
         (shared, "", [one for one in in_cluster if one.resource not in _OF_CLAIMS]),
     ]
     objects = [build_object("v1", "ServiceAccount", account, request.namespace, labels)]
@@ -197,11 +195,7 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
             "suspend": times.suspend,
             "jobTemplate": {
                 "metadata": {"labels": labels},
-                "spec": {
-                    "backoffLimit": _RETRIES,
-                    "activeDeadlineSeconds": _DEADLINE_SECONDS,
-                    "template": template,
-                },
+                "spec": {"backoffLimit": _RETRIES, "activeDeadlineSeconds": _DEADLINE_SECONDS, "template": template},
             },
         }
     }

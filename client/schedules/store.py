@@ -1,9 +1,10 @@
 """Schedules in the cluster: creating, listing, renewing and deleting their objects, and no others."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import field
@@ -13,7 +14,7 @@ from client.install.apply import ApplyResult
 from client.install.options import place_of
 from client.installation import explain_no_agents
 from client.schedules.manifests import build_accounts, build_schedule, is_role_of
-from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
+from client.schedules.request import ScheduleRequest, ScheduleTimes, read_cron_job
 from client.session import Session
 from client.text import missing
 from core.errors import AgentError, ConfigError, ContractError
@@ -24,7 +25,7 @@ from core.kube.transport import Deletion
 from core.kube.types import Manifest, Object, UncheckedObject
 from core.models import names as wire
 from core.models.backups import deletes_by_old_rules, schedule_words
-from core.models.base import JsonDict, ObjectMeta, Time, WireModel
+from core.models.base import WireModel, parse_time
 from core.models.units import format_duration
 from exposer.pods import AgentImage
 
@@ -51,22 +52,13 @@ class OwnedObjects:
     request: ScheduleRequest
     on_line: Callable[[str], None]
 
-    async def check(self, manifests: Iterable[Manifest]) -> None:
-        """Check that what has these names is of the schedule; ConfigError: an object is not; the message names it."""
-        for manifest in manifests:
-            await self._read(manifest)
-
     async def put(self, manifest: Manifest) -> ApplyResult:
-        """Create the object, or change it to what it is to be.
-
-        Raises:
-            ConfigError: an object of the name is not of the schedule.
-        """
+        """Create the object, or change it to what it is to be; ConfigError: one that exists is not of the schedule."""
         kind, namespace, name = _key_of(manifest)
         try:
             await self.tools.client.create(kube.BY_KIND[kind], manifest)
         except AlreadyExistsError:
-            stored = await self._read(manifest)
+            stored = await self.read(manifest)
             if stored is None:
                 return ApplyResult.UNCHANGED
             patch = _patch_of(manifest, stored)
@@ -76,8 +68,8 @@ class OwnedObjects:
             return ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
         return ApplyResult.CREATED
 
-    async def _read(self, manifest: Manifest | Object) -> Object | None:
-        """Return the object of the schedule that exists; None for one of all schedules."""
+    async def read(self, manifest: Manifest | Object) -> Object | None:
+        """Return the object that exists; None for one of all schedules; ConfigError: it is not of the schedule."""
         kind, namespace, name = _key_of(manifest)
         if (kind, name) in _SHARED:
             return None
@@ -93,32 +85,25 @@ class OwnedObjects:
         found: dict[_Key, Manifest | Object] = {
             _key_of(one): one for one in known if kube.BY_KIND[one["kind"]] in _ROLES
         }
+        labels = select_labels(self.request.own_labels)
         for resource in _ROLES:
-            found |= {_key_of(one): one for one in await self._list(resource)}
+            try:
+                listed = await self.tools.client.list(Selection(resource, label_selector=labels))
+            except ForbiddenError as e:
+                self.tools.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
+                continue
+            found |= {_key_of(one): one for one in listed if is_role_of(self.request, one)}
         # Bindings first: they grant.
         order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(kube.BY_KIND[one[0]]), one))
         return [found[one] for one in order]
 
-    async def _list(self, resource: kube.Resource) -> list[Object]:
-        labels = select_labels(self.request.own_labels)
-        try:
-            listed = await self.tools.client.list(Selection(resource, label_selector=labels))
-        except ForbiddenError as e:
-            self.tools.on_note(f"{resource.kind}s that schedule {self.request.name} had before may be left: {e}")
-            return []
-        return [one for one in listed if is_role_of(self.request, one)]
-
     async def remove(self, manifests: Iterable[Manifest | Object]) -> None:
-        """Delete these objects where they are of the schedule.
-
-        Raises:
-            ConfigError: some are not, and are left alone; the message names them.
-        """
+        """Delete these objects of the schedule; ConfigError: it names those that are not, and are left alone."""
         foreign = []
         for manifest in manifests:
             kind, namespace, name = _key_of(manifest)
             try:
-                stored = await self._read(manifest)
+                stored = await self.read(manifest)
             except ConfigError as e:
                 foreign.append(str(e))
                 continue
@@ -157,24 +142,6 @@ _APPLIERS: Final = {
     "kubectl.kubernetes.io/last-applied-configuration": "kubectl apply",
 }
 """What applies an object from files, by an annotation or label; Argo CD keeps kubectl's annotation, too."""
-
-
-class _Status(WireModel):
-    last_schedule_time: Time | None = None
-    last_successful_time: Time | None = None
-    active: list[JsonDict] = field(default_factory=list)
-
-
-class _Spec(WireModel):
-    schedule: str = ""
-    time_zone: str = ""
-    suspend: bool = False
-
-
-class _CronJob(WireModel):
-    metadata: ObjectMeta
-    spec: _Spec = field(default_factory=_Spec)
-    status: _Status = field(default_factory=_Status)
 
 
 class Schedule(WireModel):
@@ -238,31 +205,23 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[Manifest]) -> Ap
         KubeError: the API server rejected a request; what was created stays, and the command may be repeated.
     """
     *others, cron_job = objects
-    await owned.check([cron_job, *others])
+    stored = await owned.read(cron_job)
+    for manifest in others:
+        await owned.read(manifest)
     results = [await owned.put(manifest) for manifest in others]
-    meta = cron_job["metadata"]
-    stored = await owned.tools.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
     if stored is not None:
-        await owned.remove(await owned.find_roles(_known(stored), keep=others))
+        known: list[Manifest] = []
+        # A CronJob may be of a version that cannot be read.
+        with suppress(ConfigError):
+            known = build_accounts(read_cron_job(cast("UncheckedObject", stored)))
+        await owned.remove(await owned.find_roles(known, keep=others))
     result = await owned.put(cron_job)
     changed = any(one is not ApplyResult.UNCHANGED for one in results)
     return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
 
 
-def _known(cron_job: UncheckedObject) -> list[Manifest]:
-    """Return the objects that the CronJob needs; none, if it is of a version that cannot be read."""
-    try:
-        return build_accounts(read_cron_job(cron_job))
-    except ConfigError:
-        return []
-
-
 async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str], now: datetime) -> ScheduleList:
-    """Return the schedules of these names, all if there are none.
-
-    Raises:
-        NotFoundError: there is none of such a name; the message has the one that may be meant.
-    """
+    """Return the schedules of these names, all if there are none; NotFoundError: it has the name that may be meant."""
     found, notes = [], []
     for raw in await _list_cron_jobs(client, namespace, names):
         try:
@@ -279,7 +238,7 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
     """
     pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=wire.SCHEDULE_LABEL))
     listed = [msgspec.json.decode(text) async for page in pages for text in page]
-    found = {one["metadata"]["name"]: one for one in listed if is_schedule(one)}
+    found = {one["metadata"]["name"]: one for one in listed if schedule_words(one)}
     for name in names:
         if name not in found:
             raise missing(f"there is no schedule {name} in namespace {namespace}", name, list(found))
@@ -287,39 +246,34 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
 
 
 def _build(raw: UncheckedObject, request: ScheduleRequest, now: datetime) -> Schedule:
-    cron_job = _CronJob.from_wire(raw)
-    spec, status, times = cron_job.spec, cron_job.status, _times_of(cron_job)
+    status, times, created = raw.get("status") or {}, _times_of(raw), raw["metadata"]["creationTimestamp"]
+    last_run, last_success = status.get("lastScheduleTime"), status.get("lastSuccessfulTime")
     return Schedule(
-        name=cron_job.metadata.name,
-        schedule=spec.schedule,
-        time_zone=spec.time_zone,
-        suspended=spec.suspend,
+        name=raw["metadata"]["name"],
+        schedule=times.schedule,
+        time_zone=times.time_zone or "",
+        suspended=times.suspend,
         claims=request.shown_claims,
         method=str(request.choice.method),
         location=request.location,
         ttl=format_duration(request.ttl) if request.ttl is not None else "",
         keep=request.keep.by_name if request.keep else {},
-        created=cron_job.metadata.creation_timestamp,
-        running=len(status.active),
-        last_run=status.last_schedule_time,
-        last_success=status.last_successful_time,
-        next_run=None if spec.suspend else times.next_after(now),
+        created=parse_time(created),
+        running=len(status.get("active") or ()),
+        last_run=parse_time(last_run) if last_run else None,
+        last_success=parse_time(last_success) if last_success else None,
+        next_run=None if times.suspend else times.next_after(now),
         old_rules=deletes_by_old_rules(raw),
     )
 
 
-def _times_of(cron_job: _CronJob) -> ScheduleTimes:
-    spec = cron_job.spec
-    return ScheduleTimes(spec.schedule, spec.time_zone or None, spec.suspend)
+def _times_of(cron_job: UncheckedObject) -> ScheduleTimes:
+    spec = cron_job["spec"]
+    return ScheduleTimes(spec["schedule"], spec.get("timeZone") or None, spec.get("suspend") or False)
 
 
 async def read_request(client: KubeClient, namespace: str, name: str) -> ScheduleRequest:
-    """Return what the schedule of that name backs up and keeps.
-
-    Raises:
-        NotFoundError: there is none; the message has the name that may be meant.
-        ConfigError: the command line of its pods cannot be read.
-    """
+    """Return what the schedule backs up and keeps; raises as `find_schedules`, and ConfigError if it cannot be read."""
     (raw,) = await _list_cron_jobs(client, namespace, (name,))
     return read_cron_job(raw)
 
@@ -370,7 +324,7 @@ async def _renew(
     tools: Session, cron_job: UncheckedObject, image: AgentImage, on_line: Callable[[str], None]
 ) -> ApplyResult:
     """Apply the objects of a schedule as its pods' command line describes it."""
-    request, times = read_cron_job(cron_job), _times_of(_CronJob.from_wire(cron_job))
+    request, times = read_cron_job(cron_job), _times_of(cron_job)
     meta = cron_job["metadata"]
     if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
         raise ConfigError(f"its pods run schedule {request.name} of namespace {request.namespace}")

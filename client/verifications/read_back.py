@@ -55,18 +55,8 @@ async def plan_verification(tools: Session, work: VerificationWork) -> Manifest:
     return await plan_job(tools, subject, spec, longest=work.timeout + _JOB_EXTRA, volume=work.volume)
 
 
-async def verify_snapshots(tools: Session, work: VerificationWork, keep: Keep) -> None:
-    """Run the Job, whose results `keep` gets.
-
-    Raises:
-        ResultError: the termination message is not a verification's.
-        JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
-    """
-    await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
-
-
-async def run_verification(tools: Session, manifest: Manifest, what: str, work: VerificationWork, keep: Keep) -> None:
-    """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
+async def verify_snapshots(tools: Session, work: VerificationWork, keep: Keep, planned: Manifest | None = None) -> None:
+    """Run the Job, which may have been planned before; `keep` gets its results.
 
     Raises:
         ResultError: the termination message is not a verification's.
@@ -76,7 +66,8 @@ async def run_verification(tools: Session, manifest: Manifest, what: str, work: 
     async def read(log: str) -> None:
         await keep({one.id: one for one in VERIFIED_LINE.find(log)})
 
-    answer = await run_job(tools, manifest, what, work.timeout, read)
+    what = "verification" if work.volume is None else "comparison"
+    answer = await run_job(tools, planned or await plan_verification(tools, work), what, work.timeout, read)
     parse_result(SnapshotVerification, answer.message)
     # Results that the log has lost are an error, although those before were kept.
     answer.find(VERIFIED_LINE)

@@ -22,7 +22,7 @@ from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
 from client.session import Session, StepTimeoutError
-from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
+from client.verifications.read_back import Keep, VerificationWork, plan_verification, verify_snapshots
 from client.verifications.report import VerificationError
 from core.clock import Deadline
 from core.contract import VolumeMode
@@ -74,11 +74,12 @@ async def compare_restored(
     scratch = _Scratch(tools, planned[0])
     mode = VolumeMode(saved.claim.volume_mode)
     source: VolumeSource = {"persistentVolumeClaim": {"claimName": planned[0].target.name}}
-    manifest = await plan_verification(tools, replace(work, volume=MoverVolume(source, mode, read_only=True)))
+    work = replace(work, volume=MoverVolume(source, mode, read_only=True))
+    manifest = await plan_verification(tools, work)
     try:
         await start_restore(restoring, planned)
         # The pod of the Job is there before the volume: it decides where a volume with late binding is.
-        await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
+        await scratch.wait_beside(verify_snapshots(scratch.quiet_tools, work, keep, manifest))
     finally:
         remove = partial(_remove, tools, planned[0].name, planned[0].target.name)
         try:
@@ -211,20 +212,24 @@ async def _remove(tools: Session, transfer: str, claim: str) -> bool:
     namespace, deadline = tools.namespace, Deadline.after(tools.clock, _CLEANUP_TIMEOUT)
     tools.on_progress(f"removing the scratch volume {namespace}/{claim}")
     ended = await _delete(tools, DATA_DOWNLOADS, transfer, deadline)
-    volume = await _find_volume(tools, claim)
+    volume = await _find_retained(tools, claim)
     removed = await _delete(tools, PERSISTENT_VOLUME_CLAIMS, claim, deadline)
     if volume:
-        await _name_retained(tools, volume)
+        text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
+        tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")
     return ended and removed
 
 
-async def _find_volume(tools: Session, name: str) -> str | None:
-    """Return the name of the restored PersistentVolume; None: there is none, or it is not known."""
+async def _find_retained(tools: Session, name: str) -> str | None:
+    """Return the name of the restored PersistentVolume, if it stays; None: it does not, or that is not known."""
     try:
         claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, tools.namespace, name)
+        volume = claim["spec"].get("volumeName") if claim else None
+        stored = await tools.client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
     except KubeError:
         return None
-    return claim["spec"].get("volumeName") or None if claim is not None else None
+    retained = stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain"
+    return volume if retained else None
 
 
 async def _delete(tools: Session, resource: Resource, name: str, deadline: Deadline) -> bool:
@@ -245,14 +250,3 @@ async def _delete(tools: Session, resource: Resource, name: str, deadline: Deadl
     command = f"kubectl -n {namespace} delete {resource.plural} {name}"
     tools.on_note(f"{resource.kind} {namespace}/{name} of the verification is left, to delete by {command}: {cause}")
     return False
-
-
-async def _name_retained(tools: Session, volume: str) -> None:
-    """Say that a volume stays in the storage, by the policy of its class."""
-    try:
-        stored = await tools.client.read(PERSISTENT_VOLUMES, "", volume)
-    except KubeError:
-        return
-    if stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain":
-        text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
-        tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")

@@ -11,9 +11,10 @@ from client.backups.copies import KeepPolicy, KeepRule
 from client.backups.manifests import Method
 from client.backups.plan import Choice, ClaimName
 from client.schedules.manifests import build_schedule, schedule_permissions
-from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
+from client.schedules.request import ScheduleRequest, ScheduleTimes, read_cron_job
 from client.schedules.scheduled_run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
+from core.models.backups import schedule_words
 from exposer.pods import AgentImage
 from nodeagent.runtime.permissions import Scope
 from tests.client.support.schedule_scene import DATA, ScheduleScene
@@ -67,9 +68,9 @@ def test_no_word_of_a_user_names_a_variable_of_the_pod() -> None:
 
 
 def test_another_cron_job_is_no_schedule() -> None:
-    assert not is_schedule(only(metadata={}))
+    assert not schedule_words(only(metadata={}))
     template = {"spec": {"containers": [{"args": ["serve"]}]}}
-    assert not is_schedule(only(spec={"jobTemplate": {"spec": {"template": template}}}))
+    assert not schedule_words(only(spec={"jobTemplate": {"spec": {"template": template}}}))
 
 
 @pytest.mark.parametrize(
