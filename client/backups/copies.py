@@ -45,16 +45,17 @@ class KeepRule(StrEnum):
         """What the option says."""
         if self is KeepRule.LAST:
             return "how many of the newest backups stay"
-        return f"of how many {_UNITS[self]} with a backup the newest one stays"
+        return f"of how many {_PERIODS[self][0]} with a backup the newest one stays"
 
 
-_UNITS: Final = {
-    KeepRule.HOURLY: "hours",
-    KeepRule.DAILY: "days",
-    KeepRule.WEEKLY: "weeks",
-    KeepRule.MONTHLY: "months",
-    KeepRule.YEARLY: "years",
+_PERIODS: Final = {
+    KeepRule.HOURLY: ("hours", "%Y-%m-%d %Hh"),
+    KeepRule.DAILY: ("days", "%Y-%m-%d"),
+    KeepRule.WEEKLY: ("weeks", "%G-W%V"),
+    KeepRule.MONTHLY: ("months", "%Y-%m"),
+    KeepRule.YEARLY: ("years", "%Y"),
 }
+"""Words for periods, and their names for `strftime`: an hour that occurs twice is one, weeks begin on Monday."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +104,12 @@ def format_keep(policy: KeepPolicy, ttl: timedelta | None) -> str:
     return ",".join(f"{key}={value}" for key, value in words.items())
 
 
-def ttl_of_keep(text: str) -> str | None:
-    """Return the time to live in BACKUP_KEEP_ANNOTATION, as written; None: it has none."""
-    return _parse_words(text).get(_TTL)
-
-
 def parse_keep(text: str) -> KeepPolicy:
-    """Return the policy in BACKUP_KEEP_ANNOTATION; ValueError: it is invalid, or of a version that knows more rules."""
+    """Return the policy in BACKUP_KEEP_ANNOTATION; ValueError, ConfigError: it is invalid, or has unknown rules."""
     words = _parse_words(text)
     words.pop(_TTL, None)
     zone = words.pop(_ZONE, UTC_ZONE)
-    try:
-        policy = KeepPolicy.of({KeepRule(key): int(value) for key, value in words.items()}, zone)
-    except ConfigError as e:
-        raise ValueError(str(e)) from e
+    policy = KeepPolicy.of({KeepRule(key): int(value) for key, value in words.items()}, zone)
     if policy is None:
         raise ValueError("it has no count")
     return policy
@@ -147,10 +140,10 @@ Series = tuple[tuple[str, str], str]
 class Copy:
     """One volume of a backup: its transfer.
 
-    `volume` is namespace and name of the PVC. `volume_namespace` is the repository's. A `ttl` of None: it never
-    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or why that is not known; None: it
-    is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
-    has begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
+    `namespace` is the PVC's and the repository's, `claim` as in `name_volume`. A `ttl` of None: it never expires.
+    `foreign` is why the transfer is not one of `nodeagent backup create`, or why that is not known; None: it is.
+    `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command has
+    begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
     annotation has it.
     """
 
@@ -158,9 +151,9 @@ class Copy:
     kind: str
     transfer: str
     uid: str
-    volume: tuple[str, str]
+    namespace: str
+    claim: str
     location: str
-    volume_namespace: str
     phase: Phase
     created: datetime | None
     ended: datetime | None = None
@@ -191,6 +184,11 @@ class Copy:
         return self.ended or self.created
 
     @property
+    def volume(self) -> tuple[str, str]:
+        """Namespace and name of the volume."""
+        return self.namespace, self.claim
+
+    @property
     def series(self) -> Series:
         """The copies that it is judged among."""
         return self.volume, self.location
@@ -206,24 +204,27 @@ class Copy:
         return "/".join(self.volume)
 
 
+def name_volume(transfer: DataUpload | PodVolumeBackup) -> str:
+    """Return the name of the PVC that the transfer backs up; of a volume of a pod without one, `<pod>:<volume>`."""
+    if isinstance(transfer, DataUpload):
+        return transfer.spec.source_pvc
+    return transfer.source_claim or f"{transfer.spec.pod.name}:{transfer.spec.volume}"
+
+
 def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
     """Return the volume of a backup of ours that this transfer is; None: it names no such backup."""
     meta, status = transfer.metadata, transfer.status
     name = meta.annotations.get(wire.BACKUP_ANNOTATION, "")
     if not name or wire.BACKUP_LABEL not in meta.labels:
         return None
-    verification = Verification.from_annotations(meta.annotations)
-    claim = transfer.source_claim or (
-        f"{transfer.spec.pod.name}:{transfer.spec.volume}" if isinstance(transfer, PodVolumeBackup) else ""
-    )
     return Copy(
         backup=name,
         kind=transfer.kind_name,
         transfer=transfer.name,
         uid=transfer.uid,
-        volume=(transfer.repository_namespace, claim),
+        namespace=transfer.repository_namespace,
+        claim=name_volume(transfer),
         location=transfer.spec.backup_storage_location,
-        volume_namespace=transfer.repository_namespace,
         phase=transfer.phase,
         created=meta.creation_timestamp,
         ended=status.completion_timestamp,
@@ -234,7 +235,7 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         keep=meta.annotations.get(wire.BACKUP_KEEP_ANNOTATION) or None,
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
-        damaged=is_damaged(verification),
+        damaged=is_damaged(Verification.from_annotations(meta.annotations)),
         shrunk=is_shrunk(meta.annotations),
     )
 
@@ -251,9 +252,9 @@ def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy |
         kind=kind,
         transfer=meta["name"],
         uid=meta.get("uid") or "",
-        volume=("", ""),
+        namespace="",
+        claim="",
         location="",
-        volume_namespace="",
         phase=Phase.NEW,
         created=parse_time(meta["creationTimestamp"]),
         ttl=_read_ttl(annotations),
@@ -263,7 +264,8 @@ def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy |
 
 def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
     """Return how long a backup is kept whatever its schedule keeps; None: that is not said, or cannot be read."""
-    text = annotations.get(wire.BACKUP_TTL_ANNOTATION) or ttl_of_keep(annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""))
+    kept = _parse_words(annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""))
+    text = annotations.get(wire.BACKUP_TTL_ANNOTATION) or kept.get(_TTL)
     try:
         ttl = parse_duration(text) if text else timedelta()
     except ValueError:
@@ -314,7 +316,7 @@ def explain_scheduled(
         keep = newest and newest.keep
         try:
             policy = policies[schedule] if schedule in policies else parse_keep(keep) if keep else None
-        except ValueError as e:
+        except (ValueError, ConfigError) as e:
             why = f"what schedule {schedule} keeps cannot be read in its newest backup: {e}"
             found |= dict.fromkeys((one.uid for one in ones), why)
             continue
@@ -345,51 +347,20 @@ def _explain_schedule(
             by_series.setdefault(one.series, []).append(one)
     for ones in by_series.values():
         for uid, keeps in decide_kept(ones, policy).items():
-            found[uid] = f"schedule {schedule} keeps it: {'; '.join(keep.text for keep in keeps)}"
+            found[uid] = f"schedule {schedule} keeps it: {'; '.join(keeps)}"
     return found
 
 
-_PERIODS: Final = {
-    KeepRule.HOURLY: "%Y-%m-%d %Hh",
-    KeepRule.DAILY: "%Y-%m-%d",
-    KeepRule.WEEKLY: "%G-W%V",
-    KeepRule.MONTHLY: "%Y-%m",
-    KeepRule.YEARLY: "%Y",
-}
-"""The names of periods, for `strftime`: an hour that occurs twice is one, weeks begin on Monday."""
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Why a policy keeps a copy: it is the `number`-th that `rule` counts, of `count`.
-
-    `period` is the one whose newest copy it is; None: it needs none. `oldest`: it is not the newest of a period, but
-    the oldest copy of all, which stays while fewer than `count` are there.
-    """
-
-    rule: KeepRule
-    number: int
-    count: int
-    period: str | None = None
-    oldest: bool = False
-
-    @property
-    def text(self) -> str:
-        """A phrase, such as `daily 3 of 7, the newest of 2026-11-20`."""
-        if self.oldest:
-            return f"{self.rule} {self.number} of {self.count}, the oldest"
-        return f"{self.rule} {self.number} of {self.count}" + (f", the newest of {self.period}" if self.period else "")
-
-
-def decide_kept(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:
+def decide_kept(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, list[str]]:
     """Return why the policy keeps copies of one volume in one location, by their UIDs; one that is absent may go.
 
-    A copy that failed, whose verification failed, or whose deletion a command has begun stays as long as if it counted,
-    and takes no place of another one. What has not ended, is foreign, or is being deleted is not considered.
+    The reasons are phrases, such as `daily 3 of 7, the newest of 2026-11-20`. A copy that failed, whose verification
+    failed, or whose deletion a command has begun stays as long as if it counted, and takes no place of another one.
+    What has not ended, is foreign, or is being deleted is not considered.
     """
     ended = [one for one in copies if one.phase.final and not (one.foreign or one.deleting)]
     sound = [one for one in ended if one.has_data and not one.damaged]
-    kept: dict[str, tuple[Keep, ...]] = {}
+    kept: dict[str, list[str]] = {}
     for counted in (ended, sound, [one for one in sound if one.complete]):
         for one in counted:
             kept.pop(one.uid, None)
@@ -397,28 +368,32 @@ def decide_kept(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[K
     return kept
 
 
-def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, tuple[Keep, ...]]:
+def _apply(copies: Iterable[Copy], policy: KeepPolicy) -> dict[str, list[str]]:
     zone = parse_time_zone(policy.zone)
     ordered = sorted((one for one in copies if one.created is not None), key=lambda one: one.age_key, reverse=True)
-    kept: dict[str, tuple[Keep, ...]] = {}
+    kept: dict[str, list[str]] = {}
     for rule in KeepRule:
         if count := policy.counts.get(rule):
-            for uid, keep in _apply_rule(ordered, rule, count, zone).items():
-                kept[uid] = (*kept.get(uid, ()), keep)
+            for uid, why in _apply_rule(ordered, rule, count, zone).items():
+                kept.setdefault(uid, []).append(why)
     return kept
 
 
-def _apply_rule(ordered: Sequence[Copy], rule: KeepRule, count: int, zone: ZoneInfo) -> dict[str, Keep]:
-    form = _PERIODS.get(rule)
-    kept: dict[str, Keep] = {}
+def _apply_rule(ordered: Sequence[Copy], rule: KeepRule, count: int, zone: ZoneInfo) -> dict[str, str]:
+    kept: dict[str, str] = {}
     before = None
     for one in ordered:
         if len(kept) == count or one.created is None:
             break
-        period = one.created.astimezone(zone).strftime(form) if form else None
-        is_new = period is None or period != before
-        # The oldest one stays until the rule has as many: so the history becomes as long as it may.
-        if is_new or one is ordered[-1]:
-            kept[one.uid] = Keep(rule, len(kept) + 1, count, period, oldest=not is_new)
-            before = period
+        number = f"{rule} {len(kept) + 1} of {count}"
+        if rule is KeepRule.LAST:
+            kept[one.uid] = number
+            continue
+        period = one.created.astimezone(zone).strftime(_PERIODS[rule][1])
+        if period != before:
+            kept[one.uid] = f"{number}, the newest of {period}"
+        elif one is ordered[-1]:
+            # It stays until the rule has as many: so the history becomes as long as it may.
+            kept[one.uid] = f"{number}, the oldest"
+        before = period
     return kept

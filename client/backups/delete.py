@@ -4,7 +4,7 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `client.backups.retention`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -34,7 +34,7 @@ from client.backups.retention import (
 )
 from client.collections.collection import Backups
 from client.session import Session
-from core.clock import Clock, Deadline
+from core.clock import Deadline
 from core.errors import AgentError, ConfigError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, BY_KIND
 from core.kube.transport import Deletion
@@ -84,25 +84,13 @@ class DeletionWish:
 
 
 @dataclass(frozen=True)
-class RunTime:
-    """The time by the witnesses of a run, and when that was, on the monotonic clock."""
-
-    start: datetime
-    at_seconds: float
-
-    def now(self, clock: Clock) -> datetime:
-        """Return the time now."""
-        return self.start + timedelta(seconds=clock.monotonic() - self.at_seconds)
-
-
-@dataclass(frozen=True)
 class DeletionPlan:
     """What is to be deleted: backups, and snapshots of earlier deletions that were interrupted (`unfinished`).
 
     `judgments` are about all backups. `stale` entries of the record are of transfers that still exist. `cluster` is
-    what identifies the cluster in the tags of its snapshots. `held` are transfers that are still being deleted: their
-    snapshots stay until they are gone. Those in `absent` locations, which do not exist, stay recorded. `check` is
-    what the check Jobs found, `time` when; None: they did not run. `now` is when it was made; None: ages do not matter.
+    what identifies the cluster in the tags of its snapshots. Transfers in `absent` locations, which do not exist, stay
+    recorded. `check` is what the check Jobs found; None: they did not run. `time` returns the time now, by the
+    witnesses of the run; None: there are none. `now` is when it was made; None: ages do not matter.
     """
 
     wish: DeletionWish
@@ -112,16 +100,21 @@ class DeletionPlan:
     deleted: tuple[RetentionDecision, ...] = ()
     unfinished: frozenset[Located] = frozenset()
     stale: frozenset[Located] = frozenset()
-    held: frozenset[Located] = frozenset()
     absent: frozenset[str] = frozenset()
     check: Check | None = None
-    time: RunTime | None = None
+    time: Callable[[], datetime] | None = None
     now: datetime | None = None
 
     @property
     def kept(self) -> list[RetentionDecision]:
         """The backups that are expired, and held by another rule."""
         return [one for one in self.judgments if self.wish.name is None and one.expired and one.holds]
+
+    @property
+    def refusals(self) -> list[str]:
+        """The places in which nothing can be deleted, and why."""
+        refused = self.check.refused if self.check is not None else {}
+        return [f"nothing can be deleted in BackupStorageLocation {name}: {why}" for (name, _), why in refused.items()]
 
     @property
     def copies(self) -> list[Copy]:
@@ -131,13 +124,7 @@ class DeletionPlan:
     @property
     def transfers(self) -> frozenset[Located]:
         """All transfers whose snapshots are to be deleted."""
-        found = (self.unfinished | {locate(copy) for copy in self.copies}) - self.held
-        return frozenset(one for one in found if one[0] not in self.absent)
-
-    @property
-    def locations(self) -> list[str]:
-        """The locations with snapshots to be deleted."""
-        return sorted({location for location, _ in self.transfers})
+        return frozenset(one for one in self.unfinished | set(map(locate, self.copies)) if one[0] not in self.absent)
 
 
 async def plan_deletion(tools: Session, wish: DeletionWish | None = None) -> DeletionPlan:
@@ -163,7 +150,7 @@ async def plan_deletion(tools: Session, wish: DeletionWish | None = None) -> Del
 
 
 async def _judge(
-    tools: Session, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
+    tools: Session, wish: DeletionWish, check: Check | None = None, time: Callable[[], datetime] | None = None
 ) -> DeletionPlan:
     client, namespace = tools.client, tools.namespace
     if await has_velero_server(client, namespace):
@@ -190,13 +177,11 @@ async def _judge(
     situation = Situation(restoring, closed, _now(tools, plan), check, wish.policies)
     judgments = judge_backups(copies, situation)
     if wish.name is not None:
-        return replace(
-            plan,
-            judgments=tuple(judgments),
-            deleted=tuple(one for one in judgments if one.backup == wish.name),
-            unfinished=_of_backup(unfinished, wish.name),
-            stale=_of_backup(plan.stale, wish.name),
+        unfinished, stale = (
+            frozenset(one for one in some if one[1].backup == wish.name) for some in (unfinished, stale)
         )
+        deleted = tuple(one for one in judgments if one.backup == wish.name)
+        return replace(plan, judgments=tuple(judgments), deleted=deleted, unfinished=unfinished, stale=stale)
     if situation.now is None:
         raise DeletionError("the API server's answers have no Date: how old backups are is not known")
     if check is not None:
@@ -223,15 +208,11 @@ def _now(tools: Session, plan: DeletionPlan) -> datetime | None:
     if plan.wish.name is not None:
         return None
     if plan.time is not None:
-        return plan.time.now(tools.clock)
+        return plan.time()
     if not tools.in_pod:
         return tools.date()
     # With a Date that is behind nothing would be expired, and no Job would show that it is wrong.
     return decide_now({_DATE: tools.date(), _POD: tools.clock.now()}, plan.wish.begun)
-
-
-def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
-    return frozenset((location, one) for location, one in located if one.backup == name)
 
 
 async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, list[DeletedSnapshot]]:
@@ -240,8 +221,11 @@ async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, 
     Raises:
         DeletionError: the clocks do not agree, so that no age is known.
     """
-    run = _CheckRun(tools, _find_needed(plan))
-    for location in plan.locations:
+    witnesses = find_witnesses(copy for one in plan.judgments for copy in one.copies)
+    wanted = [copy for copy in plan.copies if copy.has_data and copy.series in witnesses]
+    needed = {copy.uid: witnesses[copy.series] for copy in wanted if witnesses[copy.series].backup != copy.backup}
+    run = _CheckRun(tools, needed)
+    for location in _list_locations(plan.transfers):
         await run.look(plan, location)
     check = Check(
         wanted=frozenset(one.uid for _, one in plan.transfers),
@@ -256,20 +240,20 @@ async def check_plan(tools: Session, plan: DeletionPlan) -> tuple[DeletionPlan, 
     return settled, [one for one in run.found if one.transfer_uid in left]
 
 
+def _list_locations(transfers: Iterable[Located]) -> list[str]:
+    return sorted({location for location, _ in transfers})
+
+
 def _uids(found: Iterable[DeletedSnapshot]) -> frozenset[str]:
     return frozenset(one.transfer_uid for one in found)
 
 
-def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
-    """Return the copies that have to be restorable, by the UIDs of the transfers that may go because they are."""
-    witnesses = find_witnesses(copy for one in plan.judgments for copy in one.copies)
-    wanted = [copy for copy in plan.copies if copy.has_data and copy.series in witnesses]
-    return {copy.uid: witnesses[copy.series] for copy in wanted if witnesses[copy.series].backup != copy.backup}
-
-
 @dataclass
 class _CheckRun:
-    """The check Jobs of a run, and what they found; times are those at the creation of the last one."""
+    """The check Jobs of a run, and what they found; times are those at the creation of the last one.
+
+    `needed` are the copies that have to be restorable, by the UIDs of the transfers that may go because they are.
+    """
 
     tools: Session
     needed: dict[str, Copy]
@@ -282,7 +266,7 @@ class _CheckRun:
 
     async def look(self, plan: DeletionPlan, location: str) -> None:
         run = LocationJobs(replace(self.tools, on_created=self._note_times), location, plan.cluster)
-        checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id or "") for uid, one in self.needed.items()}
+        checks = {uid: CopyToCheck(one.namespace, one.snapshot_id or "") for uid, one in self.needed.items()}
         before = self.said, self.at_seconds
         try:
             await run.run(plan.transfers, checks)
@@ -308,9 +292,12 @@ class _CheckRun:
         self.said = {_DATE: self.tools.date(), f"the creation of Job {job['metadata']['name']}": created}
         self.said |= {_POD: self.tools.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
 
-    def decide_time(self, begun: datetime | None) -> RunTime | None:
-        """Return the time of the run; None: there was no Job."""
-        return RunTime(decide_now(self.said, begun), self.at_seconds) if self.said else None
+    def decide_time(self, begun: datetime | None) -> Callable[[], datetime] | None:
+        """Return what returns the time now, by the witnesses; None: there was no Job."""
+        if not self.said:
+            return None
+        said, clock, at_seconds = decide_now(self.said, begun), self.tools.clock, self.at_seconds
+        return lambda: said + timedelta(seconds=clock.monotonic() - at_seconds)
 
 
 async def execute_plan(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
@@ -333,10 +320,7 @@ async def execute_plan(tools: Session, plan: DeletionPlan, guard: DeletionGuard)
             for text in why:
                 tools.on_note(text)
         await part.record.drop({one for _, one in part.stale})
-        deleted, failed = await _execute(tools, part, guard)
-        found += deleted
-        if failed:
-            raise DeletionError(failed[0])
+        found += await _execute(tools, part, guard)
         if plan.wish.name is not None and part.deleted:
             await part.record.forget(plan.wish.name)
     if changed:
@@ -381,37 +365,38 @@ def _find_change(planned: RetentionDecision, later: RetentionDecision | None, *,
     return next((hold.text for hold in holds if hold not in planned.holds), None)
 
 
-async def _execute(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> tuple[list[DeletedSnapshot], list[str]]:
-    """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
+async def _execute(tools: Session, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
+    """Delete the transfers and the snapshots, and return the snapshots; DeletionError: some are left."""
     record = plan.record
     if plan.deleted:
         await record.add(plan.copies)
     held = await _delete_transfers(tools, plan.copies, guard)
-    plan = replace(plan, held=frozenset(locate(copy) for copy in held))
+    # The snapshots of what is still being deleted stay until it is gone.
+    transfers = plan.transfers - set(map(locate, held))
     found: list[DeletedSnapshot] = []
     failed = list(held.values())
-    for location in plan.locations:
+    for location in _list_locations(transfers):
         await guard.confirm()
         run = LocationJobs(tools, location, plan.cluster)
         try:
-            await run.run(plan.transfers, None)
+            await run.run(transfers, None)
         except AgentError as e:
             failed.append(f"{_NOT_DELETED}: {e}")
             continue
         found += run.found
         kept = {one.transfer_uid for one in run.found if one.kept}
         failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
-        done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
+        done = {one for where, one in transfers if where == location and one.uid not in kept}
         dropped = {one for one in done if not {None, one.volume_namespace} & run.unread.keys()}
         # What was there shortly before is not gone, but out of sight: the location may name another place now.
         if missed := {one for one in dropped if plan.check and one.uid in plan.check.found - _uids(run.found)}:
             failed.append(f"{_NOT_DELETED}: {len(missed)} of them are not in {location}, where a check has found them")
-        if plan.time is not None:
-            await record.drop(dropped - missed, plan.time.now(tools.clock), proved=True)
-        else:
-            # One of these may be wrong: the later one counts for longer.
-            await record.drop(dropped - missed, max(filter(None, (tools.date(), tools.clock.now()))), proved=False)
-    return found, failed
+        # Without witnesses, one of two clocks may be wrong: the later one counts for longer.
+        now = plan.time() if plan.time else max(filter(None, (tools.date(), tools.clock.now())))
+        await record.drop(dropped - missed, now, proved=plan.time is not None)
+    if failed:
+        raise DeletionError(failed[0])
+    return found
 
 
 async def _delete_transfers(tools: Session, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:

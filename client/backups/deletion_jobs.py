@@ -10,7 +10,7 @@ report of the last run.
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -91,7 +91,7 @@ class _Detail(NamedTuple):
 
 def locate(copy: Copy) -> Located:
     """Return where the snapshots of the copy are."""
-    return copy.location, TransferToDelete(copy.volume_namespace, copy.backup, copy.uid)
+    return copy.location, TransferToDelete(copy.namespace, copy.backup, copy.uid)
 
 
 @dataclass
@@ -108,26 +108,19 @@ class DeletionRecord:
     report: RetentionReport | None = None
 
     async def read(self) -> None:
-        """Read it; a ConfigMap that does not exist has no entries.
-
-        Raises:
-            ContractError: an entry is invalid: only these commands should write it.
-        """
+        """Read it, if it exists; ContractError: an entry is invalid: only these commands should write it."""
         stored = await self.client.read(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP)
-        data = dict(stored.get("data") or {}) if stored else {}
-        self.report = read_report(data)
-        for key in (REPORT_KEY, _RULES_KEY):
-            data.pop(key, None)
-        history = data.pop(HISTORY_KEY, "{}")
-        try:
-            name = HISTORY_KEY
-            self.history = _parse_history(history)
-            self.entries = {}
-            for name, text in data.items():
-                self.entries[name] = _parse(text)
-        except (ValueError, OverflowError) as e:
-            place = f"ConfigMap {self.namespace}/{DELETIONS_CONFIGMAP}"
-            raise ContractError(f"{place}: invalid entry {name}: {e}") from e
+        data = (stored.get("data") or {}) if stored else {}
+        self.report, self.history, self.entries = read_report(data), [], {}
+        for name, text in data.items():
+            try:
+                if name == HISTORY_KEY:
+                    self.history = _parse_history(text)
+                elif name not in {REPORT_KEY, _RULES_KEY}:
+                    self.entries[name] = _parse(text)
+            except (ValueError, OverflowError) as e:
+                place = f"ConfigMap {self.namespace}/{DELETIONS_CONFIGMAP}"
+                raise ContractError(f"{place}: invalid entry {name}: {e}") from e
 
     @property
     def recorded(self) -> frozenset[Located]:
@@ -136,20 +129,23 @@ class DeletionRecord:
 
     def find_gone(self, existing: Collection[str], now: datetime) -> list[GoneCopy]:
         """Return what went lately, with what is being deleted: recorded transfers that do not exist any more."""
-        pending = [
-            GoneCopy((one.volume_namespace, detail.claim), location, now, detail.completed)
+        return [*self.history, *self._list(now, lambda one: one.uid not in existing)]
+
+    def _list(self, at: datetime, has_gone: Callable[[TransferToDelete], bool]) -> list[GoneCopy]:
+        """Return the recorded copies that have gone, as of `at`."""
+        return [
+            GoneCopy((one.volume_namespace, detail.claim), location, at, detail.completed)
             for entry in self.entries.values()
             for (location, one), detail in entry.items()
-            if one.uid not in existing and detail.completed is not None
+            if has_gone(one) and detail.completed is not None
         ]
-        return [*self.history, *pending]
 
     async def add(self, copies: Iterable[Copy]) -> None:
         """Note, in one request, that the snapshots of these transfers are to be deleted."""
         changed: dict[str, dict[Located, _Detail]] = {}
         for one in copies:
             entry = changed.setdefault(one.backup, dict(self.entries.get(one.backup, {})))
-            entry[locate(one)] = _Detail(one.volume[1], one.completed if one.has_data else None)
+            entry[locate(one)] = _Detail(one.claim, one.completed if one.has_data else None)
         await self._write({backup: _format(entry) for backup, entry in changed.items()})
         self.entries |= changed
 
@@ -160,18 +156,16 @@ class DeletionRecord:
 
         `gone_at`: since they went then, with their snapshots; `proved`: by witnesses, not by one clock alone.
         """
-        left, history = {}, self.history.copy()
-        for backup, entry in self.entries.items():
-            left[backup] = {where: detail for where, detail in entry.items() if where[1] not in transfers}
-            history += [
-                GoneCopy((one.volume_namespace, detail.claim), location, gone_at, detail.completed)
-                for (location, one), detail in entry.items()
-                if gone_at is not None and one in transfers and detail.completed is not None
-            ]
+        left = {
+            backup: {where: detail for where, detail in entry.items() if where[1] not in transfers}
+            for backup, entry in self.entries.items()
+        }
         changes = {
             name: _format(entry) if entry else None for name, entry in left.items() if entry != self.entries[name]
         }
+        history = self.history
         if gone_at is not None:
+            history = [*history, *self._list(gone_at, lambda one: one in transfers)]
             if proved:
                 # What a wrong clock has noted in the future went before now.
                 history = [one._replace(at=min(one.at, gone_at)) for one in history if one.at > gone_at - WINDOW]
@@ -213,10 +207,6 @@ def _to_seconds(moment: datetime | None) -> _Seconds:
     return int(moment.timestamp()) if moment is not None else 0
 
 
-def _to_time(seconds: _Seconds) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if seconds else None
-
-
 def _format(entry: Mapping[Located, _Detail]) -> str:
     found: _Entry = {}
     for (location, one), detail in sorted(entry.items()):
@@ -227,8 +217,9 @@ def _format(entry: Mapping[Located, _Detail]) -> str:
 def _parse(text: str) -> dict[Located, _Detail]:
     found: dict[Located, _Detail] = {}
     for location, entry in msgspec.json.decode(text, type=_Entry).items():
-        for one, (claim, completed) in entry.items():
-            found[location, TransferToDelete.parse(one)] = _Detail(claim, _to_time(completed))
+        for one, (claim, seconds) in entry.items():
+            completed = datetime.fromtimestamp(seconds, UTC) if seconds else None
+            found[location, TransferToDelete.parse(one)] = _Detail(claim, completed)
     return found
 
 
@@ -352,15 +343,18 @@ async def read_locations(
     found: dict[str, str | None] = {}
     for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
         name = raw["metadata"]["name"]
+        why = None
         try:
             location = BackupStorageLocation.parse(raw)
         except ContractError as e:
-            why: str | None = f"cannot be read: {e}"
+            why = f"cannot be read: {e}"
         else:
-            changed = checked.get(name, location.spec) != location.spec
-            closed = "has changed since its snapshots were checked" if changed else None
-            closed = "is read-only" if location.read_only else closed
-            why = closed if location.available else f"is {location.status.phase}"
+            if not location.available:
+                why = f"is {location.status.phase}"
+            elif location.read_only:
+                why = "is read-only"
+            elif checked.get(name, location.spec) != location.spec:
+                why = "has changed since its snapshots were checked"
         found[name] = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} {why}" if why else None
     return found
 
@@ -401,11 +395,7 @@ class DeletionGuard:
         return self.clock.now().timestamp() - self.clock.monotonic()
 
     def check(self) -> None:
-        """Check that the Lease was renewed lately; called before each request that deletes.
-
-        Raises:
-            DeletionError: another command may delete now.
-        """
+        """Check, before each request that deletes, the last renewal; DeletionError: another command may delete now."""
         # A clock that was set hides how long it slept.
         slept_seconds = abs(self._read_ahead() - self._ahead_seconds)
         if not self.lease.may_write or slept_seconds > _LONGEST_SLEEP.total_seconds():
@@ -487,5 +477,4 @@ async def _end_jobs(tools: Session) -> None:
 
 
 def _only_checks(job: Job) -> bool:
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    return "--dry-run" in (container.get("args") or [])
+    return any("--dry-run" in (one.get("args") or []) for one in job["spec"]["template"]["spec"]["containers"])

@@ -86,13 +86,9 @@ class BackupDeletion(WireModel):
 def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, done: bool) -> BackupDeletion:
     """Return the deletion by this plan, with the snapshots of it that were found."""
     notes = [f"snapshot {one.id} of backup {one.backup} is kept: {one.kept}" for one in snapshots if one.kept]
-    refused = plan.check.refused if plan.check is not None and not done else {}
-    notes += [
-        f"nothing can be deleted in BackupStorageLocation {where}: {text}" for (where, _), text in refused.items()
-    ]
-    notes += _name_gone(plan, snapshots)
-    backlog = explain_backlog(plan.judgments, plan.now) if plan.now is not None else Backlog()
-    return BackupDeletion(
+    notes += [*([] if done else plan.refusals), *_name_gone(plan, snapshots)]
+    return BackupDeletion.like(
+        explain_backlog(plan.judgments, plan.now) if plan.now is not None else Backlog(),
         done=done,
         backups=[_build_backup(one, snapshots) for one in plan.deleted],
         kept=[
@@ -101,9 +97,6 @@ def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, 
             if not one.held_by((RetentionRule.LIMIT,))
         ],
         unfinished=len(plan.unfinished),
-        waiting=backlog.copies,
-        waiting_why=backlog.why or "",
-        through=backlog.through,
         notes=notes,
     )
 
@@ -113,17 +106,13 @@ def build_report(plan: DeletionPlan, at: datetime, schedule: str | None = None) 
     held = [one for judgment in plan.kept for one in _report_held(judgment, plan.absent)]
     # What a person can do something about must not be cut off by what waits for a location.
     held.sort(key=lambda one: _REPORTED.index(RetentionRule(one.rule)))
-    backlog = explain_backlog(plan.judgments, at)
-    return RetentionReport(
+    return RetentionReport.like(
+        explain_backlog(plan.judgments, at),
         at=at,
         schedule=schedule,
         deleted=len(plan.deleted),
         held=held[:_MOST_REPORTED],
         held_count=len(held),
-        waiting=backlog.copies,
-        waiting_backups=backlog.backups,
-        waiting_why=backlog.why,
-        through=backlog.through,
     )
 
 
@@ -132,44 +121,33 @@ def _report_held(judgment: RetentionDecision, absent: Collection[str]) -> Iterat
     holds = next((found for rule in _REPORTED if (found := judgment.held_by((rule,)))), ())
     for hold in holds if holds and holds[0].rule is RetentionRule.FAILING_VOLUME else holds[:1]:
         copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
-        namespace, claim = copy.volume
         lets_go = hold.rule in _LET_GO or copy.location in absent
         yield HeldBackup.like(
             copy,
             rule=hold.rule,
             reason=hold.text,
-            namespace=namespace,
-            claim=claim,
-            bytes=judgment.bytes,
+            bytes=sum(one.bytes for one in judgment.copies),
             command=hold.command or (f"nodeagent backup delete {judgment.backup}" if lets_go else None),
         )
 
 
-def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list[str]:
-    """Return a note about each volume whose snapshot is not in its repository: it was no copy any more."""
+def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> Iterator[str]:
+    """Yield a note about each volume whose snapshot is out of reach, or not in its repository: it was no copy then."""
     found = {one.transfer_uid for one in snapshots}
-    left = [one for one in plan.copies if one.location in plan.absent and one.snapshot_id]
-    notes = [
-        f"BackupStorageLocation {one.location} does not exist: snapshot {one.snapshot_id} stays until it is back"
-        for one in left
-    ]
-    return notes + [
-        f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in the repository"
-        for one in plan.copies
-        if one.snapshot_id and one.uid not in found and one not in left
-    ]
+    for one in plan.copies:
+        if one.snapshot_id and one.location in plan.absent:
+            place = f"BackupStorageLocation {one.location}"
+            yield f"{place} does not exist: snapshot {one.snapshot_id} stays until it is back"
+        elif one.snapshot_id and one.uid not in found:
+            shown = f"{one.kind} {one.transfer} of {one.shown_volume}"
+            yield f"{shown}: its snapshot {one.snapshot_id} is not in the repository"
 
 
 def _build_backup(judgment: RetentionDecision, snapshots: Sequence[DeletedSnapshot]) -> DeletedBackup:
     volumes = []
     for copy in sorted(judgment.copies, key=lambda one: (one.volume, one.transfer)):
         own = [one for one in snapshots if one.transfer_uid == copy.uid and not one.kept]
-        namespace, claim = copy.volume
-        volumes.append(
-            DeletedVolume.like(
-                copy, namespace=namespace, claim=claim, snapshots=len(own), bytes=sum(one.bytes for one in own)
-            )
-        )
+        volumes.append(DeletedVolume.like(copy, snapshots=len(own), bytes=sum(one.bytes for one in own)))
     losses = [hold.text for hold in judgment.held_by((RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK))]
     losses += [f"it may have the last copy: {hold.text}" for hold in judgment.held_by((RetentionRule.UNCONFIRMED,))]
     return DeletedBackup(name=judgment.backup, volumes=volumes, losses=losses)

@@ -12,37 +12,26 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import field
 
 from client.backups.unpack import Unpacker, UnpackError, choose_target
 from client.collections.models import Backup, BackupVolume
-from client.mover_jobs import (
-    JobTimeoutError,
-    check_end,
-    find_subject,
-    open_job,
-    plan_job,
-    run_job,
-    wait_for_start,
-)
+from client.mover_jobs import JobTimeoutError, check_end, find_subject, open_job, plan_job, run_job, wait_for_start
 from client.permissions import FILES_PERMISSIONS
 from client.session import Session
-from core.contract import parse_result
+from core.contract import VolumeMode, parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.errors import ForbiddenError, KubeError
 from core.kube.types import Manifest
 from core.models.base import WireModel
 from core.models.names import MAINTENANCE_CONTAINER
-from core.models.phases import Phase
 from core.mover_specs import ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
 from core.text import guess
 from nodeagent.runtime.connection import OUTPUT, ExecError, ExecProcess, PodExec, forbidden_exec
 from nodeagent.runtime.preflight import missing_permissions
-
-_BLOCK: Final = "Block"
 
 _WHAT: Final = "copy"
 _LINE_BYTES: Final = 64 * 1024
@@ -97,20 +86,18 @@ def find_place(backup: Backup, text: str) -> FilePlace:
     _check_text(text)
     first, _, rest = text.strip("/").partition("/")
     second, _, path = rest.partition("/")
-    by_name = {(one.namespace, one.claim): one for one in backup.newest}
-    if (volume := by_name.get((first, second))) is None:
-        path = rest
-        named = [one for one in backup.newest if one.claim == first]
-        if len(named) > 1:
-            forms = " or ".join(f"{one.namespace}/{one.claim}" for one in named)
-            raise FilesError(f"backup {backup.name} has several PVCs {first}: name one as {forms}")
-        if not named:
-            raise _missing(backup, first, f"{first}/{second}" if second else first)
-        (volume,) = named
-    if volume.phase is not Phase.COMPLETED or not volume.snapshot_id:
-        cause = f": {volume.message}" if volume.message else ""
-        raise FilesError(f"{volume.kind} {volume.transfer} of PVC {first} is {volume.phase}{cause}: it has no files")
-    device = volume.by_block or (volume.saved is not None and volume.saved.volume_mode == _BLOCK)
+    named = [one for one in backup.newest if (one.namespace, one.claim) == (first, second)]
+    if not named:
+        path, named = rest, [one for one in backup.newest if one.claim == first]
+    if not named:
+        raise _missing(backup, first, f"{first}/{second}" if second else first)
+    if len(named) > 1:
+        forms = " or ".join(f"{one.namespace}/{one.claim}" for one in named)
+        raise FilesError(f"backup {backup.name} has several PVCs {first}: name one as {forms}")
+    (volume,) = named
+    if not volume.stored:
+        raise FilesError(f"{volume.state}: it has no files")
+    device = volume.by_block or (volume.saved is not None and volume.saved.volume_mode == VolumeMode.BLOCK)
     inside = path or text.endswith("/")
     return FilePlace(volume, f"/{path}" if device and inside else path, device)
 
@@ -129,22 +116,10 @@ def _missing(backup: Backup, claim: str, name: str) -> FilesError:
     return FilesError(f"backup {backup.name} has no PVC {claim}{known}")
 
 
-async def _build_job(
-    tools: Session, place: FilePlace, *, limit: int | None = None, after: str | None = None
-) -> Manifest:
-    """Return the manifest of the Job that lists the place, up to `limit` entries; None: that sends it."""
-    _check_text(after or "")
-    volume = place.volume
-    subject = await find_subject(tools, "files", volume.location, volume.namespace)
-    namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
-    spec = (
-        SendFiles(volume_namespace=namespace, snapshot=snapshot, path=path, device=device)
-        if limit is None
-        else ListFiles(
-            volume_namespace=namespace, snapshot=snapshot, path=path, device=device, limit=limit, after=after
-        )
-    )
-    return await plan_job(tools, subject, spec)
+async def _plan(tools: Session, place: FilePlace, kind: type[ListFiles | SendFiles], **more: Any) -> Manifest:  # noqa: ANN401 - of its fields
+    volume, namespace = place.volume, place.volume.namespace
+    spec = kind(volume_namespace=namespace, snapshot=volume.snapshot_id, path=place.path, device=place.device, **more)
+    return await plan_job(tools, await find_subject(tools, "files", volume.location, namespace), spec)
 
 
 async def list_files(
@@ -157,7 +132,8 @@ async def list_files(
         ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
         JobError: the Job failed, such as for a path that does not exist, or did not end in time.
     """
-    answer = await run_job(tools, await _build_job(tools, place, limit=limit, after=after), "list", timeout)
+    _check_text(after or "")
+    answer = await run_job(tools, await _plan(tools, place, ListFiles, limit=limit, after=after), "list", timeout)
     found = parse_result(FileListing, answer.message)
     entries = answer.find(ENTRY_LINE)
     more, notes = max(0, found.entries - len(entries)), [found.note] if found.note else []
@@ -206,7 +182,7 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:
     needed = [one for one in FILES_PERMISSIONS if one.subresource == "exec"]
     if await missing_permissions(tools.client, tools.namespace, needed):
         raise forbidden_exec(f"copy {copy.place.shown}", tools.namespace)
-    async with open_job(tools, await _build_job(tools, copy.place)) as job:
+    async with open_job(tools, await _plan(tools, copy.place, SendFiles)) as job:
         pod = await wait_for_start(tools, job, _WHAT, timeout)
         meta = pod["metadata"]
         process = ExecProcess(meta["namespace"], meta["name"], MAINTENANCE_CONTAINER, SEND_COMMAND)

@@ -103,8 +103,10 @@ def choose_method(
         BackupError: it cannot be; the message names the PVC and each cause.
     """
     name = f"PVC {claim['metadata']['namespace']}/{claim['metadata']['name']}"
-    if cause := _unusable(claim):
-        raise BackupError(f"{name}: {cause}")
+    if claim["metadata"].get("deletionTimestamp"):
+        raise BackupError(f"{name}: it is being deleted")
+    if (phase := (claim.get("status") or {}).get("phase", "")) != "Bound":
+        raise BackupError(f"{name}: it has no volume yet: it is {phase or 'not bound'}")
     causes = []
     if method is not Method.FS_BACKUP:
         found = _find_snapshot_way(claim, classes)
@@ -119,18 +121,13 @@ def choose_method(
     raise BackupError(f"{name}: {'; '.join(causes)}")
 
 
-def _unusable(claim: PersistentVolumeClaim) -> str | None:
-    if claim["metadata"].get("deletionTimestamp"):
-        return "it is being deleted"
-    phase = (claim.get("status") or {}).get("phase", "")
-    return None if phase == "Bound" else f"it has no volume yet: it is {phase or 'not bound'}"
-
-
 def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) -> SnapshotWay | str:
     # The data mover's PVC is of that class.
-    if not (claim.get("spec") or {}).get("storageClassName"):
+    if not (storage_class := (claim.get("spec") or {}).get("storageClassName")):
         return "no CSI snapshot: it names no storage class"
-    driver = _driver(claim, classes)
+    annotations = claim["metadata"].get("annotations") or {}
+    provisioners = map(annotations.get, _PROVISIONER_ANNOTATIONS)
+    driver = next(filter(None, provisioners), None) or classes.provisioners.get(storage_class)
     if classes.unread:
         return f"no CSI snapshot: {classes.unread}"
     if not driver:
@@ -145,14 +142,6 @@ def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) ->
             return SnapshotWay(chosen[0]["metadata"]["name"], driver)
     names = ", ".join(sorted(one["metadata"]["name"] for one in fitting))
     return f"no CSI snapshot: label one VolumeSnapshotClass of driver {driver} {_VELERO_CLASS_LABEL}=true: {names}"
-
-
-def _driver(claim: PersistentVolumeClaim, classes: ClusterClasses) -> str | None:
-    annotations = claim["metadata"].get("annotations") or {}
-    for key in _PROVISIONER_ANNOTATIONS:
-        if found := annotations.get(key):
-            return str(found)
-    return classes.provisioners.get((claim.get("spec") or {}).get("storageClassName") or "")
 
 
 def _find_pod(claim: PersistentVolumeClaim, pods: Sequence[Pod]) -> MountingPod | str:

@@ -33,7 +33,7 @@ from core.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject, VolumeSnapshotClass
+from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.backups import SavedClaim
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET, BACKUP_LABEL, OBJECT_NAME
@@ -90,11 +90,7 @@ class Choice:
         data_mover: str | None = None,
         ignore_velero_server: bool,
     ) -> "Choice":
-        """Return what the flags of this name choose; `claims` are the words of `--pvc`.
-
-        Raises:
-            ConfigError: they do not say which PVCs.
-        """
+        """Return what the flags of this name choose, `claims` those of `--pvc`; ConfigError: they name no PVCs."""
         if selector is not None and (claims or not namespace):
             raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
         if selector is None and not claims:
@@ -134,13 +130,13 @@ async def plan_backup(tools: Session, request: BackupRequest, choice: Choice) ->
     location = await find_destination(tools, request.location, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=location)
     claims, unread = await _read_claims(tools, choice)
-    existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
+    existing = await Backups(client, request.namespace).find_existing(request.name)
     lenient = choice.on_left_out is not None
-    present = _check_existing(existing.groups, request, claims, lenient=lenient)
+    present = _check_existing(existing, request, claims, lenient=lenient) if existing else set[ClaimName]()
     number, begun = len(claims) + unread, None
-    if lenient and existing.groups:
+    if lenient and existing:
         # Its snapshots would otherwise disagree about the number of volumes, as if they were of two backups.
-        number, begun = existing.groups[0].expected or number, existing.groups[0].created
+        number, begun = existing.expected or number, existing.created
     classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
     volumes: list[PlannedVolume] = []
@@ -251,40 +247,30 @@ async def _explain_absent(client: KubeClient, name: ClaimName) -> str:
 
 
 def _check_existing(
-    existing: Sequence[Backup],
-    request: BackupRequest,
-    claims: Mapping[ClaimName, PersistentVolumeClaim],
-    *,
-    lenient: bool,
+    backup: Backup, request: BackupRequest, claims: Mapping[ClaimName, PersistentVolumeClaim], *, lenient: bool
 ) -> set[ClaimName]:
     """Return the PVCs that have their transfer already; a `lenient` backup may have others."""
-    present: set[ClaimName] = set()
-    for backup in existing:
-        present |= {ClaimName(one.namespace, one.claim) for one in backup.volumes}
-        differences = [f"the volume {name}" for name in sorted(present - claims.keys())]
-        if backup.expected is not None and backup.expected != len(claims):
-            differences.append(f"{backup.expected} volumes instead of {len(claims)}")
-        if lenient:
-            differences = []
-        if backup.locations != [request.location]:
-            differences.append(f"the location {', '.join(backup.locations)}")
-        if differences:
-            raise BackupError(f"backup {request.name} exists already, and has {differences[0]}: choose another name")
+    present = {ClaimName(one.namespace, one.claim) for one in backup.volumes}
+    differences = [] if lenient else [f"the volume {name}" for name in sorted(present - claims.keys())]
+    if not lenient and backup.expected not in {None, len(claims)}:
+        differences.append(f"{backup.expected} volumes instead of {len(claims)}")
+    if backup.locations != [request.location]:
+        differences.append(f"the location {', '.join(backup.locations)}")
+    if differences:
+        raise BackupError(f"backup {request.name} exists already, and has {differences[0]}: choose another name")
     return present
 
 
 async def read_classes(client: KubeClient) -> ClusterClasses:
     """Return the classes of the cluster, as far as the user may read them."""
-    provisioners, snapshot_classes, unread = dict[str, str](), list[VolumeSnapshotClass](), ""
     try:
         snapshot_classes = await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES))
-        for raw in await client.list(Selection(kube.STORAGE_CLASSES)):
-            provisioners[raw["metadata"]["name"]] = raw.get("provisioner") or ""
+        stored = await client.list(Selection(kube.STORAGE_CLASSES))
     except NotServedError:
-        unread = "the cluster has no snapshot API"
+        return ClusterClasses({}, (), "the cluster has no snapshot API")
     except ForbiddenError as e:
-        unread = str(e)
-    return ClusterClasses(provisioners, snapshot_classes, unread)
+        return ClusterClasses({}, (), str(e))
+    return ClusterClasses({raw["metadata"]["name"]: raw.get("provisioner") or "" for raw in stored}, snapshot_classes)
 
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)

@@ -5,7 +5,7 @@ or deleted (`client.backups.delete`): what the bucket holds is what the check Jo
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -83,20 +83,14 @@ class RetentionDecision:
     copies: tuple[Copy, ...]
     holds: tuple[KeepReason, ...]
 
-    def held_by(self, rules: Iterable[RetentionRule]) -> tuple[KeepReason, ...]:
+    def held_by(self, rules: Collection[RetentionRule]) -> tuple[KeepReason, ...]:
         """Return the holds of these rules."""
-        wanted = frozenset(rules)
-        return tuple(hold for hold in self.holds if hold.rule in wanted)
+        return tuple(hold for hold in self.holds if hold.rule in rules)
 
     @property
     def expired(self) -> bool:
         """Whether its time to live is over, and its schedule does not keep it."""
         return not self.held_by((RetentionRule.NOT_EXPIRED, RetentionRule.KEPT_BY_SCHEDULE))
-
-    @property
-    def bytes(self) -> int:
-        """The size of what its copies have."""
-        return sum(one.bytes for one in self.copies)
 
 
 @dataclass(frozen=True)
@@ -137,17 +131,15 @@ class Situation:
     policies: Mapping[str, KeepPolicy | None] = field(default_factory=dict)
 
 
-def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[RetentionDecision]:
+def judge_backups(copies: Sequence[Copy], situation: Situation) -> list[RetentionDecision]:
     """Return a judgment about each backup, the oldest first; `copies` has all backups in the namespace."""
-    everything = list(copies)
     by_backup: dict[str, list[Copy]] = {}
-    for copy in everything:
+    for copy in copies:
         by_backup.setdefault(copy.backup, []).append(copy)
-    kept = _find_kept(everything)
-    proofs = _Proofs(situation, everything)
-    ages = _Ages(situation, everything)
+    kept, proofs, now = _find_kept(copies), _Proofs(situation, copies), situation.now
+    scheduled = explain_scheduled(copies, situation.policies, now) if now is not None else {}
     judgments = [
-        RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs, ages)))
+        RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs, scheduled)))
         for name, found in by_backup.items()
     ]
     return sorted(judgments, key=lambda one: (min(copy.age_key[0] for copy in one.copies), one.backup))
@@ -193,8 +185,7 @@ def _find_kept(copies: Sequence[Copy]) -> dict[str, KeepReason]:
             best = _latest(sound)
             text = f"it has the newest copy of {shown} whose verification did not fail"
             kept[best.uid] = KeepReason(RetentionRule.NEWEST_COPY, text, best.uid)
-        for one in _find_full(sound):
-            kept[one.uid] = _hold_full(one, _latest(sound))
+        kept |= _hold_full(sound)
         # Also one that a command has begun to delete: it may have been interrupted before it deleted anything.
         for one in {_latest(found), *([_latest(whole)] if whole else [])}:
             text = f"it has the {'only' if len(found) == 1 else 'newest'} copy of {shown}"
@@ -202,18 +193,15 @@ def _find_kept(copies: Sequence[Copy]) -> dict[str, KeepReason]:
     return kept
 
 
-def _find_full(sound: Sequence[Copy]) -> list[Copy]:
-    """Return the newest copy that is not Shrunk, and those after it; none if the newest one of all is not Shrunk."""
+def _hold_full(sound: Sequence[Copy]) -> dict[str, KeepReason]:
+    """Keep the newest copy that is not Shrunk, and those after it; none if the newest one of all is not Shrunk."""
     full = [one for one in sound if not one.shrunk]
-    if not full or not _latest(sound).shrunk:
-        return []
-    return [one for one in sound if one.age_key >= _latest(full).age_key]
-
-
-def _hold_full(one: Copy, shrunk: Copy) -> KeepReason:
+    if not full or not (shrunk := _latest(sound)).shrunk:
+        return {}
+    command, since = f"nodeagent backup acknowledge {shrunk.backup}", _latest(full).age_key
     text = f"{shrunk.kind} {shrunk.transfer}, the newest copy of {shrunk.shown_volume} in {shrunk.location}, is Shrunk"
-    command = f"nodeagent backup acknowledge {shrunk.backup}"
-    return KeepReason(RetentionRule.SHRUNK, f"{text}: the newest that is not stays ({command})", one.uid, command)
+    text += f": the newest that is not stays ({command})"
+    return {one.uid: KeepReason(RetentionRule.SHRUNK, text, one.uid, command) for one in sound if one.age_key >= since}
 
 
 def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
@@ -226,7 +214,11 @@ def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
 
 
 def _find_holds(
-    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, KeepReason], proofs: "_Proofs", ages: "_Ages"
+    copies: Sequence[Copy],
+    situation: Situation,
+    kept: Mapping[str, KeepReason],
+    proofs: "_Proofs",
+    scheduled: Mapping[str, str | None],
 ) -> Iterator[KeepReason]:
     for one in copies:
         place = f"{one.kind} {one.transfer}"
@@ -241,7 +233,8 @@ def _find_holds(
             yield hold
         if hold := proofs.find_closed(one) or (proofs.find_missing(one) if one.uid not in kept else None):
             yield hold
-        yield from ages.find_holds(one)
+        if situation.now is not None:
+            yield from _find_ages(one, situation.now, scheduled)
 
 
 class _Proofs:
@@ -252,18 +245,14 @@ class _Proofs:
         self._check = check = situation.check
         self._newest = find_witnesses(copies)
         # Another backup may have been completed since the check: what was seen then still proves.
-        self._seen = (
-            self._newest
-            if check is None
-            else find_witnesses(one for one in copies if not check.faults.get(one.uid, "not seen"))
-        )
+        self._seen = find_witnesses(one for one in copies if check is None or not check.faults.get(one.uid, "not seen"))
 
     def find_closed(self, one: Copy) -> KeepReason | None:
         if one.foreign:
             return None
         if closed := self._closed.get(one.location):
             return KeepReason(RetentionRule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
-        if self._check is not None and (refusal := self._check.refusal(one.location, one.volume_namespace)):
+        if self._check is not None and (refusal := self._check.refusal(one.location, one.namespace)):
             text = f"nothing can be deleted in BackupStorageLocation {one.location}: {refusal}"
             return KeepReason(RetentionRule.LOCATION, text, one.uid)
         return None
@@ -290,33 +279,16 @@ class _Proofs:
         return None
 
 
-class _Ages:
-    """What keeps copies by their age, or by their place among the copies of their schedule."""
-
-    def __init__(self, situation: Situation, copies: Iterable[Copy]) -> None:
-        self._now = now = situation.now
-        self._scheduled = explain_scheduled(copies, situation.policies, now) if now is not None else {}
-
-    def find_holds(self, one: Copy) -> Iterator[KeepReason]:
-        """Yield why the copy is not expired: its backup is, once all its copies are."""
-        if self._now is None:
-            return
-        scheduled = one.uid in self._scheduled
-        if one.created is None or (one.ttl is None and not scheduled):
-            yield KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live", one.uid)
-        elif one.ttl is not None and self._now - one.created <= one.ttl:
-            what = "its time to live ends at" if scheduled else "it expires after"
-            text = f"{what} {format_time(_expiry(one.created, one.ttl))}"
-            yield KeepReason(RetentionRule.NOT_EXPIRED, text, one.uid)
-        if why := self._scheduled.get(one.uid):
-            yield KeepReason(RetentionRule.KEPT_BY_SCHEDULE, why, one.uid)
-
-
-def _expiry(created: datetime, ttl: timedelta) -> datetime:
-    try:
-        return created + ttl
-    except OverflowError:
-        return datetime.max.replace(tzinfo=created.tzinfo)
+def _find_ages(one: Copy, now: datetime, scheduled: Mapping[str, str | None]) -> Iterator[KeepReason]:
+    """Yield why the copy is not expired, by its age or its schedule: its backup is, once all its copies are."""
+    if one.created is None or (one.ttl is None and one.uid not in scheduled):
+        yield KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live", one.uid)
+    elif one.ttl is not None and now - one.created <= one.ttl:
+        what = "its time to live ends at" if one.uid in scheduled else "it expires after"
+        text = f"{what} {format_time(one.created + one.ttl)}"
+        yield KeepReason(RetentionRule.NOT_EXPIRED, text, one.uid)
+    if why := scheduled.get(one.uid):
+        yield KeepReason(RetentionRule.KEPT_BY_SCHEDULE, why, one.uid)
 
 
 _EXTRA_DELETIONS: Final = 2
@@ -398,21 +370,20 @@ def _count_allowed(judgments: Iterable[RetentionDecision], gone: Iterable[GoneCo
 class Backlog(NamedTuple):
     """Expired backups and copies that wait for the limit: how many, why so many, and when the last one is gone."""
 
-    backups: int = 0
-    copies: int = 0
-    why: str | None = None
+    waiting_backups: int = 0
+    waiting: int = 0
+    waiting_why: str = ""
     through: datetime | None = None
 
 
-def explain_backlog(judgments: Iterable[RetentionDecision], now: datetime) -> Backlog:
+def explain_backlog(judgments: Sequence[RetentionDecision], now: datetime) -> Backlog:
     """Return what waits for the limit of `limit_deletions`."""
-    everything = list(judgments)
-    backups = [one for one in everything if one.held_by((RetentionRule.LIMIT,))]
+    backups = [one for one in judgments if one.held_by((RetentionRule.LIMIT,))]
     waiting = Counter(copy.series for one in backups for copy in one.copies if copy.has_data)
     if not waiting:
         return Backlog()
     series, most = waiting.most_common(1)[0]
-    copies = [copy for one in everything for copy in one.copies if copy.series == series and copy.has_data]
+    copies = [copy for one in judgments for copy in one.copies if copy.series == series and copy.has_data]
     # As many as are completed from now on expire, too.
     days = ceil(most / _EXTRA_DELETIONS)
     return Backlog(len(backups), waiting.total(), _explain_waiting(copies), now + days * WINDOW)
@@ -428,15 +399,11 @@ def _explain_waiting(copies: Sequence[Copy]) -> str:
     if len(set(ttls)) > 1 and ttls[-1] < max(ttls):
         return f"the time to live was shortened from {format_duration(max(ttls))} to {format_duration(ttls[-1])}"
     times = [one.created for one in ordered if one.created is not None]
-    pauses = sorted(pairwise(times), key=_pause)
-    if pauses and _pause(pauses[-1]) > _MISSED_RUNS * _pause(pauses[len(pauses) // 2]):
-        shown = " and ".join(map(format_time, pauses[-1]))
+    pauses = sorted((after - before, before, after) for before, after in pairwise(times))
+    if pauses and pauses[-1][0] > _MISSED_RUNS * pauses[len(pauses) // 2][0]:
+        shown = " and ".join(map(format_time, pauses[-1][1:]))
         return f"there was no backup between {shown}: runs were missed, or a clock was wrong"
     return "fewer backups are completed than expire"
-
-
-def _pause(pause: tuple[datetime, datetime]) -> timedelta:
-    return pause[1] - pause[0]
 
 
 def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None) -> datetime:

@@ -111,8 +111,8 @@ async def _run(wish: DeletionWish, form: OutputFormat, access: ClusterAccess, *,
 
 def _check_complete(plan: DeletionPlan) -> None:
     """Check that no location was left out, as a run of a schedule does; DeletionError: one was, and why."""
-    for (where, _), why in (plan.check.refused if plan.check is not None else {}).items():
-        raise DeletionError(f"nothing can be deleted in BackupStorageLocation {where}: {why}")
+    for why in plan.refusals:
+        raise DeletionError(why)
 
 
 async def _execute(tools: Session, plan: DeletionPlan) -> list[DeletedSnapshot]:

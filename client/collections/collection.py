@@ -54,6 +54,7 @@ _WINDOW_SECONDS: Final = 30.0
 _Group = TypeVar("_Group", bound=Backup | Restore)
 _Transfer = TypeVar("_Transfer", BackupTransfer, RestoreTransfer)
 _Volume = TypeVar("_Volume", bound=Volume)
+_Key = tuple[BackupOrigin, str]
 _Listed = tuple[kube.Resource[UncheckedObject], UncheckedObject]
 
 
@@ -121,11 +122,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         self._namespace = namespace
 
     @abstractmethod
-    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
+    def identify(self, meta: ObjectMeta) -> _Key | None:
         """Return who made the group of the transfer with this metadata, and its name; None: it is of no group."""
 
     @abstractmethod
-    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[_Transfer], unreadable: int) -> _Group:
+    def build(self, key: _Key, transfers: Sequence[_Transfer], unreadable: int) -> _Group:
         """Return the group that has these transfers, and others that cannot be read."""
 
     @abstractmethod
@@ -134,8 +135,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
 
     def gather(self, listed: Iterable[_Listed]) -> Found[_Group]:
         """Return the groups that have these transfers, and a note for each transfer that is invalid."""
-        transfers, notes = dict[tuple[BackupOrigin, str], list[_Transfer]](), list[str]()
-        unreadable = Counter[tuple[BackupOrigin, str]]()
+        transfers, notes, unreadable = dict[_Key, list[_Transfer]](), list[str](), Counter[_Key]()
         for resource, raw in listed:
             try:
                 transfer = self.models[resource].parse(raw)
@@ -147,7 +147,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
                 continue
             if key := self.identify(transfer.metadata):
                 transfers.setdefault(key, []).append(transfer)
-        return Found(_sort(self.build(*key, some, unreadable[key]) for key, some in transfers.items()), notes)
+        return Found(_sort(self.build(key, some, unreadable[key]) for key, some in transfers.items()), notes)
 
     async def list_all(self) -> Found[_Group]:
         """Return all groups."""
@@ -163,6 +163,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         # Long names may share the value of a label.
         groups = [one for one in found.groups if one.name == name and (_is_own(one) or not only_own)]
         return Found(groups, found.notes)
+
+    async def find_existing(self, name: str) -> _Group | None:
+        """Return our group of that name; None: it has no transfer that can be read. Other transfers are not listed."""
+        found: Found[_Group] = await self.list_named(name, only_own=True)
+        return next(iter(found.groups), None)
 
     async def find(self, names: Sequence[str] = ()) -> Found[_Group]:
         """Return the groups of these names, ours and Velero's; all of them if there are no names.
@@ -185,11 +190,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         return found
 
     async def find_one(self, name: str) -> tuple[_Group, list[str]]:
-        """Return the group of that name, ours if Velero has one too, and notes about it.
-
-        Raises:
-            NotFoundError: there is none; the message suggests the closest name.
-        """
+        """Return the group of the name, ours if Velero has one too, and notes; NotFoundError: it has a similar name."""
         found: Found[_Group] = await self._find_named(name)
         group, *others = sorted(found.groups, key=_is_own, reverse=True)
         return group, [*found.notes, *(f"velero has another {self.word} of this name" for _ in others)]
@@ -207,11 +208,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         return group
 
     async def get_own(self, name: str) -> _Group:
-        """Return our group of that name, which was created before; other transfers are not listed.
-
-        Raises:
-            NotFoundError: it has no transfer any more.
-        """
+        """Return our group of that name, which was created before; NotFoundError: it has no transfer any more."""
         found: Found[_Group] = await self.list_named(name, only_own=True)
         if not found.groups:
             faults = "; ".join(found.notes)
@@ -263,9 +260,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         ]
 
 
-async def _change(
-    steps: Iterable[tuple[_Volume, Callable[[], Awaitable[object]]]],
-) -> tuple[list[_Volume], list[str]]:
+async def _change(steps: Iterable[tuple[_Volume, Callable[[], Awaitable[object]]]]) -> tuple[list[_Volume], list[str]]:
     """Take the step of each volume, if its transfer still exists; return the changed volumes, and why others are not.
 
     Raises:
@@ -290,11 +285,7 @@ async def _change(
 async def cancel_transfer(
     client: KubeClient, resource: kube.Resource[UncheckedObject], namespace: str, name: str
 ) -> None:
-    """Request a cancel, also of a restore that is older than the field that its definition requires.
-
-    Raises:
-        NotFoundError: it does not exist.
-    """
+    """Request a cancel, also of a restore that is older than its definition; NotFoundError: it does not exist."""
     try:
         await client.patch(resource, namespace, name, {"spec": {"cancel": True}})
     except InvalidError:
@@ -323,7 +314,7 @@ class Backups(Collection[BackupTransfer, Backup]):
     }
     labels = (wire.BACKUP_LABEL, wire.VELERO_BACKUP_LABEL)
 
-    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
+    def identify(self, meta: ObjectMeta) -> _Key | None:
         """Return who made the backup of the transfer, and its name."""
         if wire.BACKUP_LABEL in meta.labels and (name := meta.annotations.get(wire.BACKUP_ANNOTATION)):
             return BackupOrigin.NODEAGENT, name
@@ -331,9 +322,9 @@ class Backups(Collection[BackupTransfer, Backup]):
             return BackupOrigin.VELERO, name
         return None
 
-    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer], unreadable: int) -> Backup:
+    def build(self, key: _Key, transfers: Sequence[BackupTransfer], unreadable: int) -> Backup:
         """Return the backup that has these transfers."""
-        return build_backup(origin, name, transfers, unreadable)
+        return build_backup(*key, transfers, unreadable)
 
     def document(self, found: Found[Backup]) -> BackupList:
         """Return the backups as programs see them."""
@@ -369,20 +360,14 @@ class Restores(Collection[RestoreTransfer, Restore]):
     }
     labels = (wire.RESTORE_LABEL,)
 
-    def identify(self, meta: ObjectMeta) -> tuple[BackupOrigin, str] | None:
+    def identify(self, meta: ObjectMeta) -> _Key | None:
         """Return the name of the restore of the transfer."""
         name = meta.annotations.get(wire.RESTORE_ANNOTATION)
         return (BackupOrigin.NODEAGENT, name) if name else None
 
-    def build(
-        self,
-        origin: BackupOrigin,  # noqa: ARG002
-        name: str,
-        transfers: Sequence[RestoreTransfer],
-        unreadable: int,
-    ) -> Restore:
+    def build(self, key: _Key, transfers: Sequence[RestoreTransfer], unreadable: int) -> Restore:
         """Return the restore that has these transfers."""
-        return build_restore(name, transfers, unreadable)
+        return build_restore(key[1], transfers, unreadable)
 
     def document(self, found: Found[Restore]) -> RestoreList:
         """Return the restores as programs see them."""

@@ -1,12 +1,13 @@
 """Backups and restores as people and programs see them: the transfers of one name, put together. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from msgspec import field
 
+from client.backups.copies import name_volume
 from client.backups.manifests import Method
 from core.models import names as wire
 from core.models.backups import SavedClaim, Shrinkage
@@ -40,63 +41,88 @@ class BackupPhase(StrEnum):
     """All transfers that can be read have ended, and there are fewer of them than the backup has volumes."""
 
 
-class BackupVolume(WireModel):
-    """One volume of a backup, by its transfer. Sizes in bytes; `attempt` counts from 1.
+class GroupVolume(WireModel):
+    """One volume of a backup or a restore, by its transfer. Sizes in bytes; `attempt` counts from 1.
 
-    `claim` is the name of the PVC; of a volume of a pod without one, `<pod>:<volume>`. `reason` and `message` are what
-    the transfer waits for, or why it failed. `saved` is the PVC as it was; None: the transfer does not have it. `files`
-    of None: not known, or a block volume. `shrunk` of None: it is not Shrunk. `by_block`: it was read as a device, also
-    if it has a file system.
+    `claim` is the name of the PVC, of a restore the new one; of a volume of a pod without one, `<pod>:<volume>`.
+    `reason` and `message` are what the transfer waits for, or why it failed.
     """
 
     namespace: str
     claim: str
-    method: Method
     kind: str
     transfer: str
+    snapshot_id: str
+    location: str
     phase: Phase
     reason: str = ""
     message: str = ""
     attempt: int = 1
     node: str = ""
-    location: str = ""
     bytes_done: int = 0
     total_bytes: int = 0
-    incremental_bytes: int | None = None
-    snapshot_id: str = ""
     created: datetime | None = None
-    started: datetime | None = None
     completed: datetime | None = None
+
+
+class BackupVolume(GroupVolume):
+    """One volume of a backup.
+
+    `saved` is the PVC as it was; None: the transfer does not have it. `files` of None: not known, or a block volume.
+    `shrunk` of None: it is not Shrunk. `by_block`: it was read as a device, also if it has a file system.
+    """
+
+    method: Method
+    incremental_bytes: int | None = None
+    started: datetime | None = None
     saved: SavedClaim | None = None
     files: int | None = None
     shrunk: Shrinkage | None = None
     by_block: bool = False
 
+    @property
+    def stored(self) -> bool:
+        """Whether its data is in the bucket."""
+        return self.phase is Phase.COMPLETED and bool(self.snapshot_id)
 
-class Backup(WireModel):
+    @property
+    def state(self) -> str:
+        """A sentence: its transfer, its PVC and its phase, and why."""
+        cause = f": {self.message}" if self.message else ""
+        return f"{self.kind} {self.transfer} of PVC {self.namespace}/{self.claim} is {self.phase}{cause}"
+
+
+class Group(WireModel):
+    """A backup or a restore.
+
+    `expected` is how many volumes it has, `missing` how many of them have no transfer; None and 0 for a backup of
+    Velero, whose transfers do not say. `unreadable` is how many transfers cannot be read, which are in no other number.
+    """
+
+    name: str
+    phase: BackupPhase
+    created: datetime | None
+    completed: datetime | None
+    expected: int | None
+    missing: int
+    unreadable: int = 0
+    bytes_done: int
+    total_bytes: int
+
+
+class Backup(Group):
     """One backup.
 
-    `expected` is how many volumes it has, `missing` how many of them have no transfer; None and 0 for one of Velero,
-    whose transfers do not say. `unreadable` is how many transfers cannot be read, which are in no other number.
     `expires` is None for a backup that is kept until it is deleted, or unknown. `keep` is what its schedule kept by
     count and calendar when it was made; empty: nothing.
     """
 
-    name: str
     origin: BackupOrigin
-    phase: BackupPhase
     locations: list[str]
-    created: datetime | None
-    completed: datetime | None
     expires: datetime | None
     ttl: str
     keep: str
-    expected: int | None
-    missing: int
-    bytes_done: int
-    total_bytes: int
     volumes: list[BackupVolume]
-    unreadable: int = 0
 
     @property
     def counted(self) -> str:
@@ -118,45 +144,14 @@ class BackupList(WireModel):
     notes: list[str] = field(default_factory=list)
 
 
-class RestoreVolume(WireModel):
-    """One volume of a restore, by its transfer; `namespace` and `claim` are the new PVC's.
-
-    Sizes in bytes; `attempt` counts from 1. `reason` and `message` are what the transfer waits for, or why it failed.
-    """
-
-    namespace: str
-    claim: str
-    kind: str
-    transfer: str
-    snapshot_id: str
-    location: str
-    phase: Phase
-    reason: str = ""
-    message: str = ""
-    attempt: int = 1
-    node: str = ""
-    bytes_done: int = 0
-    total_bytes: int = 0
-    created: datetime | None = None
-    completed: datetime | None = None
+class RestoreVolume(GroupVolume):
+    """One volume of a restore."""
 
 
-class Restore(WireModel):
-    """One restore; `expected` is how many volumes it has, `missing` how many of them have no transfer.
+class Restore(Group):
+    """One restore."""
 
-    `unreadable` is how many transfers cannot be read, which are in no other number.
-    """
-
-    name: str
-    phase: BackupPhase
-    created: datetime | None
-    completed: datetime | None
-    expected: int | None
-    missing: int
-    bytes_done: int
-    total_bytes: int
     volumes: list[RestoreVolume]
-    unreadable: int = 0
 
     @property
     def counted(self) -> str:
@@ -176,18 +171,17 @@ Volume = BackupVolume | RestoreVolume
 
 def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer], unreadable: int = 0) -> Backup:
     """Return the backup that has these transfers, and others that cannot be read."""
-    volumes = sorted(map(_build_backup_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
     annotation = wire.BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None
-    state = _sum_up(volumes, transfers, annotation, unreadable)
-    ttl = transfers[0].metadata.annotations.get(wire.BACKUP_TTL_ANNOTATION, "")
+    state = _sum_up(map(_build_backup_volume, transfers), transfers, annotation, unreadable)
+    annotations = transfers[0].metadata.annotations
+    ttl = annotations.get(wire.BACKUP_TTL_ANNOTATION, "")
     return Backup(
         name=name,
         origin=origin,
-        locations=sorted({one.location for one in volumes}),
+        locations=sorted({one.location for one in state["volumes"]}),
         expires=_expires(state["created"], ttl),
         ttl=ttl,
-        keep=transfers[0].metadata.annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""),
-        volumes=volumes,
+        keep=annotations.get(wire.BACKUP_KEEP_ANNOTATION, ""),
         **state,
     )
 
@@ -201,16 +195,10 @@ def _expires(created: datetime | None, ttl: str) -> datetime | None:
 
 def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
     status, annotations = transfer.status, transfer.metadata.annotations
-    if isinstance(transfer, DataUpload):
-        namespace, claim, method = transfer.spec.source_namespace, transfer.spec.source_pvc, Method.CSI_SNAPSHOT
-    else:
-        pod = transfer.spec.pod
-        claim = annotations.get(wire.PVC_NAME_ANNOTATION) or f"{pod.name}:{transfer.spec.volume}"
-        namespace, method = pod.namespace, Method.FS_BACKUP
     return BackupVolume(
-        namespace=namespace,
-        claim=claim,
-        method=method,
+        namespace=transfer.repository_namespace,
+        claim=name_volume(transfer),
+        method=Method.CSI_SNAPSHOT if isinstance(transfer, DataUpload) else Method.FS_BACKUP,
         incremental_bytes=status.incremental_bytes,
         snapshot_id=status.snapshot_id or "",
         started=status.start_timestamp,
@@ -243,9 +231,8 @@ def _facts_of(transfer: Transfer) -> dict[str, Any]:
 
 def build_restore(name: str, transfers: Sequence[RestoreTransfer], unreadable: int = 0) -> Restore:
     """Return the restore that has these transfers, and others that cannot be read."""
-    volumes = sorted(map(_build_restore_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    state = _sum_up(volumes, transfers, wire.RESTORE_VOLUMES_ANNOTATION, unreadable)
-    return Restore(name=name, volumes=volumes, **state)
+    volumes = map(_build_restore_volume, transfers)
+    return Restore(name=name, **_sum_up(volumes, transfers, wire.RESTORE_VOLUMES_ANNOTATION, unreadable))
 
 
 def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
@@ -254,14 +241,15 @@ def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
     else:
         namespace = transfer.spec.pod.namespace
         claim = transfer.metadata.annotations.get(wire.PVC_NAME_ANNOTATION, "")
-    known = _facts_of(transfer)
-    return RestoreVolume(namespace=namespace, claim=claim, snapshot_id=transfer.spec.snapshot_id, **known)
+    snapshot = transfer.spec.snapshot_id
+    return RestoreVolume(namespace=namespace, claim=claim, snapshot_id=snapshot, **_facts_of(transfer))
 
 
 def _sum_up(
-    volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None, unreadable: int
+    built: Iterable[Volume], transfers: Sequence[Transfer], annotation: str | None, unreadable: int
 ) -> dict[str, Any]:
-    """Return the state; `annotation` of the transfers says how many volumes there should be."""
+    """Return what all groups have but a name; `annotation` of the transfers says how many volumes there should be."""
+    volumes = sorted(built, key=lambda one: (one.namespace, one.claim, one.transfer))
     counts = [parse_count(one.metadata.annotations.get(annotation, "")) for one in transfers] if annotation else []
     expected = max((count for count in counts if count is not None), default=None)
     missing = max(0, (expected or 0) - len(volumes) - unreadable)
@@ -276,6 +264,7 @@ def _sum_up(
         "unreadable": unreadable,
         "bytes_done": sum(one.bytes_done for one in volumes),
         "total_bytes": sum(one.total_bytes for one in volumes),
+        "volumes": volumes,
     }
 
 

@@ -14,7 +14,6 @@ from core.contract import parse_result
 from core.errors import AgentError
 from core.models.backups import SavedClaim
 from core.models.base import WireModel
-from core.models.phases import Phase
 from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, SnapshotListing, StoredSnapshot
 from core.text import guess, hinted
@@ -156,11 +155,10 @@ def _find_backup(backups: Sequence[Backup], source: Source) -> Backup:
 
 
 def _of_transfer(one: BackupVolume) -> SavedVolume:
-    shown = f"{one.kind} {one.transfer} of PVC {one.namespace}/{one.claim}"
-    if one.phase is not Phase.COMPLETED or not one.snapshot_id:
-        cause = f": {one.message}" if one.message else ""
-        raise RestoreError(f"{shown} is {one.phase}{cause}: name the volumes to restore by --pvc")
+    if not one.stored:
+        raise RestoreError(f"{one.state}: name the volumes to restore by --pvc")
     if ":" in one.claim:
+        shown = f"{one.kind} {one.transfer} of {one.namespace}/{one.claim}"
         raise RestoreError(f"{shown}: the volume had no PVC: name the volumes to restore by --pvc")
     claim = one.saved or SavedClaim(namespace=one.namespace, name=one.claim)
     return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes, one.by_block)
@@ -189,9 +187,13 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     by_claim = {}
     # The newest one counts: another attempt may have made one too.
     for one in sorted(found, key=_start):
-        if source.claims and not _names_own_claim(one):
-            continue
-        claim = _claim_of(one, place)
+        if (claim := _own_claim(one)) is None:
+            if source.claims:
+                continue
+            raise RestoreError(
+                f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its "
+                f"repository: its source is {one.source or 'unknown'}: name the others by --pvc, or -n"
+            )
         volume = SavedVolume(one.id, one.volume_namespace, stored.location, claim, one.bytes, one.by_block)
         before = newest.get(volume.name)
         if before is not None and before.transfer_uid != one.transfer_uid:
@@ -206,21 +208,12 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     return [by_claim[name] for name in _choose(by_claim, source)]
 
 
-def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
-    """Return the PVC of a snapshot, which is of the namespace of its repository.
+def _own_claim(one: StoredSnapshot) -> SavedClaim | None:
+    """Return the PVC of a snapshot, if it is of the namespace of its repository.
 
     A writer to one repository could name a PVC of another namespace otherwise.
     """
-    if one.claim is None or not _names_own_claim(one):
-        raise RestoreError(
-            f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its repository: "
-            f"its source is {one.source or 'unknown'}: name the others by --pvc, or -n"
-        )
-    return one.claim
-
-
-def _names_own_claim(one: StoredSnapshot) -> bool:
-    return one.claim is not None and one.claim.namespace == one.volume_namespace
+    return one.claim if one.claim is not None and one.claim.namespace == one.volume_namespace else None
 
 
 def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:

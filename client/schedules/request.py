@@ -102,11 +102,7 @@ class ScheduleRequest:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check the name, and the labels and annotations of the transfers.
-
-        Raises:
-            ConfigError: no CronJob can have the name, or a key is reserved.
-        """
+        """Check name, labels and annotations; ConfigError: no CronJob can have the name, or a key is reserved."""
         check_pairs(self.labels, self.annotations)
         if not OBJECT_NAME.fullmatch(self.name) or len(self.name) > _NAME_CHARACTERS:
             allowed = f'up to {_NAME_CHARACTERS} lowercase letters, digits, "-" and "."'
@@ -126,11 +122,6 @@ class ScheduleRequest:
     def deletes(self) -> bool:
         """Whether its runs delete backups that are expired."""
         return self.ttl is not None or self.keep is not None
-
-    @property
-    def policies(self) -> dict[str, KeepPolicy | None]:
-        """Its policy, by its label."""
-        return {self.label: self.keep}
 
     @property
     def claim_namespaces(self) -> list[str]:
@@ -172,11 +163,7 @@ class ScheduleRequest:
 
 
 def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
-    """Return the schedule that the words after `run-schedule` describe, and how its cluster is reached.
-
-    Raises:
-        ConfigError: they are invalid.
-    """
+    """Return the schedule and the cluster that the words after `run-schedule` name; ConfigError: they are invalid."""
     given = _parser().parse_args(list(words))
     request = ScheduleRequest(
         name=given.name,
@@ -212,10 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pvc", metavar="NAMESPACE/NAME", action="append", default=[], help="PVC; may be repeated")
     parser.add_argument("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --selector")
     parser.add_argument("--selector", "-l", metavar="LABELS", default=None, help="PVCs with these labels")
-    methods = [str(method) for method in Method]
-    parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
-    movers = [str(mover) for mover in DataMover]
-    parser.add_argument("--data-mover", choices=movers, default=None, help="as of backup create")
+    for flag, kind, default in (("--method", Method, str(Method.AUTO)), ("--data-mover", DataMover, None)):
+        parser.add_argument(flag, choices=[str(one) for one in kind], default=default, help="as of backup create")
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
     for rule in KeepRule:
@@ -241,14 +226,6 @@ def _parse_ttl(text: str) -> timedelta | None:
 def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:
     """Return the schedule of a batch/v1 CronJob; ConfigError: the command line of its pods cannot be read."""
     return parse_run(schedule_words(cron_job)[1:])[0]
-
-
-def is_schedule(cron_job: UncheckedObject) -> bool:
-    """Return whether a CronJob is a schedule of ours."""
-    return bool(schedule_words(cron_job))
-
-
-_NO_RULE: Final = "no rule keeps it"
 
 
 class ExplainedCopy(WireModel):
@@ -285,7 +262,7 @@ async def explain_retention(tools: Session, request: ScheduleRequest) -> Retenti
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
     """
-    plan = await plan_deletion(tools, DeletionWish(policies=request.policies))
+    plan = await plan_deletion(tools, DeletionWish(policies={request.label: request.keep}))
     if plan.now is None:
         raise DeletionError("the time is not known")
     existing = {copy.uid for one in plan.judgments for copy in one.copies}
@@ -303,16 +280,13 @@ async def explain_retention(tools: Session, request: ScheduleRequest) -> Retenti
 
 
 def _explain(copy: Copy, decision: RetentionDecision) -> ExplainedCopy:
-    namespace, claim = copy.volume
     holds = list(_find_holds(copy, decision))
     return ExplainedCopy.like(
         copy,
-        namespace=namespace,
-        claim=claim,
         transfer=f"{copy.kind}/{copy.transfer}",
         stays=bool(holds),
         rules=list(dict.fromkeys(str(hold.rule) for hold in holds)),
-        reasons=[hold.text for hold in holds] or [_NO_RULE],
+        reasons=[hold.text for hold in holds] or ["no rule keeps it"],
     )
 
 

@@ -78,7 +78,7 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
     except AgentError as e:
         run.failures.append(f"backup {run.backup}: {e}")
         # An earlier pod of the Job may have completed it.
-        run.unverified = request.verify and bool(await _find_backups(tools, run))
+        run.unverified = request.verify and await _exists(tools, run)
     if run.unverified and request.deletes:
         run.failures.append(
             "expired backups are not deleted, since it is not recorded whether the new one can be read back"
@@ -108,7 +108,7 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     if not request.deletes:
         return preview
     plan, found = await check_plan(
-        tools.session, await plan_deletion(tools.session, DeletionWish(policies=request.policies))
+        tools.session, await plan_deletion(tools.session, DeletionWish(policies={request.label: request.keep}))
     )
     return replace(preview, deletion=build_deletion(plan, found, done=False))
 
@@ -155,7 +155,7 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     volumes = await _plan(tools, request, run)
     missing = await start_backup(tools.session, volumes)
     run.failures += missing
-    if len(missing) == len(volumes) and not await _find_backups(tools, run):
+    if len(missing) == len(volumes) and not await _exists(tools, run):
         # What each volume lacks has been named.
         return
     tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
@@ -170,10 +170,9 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
         await _verify(tools, backup, run)
 
 
-async def _find_backups(tools: ScheduleTools, run: ScheduleRun) -> list[Backup]:
-    """Return the backup of the run, if it has a transfer."""
-    session = tools.session
-    return (await Backups(session.client, session.namespace).list_named(run.backup, only_own=True)).groups
+async def _exists(tools: ScheduleTools, run: ScheduleRun) -> bool:
+    """Return whether the backup of the run has a transfer."""
+    return await Backups(tools.session.client, tools.session.namespace).find_existing(run.backup) is not None
 
 
 async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
@@ -197,14 +196,10 @@ async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleReque
         report = RetentionReport(at=session.now(), schedule=request.name)
         failures: list[str] = []
         try:
-            wish = DeletionWish(begun=run.begun, policies=request.policies)
+            wish = DeletionWish(begun=run.begun, policies={request.label: request.keep})
             plan, _ = await check_plan(session, await plan_deletion(session, wish))
             report = build_report(plan, plan.now or report.at, request.name)
-            if plan.check is not None:
-                failures += [
-                    f"nothing is deleted in BackupStorageLocation {where}: {why}"
-                    for (where, _), why in plan.check.refused.items()
-                ]
+            failures += plan.refusals
             await _carry_out(tools, plan, guard)
         except AgentError as e:
             failures.append(str(e))

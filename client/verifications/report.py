@@ -11,7 +11,6 @@ from client.backups.plan import ClaimName
 from client.collections.models import Backup, BackupVolume
 from core.errors import AgentError
 from core.models.base import WireModel
-from core.models.phases import Phase
 from core.models.verification import VerifiedSnapshot
 from core.text import hinted
 
@@ -73,11 +72,11 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
     for name in claims:
         if name not in known:
             raise VerificationError(hinted(f"backup {backup.name} has no PVC {name}", str(name), map(str, known)))
-        if not _is_complete(known[name]):
-            raise VerificationError(f"backup {backup.name}: {_describe_phase(known[name])}")
+        if not known[name].stored:
+            raise VerificationError(f"backup {backup.name}: {known[name].state}")
     wanted = [known[name] for name in dict.fromkeys(claims)] or backup.volumes
-    chosen = [one for one in wanted if _is_complete(one)]
-    notes = [f"not verified: {_describe_phase(one)}" for one in wanted if not _is_complete(one)]
+    chosen = [one for one in wanted if one.stored]
+    notes = [f"not verified: {one.state}" for one in wanted if not one.stored]
     if backup.missing and not claims:
         notes.append(f"not verified: {backup.missing} volumes that have no transfer")
     if backup.unreadable and not claims:
@@ -85,15 +84,6 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
     if not chosen:
         raise VerificationError(f"backup {backup.name} has no completed volume: {'; '.join(notes) or 'it has none'}")
     return chosen, notes
-
-
-def _is_complete(one: BackupVolume) -> bool:
-    return one.phase is Phase.COMPLETED and bool(one.snapshot_id)
-
-
-def _describe_phase(one: BackupVolume) -> str:
-    cause = f": {one.message}" if one.message else ""
-    return f"{one.kind} {one.transfer} of PVC {one.namespace}/{one.claim} is {one.phase}{cause}"
 
 
 def describe_faults(found: VerifiedSnapshot) -> str:

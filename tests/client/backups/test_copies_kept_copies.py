@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from client.backups.copies import Copy, Keep, KeepPolicy, KeepRule, decide_kept, explain_scheduled, format_keep
+from client.backups.copies import Copy, KeepPolicy, KeepRule, decide_kept, explain_scheduled, format_keep
 from core.models.phases import Phase
 from tests.client.support.copies import make_copy
 from tests.nodeagent.support.hand_clock import NOON
@@ -18,8 +18,8 @@ _HISTORIES: Final = json.loads(_RECORDING.read_text())["histories"]
 _DAILY: Final = KeepPolicy({KeepRule.DAILY: 2})
 
 
-def _spell(keeps: tuple[Keep, ...]) -> str:
-    return ",".join(f"oldest {keep.rule}" if keep.oldest else str(keep.rule) for keep in keeps)
+def _spell(reasons: list[str]) -> str:
+    return ",".join(f"{'oldest ' if one.endswith(', the oldest') else ''}{one.split()[0]}" for one in reasons)
 
 
 def test_the_recording_has_200_histories_with_all_rules() -> None:
@@ -38,7 +38,7 @@ def test_what_restic_keeps_is_kept_for_the_same_reasons(zone: str) -> None:
         }
         policy = KeepPolicy({KeepRule(rule): count for rule, count in history["policy"].items()}, zone)
         kept = decide_kept(copies.values(), policy)
-        assert [_spell(kept.get(uid, ())) for uid in copies] == history["kept"], history
+        assert [_spell(kept.get(uid, [])) for uid in copies] == history["kept"], history
 
 
 def _days(*days_old: float, **more: Any) -> list[Copy]:

@@ -92,8 +92,8 @@ def test_a_person_may_let_more_go_and_what_has_no_data_has_no_limit() -> None:
 
 def _explain(*copies: Copy) -> tuple[int, str | None, float] | None:
     judged = limit_deletions(judge_backups(copies, Situation(now=NOON)), [], NOON)
-    backlog = explain_backlog(judged, NOON)
-    return (backlog.copies, backlog.why, (backlog.through - NOON) / DAY) if backlog.through is not None else None
+    _, waiting, why, through = explain_backlog(judged, NOON)
+    return (waiting, why, (through - NOON) / DAY) if through is not None else None
 
 
 def test_a_backlog_says_why_and_when_it_is_through() -> None:

@@ -128,7 +128,7 @@ def test_an_empty_directory_is_a_note(shell: BackupShell, kube: FilesKube) -> No
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (["ls", "night", "files"], 1, r"of PVC files is Failed: disk\\x1b\[2J full: it has no files"),
+        (["ls", "night", "files"], 1, r"of PVC app/files is Failed: disk\\x1b\[2J full: it has no files"),
         (["ls", "night", "data/\udcff"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
         (["ls", "night", "data", "--after=\udcff"], 2, r'"\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
         (["cp", "night:data/\udcff", "x"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),

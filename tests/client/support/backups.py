@@ -14,6 +14,7 @@ DATA_VOLUME: Final = BackupVolume(
     transfer="night-1",
     phase=Phase.COMPLETED,
     snapshot_id="s1",
+    location="",
 )
 
 

@@ -16,13 +16,11 @@ def make_copy(backup: str, days_old: float = 10, **more: Any) -> Copy:
     values: dict[str, Any] = {
         "kind": "DataUpload",
         "transfer": f"{backup}-1",
-        "uid": f"{backup}-{more.get('volume', DATA)[1]}",
-        "volume": DATA,
         "location": "default",
-        "volume_namespace": "app",
         "phase": Phase.COMPLETED,
         "created": NOON - days_old * DAY,
         "snapshot_id": f"s-{backup}",
         "ttl": DAY,
     }
-    return Copy(backup=backup, **values | more)
+    namespace, claim = more.pop("volume", DATA)
+    return Copy(backup=backup, namespace=namespace, claim=claim, **{"uid": f"{backup}-{claim}"} | values | more)
