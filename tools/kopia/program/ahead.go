@@ -41,25 +41,33 @@ func (p *packPlan) openAhead(ctx context.Context, file fs.File, parts blockList)
 	return &aheadReader{ctx: ctx, end: end, plan: p, file: file, left: parts}
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. As kopia's own it fills the buffer across parts: holes of a file are found by its blocks.
 func (r *aheadReader) Read(into []byte) (int, error) {
-	for len(r.current) == 0 {
-		r.request()
+	count := 0
 
-		if len(r.pending) == 0 {
-			return 0, io.EOF
+	for count < len(into) {
+		if len(r.current) == 0 {
+			r.request()
+
+			if len(r.pending) == 0 {
+				break
+			}
+
+			done := r.take()
+			if done.err != nil {
+				return 0, done.err
+			}
+
+			r.current = done.content
 		}
 
-		done := r.take()
-		if done.err != nil {
-			return 0, done.err
-		}
-
-		r.current = done.content
+		copied := copy(into[count:], r.current)
+		r.current, count = r.current[copied:], count+copied
 	}
 
-	count := copy(into, r.current)
-	r.current = r.current[count:]
+	if count == 0 {
+		return 0, io.EOF
+	}
 
 	return count, nil
 }

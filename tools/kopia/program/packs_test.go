@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/pkg/errors"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/content"
@@ -199,6 +203,31 @@ func TestAFileThatShrankWhileItWasReadIsRestored(t *testing.T) {
 	if found, err := os.ReadFile(target); err != nil || string(found) != string(content) {
 		t.Errorf("another file with %v bytes: %v", len(found), err)
 	}
+}
+
+// TestALargeFileIsReadByWholeBuffers has blocks that lie in two parts: kopia looks in each read for one that is a hole.
+func TestALargeFileIsReadByWholeBuffers(t *testing.T) {
+	b, ctx, content := newBench(t), context.Background(), newSeeded().bytes(20<<20)
+	direct, _ := b.rep.(repo.DirectRepository)
+	plan := newPackPlan(ctx, direct, 1, 2, nil)
+	stored := b.stream(content, "DYNAMIC-1M-BUZHASH")
+
+	parts, err := loadParts(ctx, b.rep, stored, int64(len(content)))
+	must(t, err)
+
+	reader, buffer := plan.openAhead(ctx, nil, parts), make([]byte, 4096)
+
+	for at := 0; at < len(content); at += len(buffer) {
+		if count, err := reader.Read(buffer); count != len(buffer) || err != nil || !bytes.Equal(buffer, content[at:at+count]) {
+			t.Fatalf("%v bytes at %v of %v parts: %v", count, at, len(parts), err)
+		}
+	}
+
+	if count, err := reader.Read(buffer); count != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("%v bytes at the end: %v", count, err)
+	}
+
+	must(t, reader.Close())
 }
 
 func TestAPackThatNothingNeedsAnyMoreMayStillBeFetched(t *testing.T) {
