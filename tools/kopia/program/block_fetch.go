@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"math"
 	"os"
 	"sort"
 	"strconv"
@@ -17,10 +16,12 @@ import (
 	"github.com/kopia/kopia/repo/object"
 )
 
-// mostFetched is how many blocks one request may ask for, and fetchParallel how many are read at a time.
+// mostFetched is how many blocks one request may ask for, fetchParallel how many are read at a time, and mostPart the
+// length of a part of a file: kopia makes none longer than 16 MiB.
 const (
 	mostFetched   = 1024
 	fetchParallel = 8
+	mostPart      = 64 << 20
 )
 
 // attachBlockFetch adds the subcommand block-fetch: each line of standard input has the number of a block and how many to
@@ -110,7 +111,7 @@ func loadParts(ctx context.Context, rep repo.Repository, id object.ID, size int6
 	var end int64
 
 	for at, one := range parts {
-		if one.Start != end || one.Length <= 0 || one.Length > math.MaxInt64-end {
+		if one.Start != end || one.Length <= 0 || one.Length > mostPart {
 			return nil, errors.Errorf("entry %v of the list of blocks is for %v bytes at %v", at, one.Length, one.Start)
 		}
 

@@ -230,6 +230,18 @@ func TestALargeFileIsReadByWholeBuffers(t *testing.T) {
 	must(t, reader.Close())
 }
 
+func TestALengthThatNoPartHasIsAnError(t *testing.T) {
+	b := newBench(t)
+	valid := b.writeDevice(zeroBlock, blockDecision{}).Snapshot.RootObjectID()
+	block := strings.SplitAfter(b.content(indexOf(b, valid)), `"o":"`)[1]
+	damaged := b.writeList(`{"entries":[{"l":1125899906842624,"o":"` + block)
+
+	code, _, messages := startCalls(b).call("restore", damaged.String(), t.TempDir(), "--mode=local", "--packs=2")
+	if code == 0 || !strings.Contains(messages, "unexpected chunk length") {
+		t.Errorf("%v %v", code, messages)
+	}
+}
+
 func TestAPackThatNothingNeedsAnyMoreMayStillBeFetched(t *testing.T) {
 	b := newBench(t)
 	b.backUp(decision{})
