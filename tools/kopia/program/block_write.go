@@ -194,12 +194,11 @@ func newBlockWriter(
 	writer.zero = sync.OnceValues(func() (object.ID, error) { return writeBlock(ctx, w, zeroBlock, writer.description) })
 
 	if decided.Parent != "" {
-		_, parent, err := loadDevice(ctx, w, decided.Parent)
-		if err != nil {
+		if _, parent, err := loadDevice(ctx, w, decided.Parent); err != nil {
 			made.ParentFault = err.Error()
+		} else {
+			writer.parent = parent
 		}
-
-		writer.parent = parent
 	}
 
 	if err := writer.ask(ctx, decided.Changes); err != nil {
@@ -354,6 +353,10 @@ func (b *blockWriter) ask(ctx context.Context, changes *changeQuery) error {
 
 	if b.based = changes.Base != ""; b.based && b.parent == nil {
 		return errors.New("there is no parent to take blocks from")
+	} else if b.based {
+		if err := b.parent.verify(ctx, b.w); err != nil {
+			return errors.Wrap(err, "the parent")
+		}
 	}
 
 	marked, err := changes.ask(ctx, b.from.size)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/manifest"
 )
 
@@ -232,6 +234,47 @@ func TestDoubtMeansThatAllIsRead(t *testing.T) {
 
 	if _, err := from.query("").ask(t.Context(), int64(len(content))); err == nil || !strings.Contains(err.Error(), "nothing is allocated") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestBlocksThatTheRepositoryLacksAreReadAgain has a parent whose blocks are not all there any more.
+func TestBlocksThatTheRepositoryLacksAreReadAgain(t *testing.T) {
+	b, from, content := newBench(t), newStorage(t), newSeeded().bytes(20*blockSize)
+	first := b.writeDevice(content, blockDecision{})
+
+	list, err := loadBlocks(t.Context(), b.rep, first.Snapshot.RootObjectID())
+	must(t, err)
+
+	lost, _, _ := list[15].Object.ContentID()
+
+	must(t, repo.WriteSession(t.Context(), b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		return w.(repo.DirectRepositoryWriter).ContentManager().DeleteContent(ctx, lost) //nolint:forcetypeassert // tests
+	}))
+	must(t, b.rep.Refresh(t.Context()))
+	from.says(variableLength, len(content), extent{0, 512})
+
+	made := b.writeDevice(content, blockDecision{Parent: first.Snapshot.ID, Changes: from.query("before")})
+	if made.ChangesFault != "the parent: block 15 is deleted" || made.ReadBytes != int64(len(content)) || made.ChangedBytes != 0 {
+		t.Errorf("%+v", made)
+	}
+
+	list, err = loadBlocks(t.Context(), b.rep, made.Snapshot.RootObjectID())
+	must(t, err)
+	must(t, list.verify(t.Context(), b.rep))
+}
+
+// TestNothingIsTakenFromAListThatIsNotValid has a parent whose list has blocks of the repository, each at another place.
+func TestNothingIsTakenFromAListThatIsNotValid(t *testing.T) {
+	b, from, content := newBench(t), newStorage(t), newSeeded().bytes(3*blockSize)
+	list := b.content(indexOf(b, b.writeDevice(content, blockDecision{}).Snapshot.RootObjectID()))
+	parent := b.saveSnapshot(b.writeList(strings.Replace(list, `"s":1048576`, `"s":1048577`, 1)))
+
+	from.says(variableLength, len(content))
+
+	made := b.writeDevice(content, blockDecision{Parent: parent, Changes: from.query("before")})
+	if !strings.HasPrefix(made.ParentFault, "entry 1 of the list of blocks") || made.ChangesFault != "there is no parent to take blocks from" ||
+		made.ChangedBytes != int64(len(content)) || made.ReadBytes != int64(len(content)) {
+		t.Errorf("%+v", made)
 	}
 }
 
