@@ -131,31 +131,34 @@ func (c *checkpointer) save(ctx context.Context, reason string) error {
 	made.IncompleteReason = reason
 	made.Tags[sourceTag], made.Tags[ruleTag] = c.of.Path, writer.rule()
 
-	if _, err := snapshot.SaveSnapshot(ctx, w, made); err != nil {
-		return errors.Wrap(err, "cannot save manifest")
+	err = writer.saveSnapshot(ctx, made)
+	if made.ID != "" {
+		// It may be in the repository even after an error.
+		c.saved = made
 	}
 
-	if err := c.discard(ctx); err != nil {
-		return err
-	}
-
-	c.saved = made
-
-	return errors.Wrap(w.Flush(ctx), "flush error")
+	return err
 }
 
 // findCheckpoints returns those of all backups of a source.
 func findCheckpoints(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo) ([]*snapshot.Manifest, error) {
-	labels := map[string]string{manifest.TypeLabelKey: snapshot.ManifestType, sourceTag: source.Path}
+	return loadCheckpoints(ctx, rep, func(one *manifest.EntryMetadata) bool { return one.Labels[sourceTag] == source.Path })
+}
 
-	entries, err := rep.FindManifests(ctx, labels)
+func loadCheckpoints(
+	ctx context.Context, rep repo.Repository, isWanted func(*manifest.EntryMetadata) bool,
+) ([]*snapshot.Manifest, error) {
+	entries, err := rep.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
 	if err != nil {
 		return nil, errors.Wrap(err, "find checkpoints")
 	}
 
-	ids := make([]manifest.ID, 0, len(entries))
+	var ids []manifest.ID
+
 	for _, one := range entries {
-		ids = append(ids, one.ID)
+		if isWanted(one) {
+			ids = append(ids, one.ID)
+		}
 	}
 
 	found, err := snapshot.LoadSnapshots(ctx, rep, ids)
@@ -169,25 +172,16 @@ const abandonedAge = 7 * 24 * time.Hour
 // findAbandoned returns such checkpoints of all sources: their volume may be gone, and a Velero server's maintenance keeps
 // them.
 func findAbandoned(ctx context.Context, rep repo.Repository, now time.Time) ([]manifest.ID, error) {
-	entries, err := rep.FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
+	old, err := loadCheckpoints(ctx, rep, func(one *manifest.EntryMetadata) bool {
+		return one.Labels[sourceTag] != "" && now.Sub(one.ModTime) > abandonedAge
+	})
 	if err != nil {
-		return nil, errors.Wrap(err, "find checkpoints")
+		return nil, err
 	}
 
-	var old, found []manifest.ID
+	var found []manifest.ID
 
-	for _, one := range entries {
-		if one.Labels[sourceTag] != "" && now.Sub(one.ModTime) > abandonedAge {
-			old = append(old, one.ID)
-		}
-	}
-
-	manifests, err := snapshot.LoadSnapshots(ctx, rep, old)
-	if err != nil {
-		return nil, errors.Wrap(err, "load checkpoints")
-	}
-
-	for _, one := range manifests {
+	for _, one := range old {
 		// Whatever its tags are, a complete one is a backup.
 		if one.IncompleteReason != "" {
 			found = append(found, one.ID)
@@ -271,13 +265,6 @@ func (l blockList) verify(ctx context.Context, rep repo.Repository) error {
 	}
 
 	return nil
-}
-
-// interval returns the ticks of checkpoints, and a function that ends them.
-func (d *checkpointDecision) interval() (<-chan time.Time, func()) {
-	ticker := time.NewTicker(max(time.Millisecond, time.Duration(d.Seconds*float64(time.Second))))
-
-	return ticker.C, ticker.Stop
 }
 
 // rule returns which blocks are read, and where the others are from.

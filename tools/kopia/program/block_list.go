@@ -57,25 +57,6 @@ func (l blockList) check() error {
 	return nil
 }
 
-// write writes the list, and returns the object that has all blocks.
-func (l blockList) write(ctx context.Context, w repo.RepositoryWriter, description string) (object.ID, error) {
-	writer := w.NewObjectWriter(ctx, object.WriterOptions{
-		Description: "LIST(" + description + ")", Prefix: "x", Compressor: metadataCompressor, Splitter: listSplitter,
-	})
-	defer writer.Close() //nolint:errcheck // as its result says
-
-	if err := l.encode(writer); err != nil {
-		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
-	}
-
-	id, err := writer.Result()
-	if err != nil {
-		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
-	}
-
-	return object.ParseID("I" + id.String())
-}
-
 // encode writes the document entry by entry: as a whole, that of a device of 1 TiB would take some 300 MB.
 func (l blockList) encode(to io.Writer) error {
 	before := `{"stream":"` + listStream + `","entries":[`
@@ -100,16 +81,27 @@ func (l blockList) encode(to io.Writer) error {
 
 // writeBlock writes the content of one block.
 func writeBlock(ctx context.Context, w repo.RepositoryWriter, content []byte, description string) (object.ID, error) {
-	writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: description, Splitter: blockSplitter})
-	defer writer.Close() //nolint:errcheck // as its result says
+	options := object.WriterOptions{Description: description, Splitter: blockSplitter}
+	id, err := writeObject(ctx, w, options, func(to io.Writer) error {
+		_, err := to.Write(content)
 
-	if _, err := writer.Write(content); err != nil {
-		return object.EmptyID, errors.Wrap(err, "write a block")
-	}
-
-	id, err := writer.Result()
+		return err
+	})
 
 	return id, errors.Wrap(err, "write a block")
+}
+
+func writeObject(
+	ctx context.Context, w repo.RepositoryWriter, options object.WriterOptions, write func(io.Writer) error,
+) (object.ID, error) {
+	writer := w.NewObjectWriter(ctx, options)
+	defer writer.Close() //nolint:errcheck // as its result says
+
+	if err := write(writer); err != nil {
+		return object.EmptyID, err
+	}
+
+	return writer.Result()
 }
 
 // writeRoot writes the directory of a device.
@@ -124,7 +116,14 @@ func writeRoot(ctx context.Context, w repo.RepositoryWriter, name string, conten
 
 // writeFile writes the list, and a directory whose only file has the blocks.
 func (l blockList) writeFile(ctx context.Context, w repo.RepositoryWriter, name, description string) (object.ID, error) {
-	content, err := l.write(ctx, w, description)
+	list, err := writeObject(ctx, w, object.WriterOptions{
+		Description: "LIST(" + description + ")", Prefix: "x", Compressor: metadataCompressor, Splitter: listSplitter,
+	}, l.encode)
+	if err != nil {
+		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
+	}
+
+	content, err := object.ParseID("I" + list.String())
 	if err != nil {
 		return object.EmptyID, err
 	}

@@ -234,10 +234,10 @@ func (b *blockWriter) writeAll(ctx context.Context, decided *blockDecision) (boo
 		return true, inParallel(ctx, len(b.list), decided.Parallel, b.writeOne)
 	}
 
-	ticks, stop := decided.Checkpoint.interval()
-	defer stop()
+	ticker := time.NewTicker(max(time.Millisecond, time.Duration(decided.Checkpoint.Seconds*float64(time.Second))))
+	defer ticker.Stop()
 
-	end := b.checkpoint.saveEach(ctx, ticks)
+	end := b.checkpoint.saveEach(ctx, ticker.C)
 	err := inParallel(ctx, len(b.list), decided.Parallel, b.writeOne)
 
 	end()

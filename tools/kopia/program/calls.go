@@ -124,30 +124,22 @@ func (r *callReader) read() (*call, error) {
 			return nil, err
 		}
 
-		if err := r.take(rights[:rightsCount]); err != nil {
+		messages, err := unix.ParseSocketControlMessage(rights[:rightsCount])
+		if err != nil {
 			return nil, err
+		}
+
+		for _, one := range messages {
+			found, err := unix.ParseUnixRights(&one)
+			if err != nil {
+				return nil, err
+			}
+
+			r.descriptors = append(r.descriptors, found...)
 		}
 
 		r.pending = append(r.pending, r.buffer[:count]...)
 	}
-}
-
-func (r *callReader) take(rights []byte) error {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return err
-	}
-
-	for _, one := range messages {
-		found, err := unix.ParseUnixRights(&one)
-		if err != nil {
-			return err
-		}
-
-		r.descriptors = append(r.descriptors, found...)
-	}
-
-	return nil
 }
 
 func (r *callReader) parse(line []byte) (*call, error) {

@@ -93,7 +93,13 @@ func watchChanges(
 	c := &changes{rep: rep, parents: decided.Parents, most: decided.RequestedAt, progress: progress}
 	anyCopied, path := false, root.LocalFilesystemPath()
 	mayBeCopy := decided.MayBeCopy && len(decided.Parents) > 0
-	relabeled := mayBeCopy && !decided.RequestedAt.IsZero() && isChanged(path, decided.RequestedAt)
+
+	changed, err := changeTime(path)
+	if err == nil {
+		c.observe(changed)
+	}
+
+	relabeled := mayBeCopy && !c.most.IsZero() && changed.After(c.most) && allChanged(path, c.most)
 
 	for i, one := range manifests {
 		copied := relabeled || (mayBeCopy && isCopy(path, decided.Parents[i].Until))
@@ -107,10 +113,6 @@ func watchChanges(
 		}
 
 		c.unsure = append(c.unsure, unsure)
-	}
-
-	if changed, err := changeTime(path); err == nil {
-		c.observe(changed)
 	}
 
 	return &watched{Directory: root, changes: c}, anyCopied
@@ -173,50 +175,36 @@ func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
 	return i.directory.watch(ctx, entry)
 }
 
-// watch returns the entry for kopia's uploader. One that is gone by now is reported by that, as is one that kopia could not
-// read. Without the time of its change, a file could be taken from a parent that has another one.
+// watch returns the entry for kopia's uploader, whose error says whether it was deleted since it was listed. One that is
+// gone by now is reported by that, as is one that kopia could not read. Without the time of its change, a file could be
+// taken from a parent that has another one.
 func (w *watched) watch(ctx context.Context, entry fs.Entry) (fs.Entry, error) {
 	if _, placeholder := entry.(snapshot.HasDirEntryOrNil); placeholder {
 		return entry, nil
 	}
 
-	entry = w.wrap(entry)
-
 	changed, err := changeTime(entry.LocalFilesystemPath())
-	if _, failed := entry.(fs.ErrorEntry); err != nil && (failed || os.IsNotExist(err)) {
-		return entry, nil
-	}
-
-	if err != nil {
+	if _, failed := entry.(fs.ErrorEntry); err == nil {
+		w.changes.observe(changed)
+	} else if !failed && !os.IsNotExist(err) {
 		return nil, err
 	}
 
-	w.changes.observe(changed)
-
 	switch entry := entry.(type) {
+	case fs.Directory:
+		return &watched{Directory: entry, changes: w.changes, up: w}, nil
 	case fs.File:
-		return w.watchFile(ctx, entry, changed), nil
+		return w.watchFile(ctx, &listedFile{entry}, changed), nil
 	case fs.Symlink:
-		if older, _ := w.changes.compare(entry, changed); older {
-			return &changedLink{entry}, nil
+		link := &listedLink{entry}
+		if older, _ := w.changes.compare(link, changed); older {
+			return &changedLink{link}, nil
 		}
+
+		return link, nil
 	}
 
 	return entry, nil
-}
-
-// wrap returns an entry whose error says whether it was deleted since it was listed.
-func (w *watched) wrap(entry fs.Entry) fs.Entry {
-	switch entry := entry.(type) {
-	case fs.Directory:
-		return &watched{Directory: entry, changes: w.changes, up: w}
-	case fs.File:
-		return &listedFile{entry}
-	case fs.Symlink:
-		return &listedLink{entry}
-	}
-
-	return entry
 }
 
 // goneError is the error of an entry that was deleted since it was listed. It is left out, as is one that was deleted before.
@@ -391,13 +379,6 @@ func isCopy(root string, until time.Time) bool {
 	}
 
 	return allChanged(root, until)
-}
-
-// isChanged returns whether the root of a volume, and a sample of what is in it, was last changed after that time.
-func isChanged(root string, since time.Time) bool {
-	changed, err := changeTime(root)
-
-	return err == nil && changed.After(since) && allChanged(root, since)
 }
 
 func toTime(at unix.StatxTimestamp) time.Time {

@@ -12,14 +12,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Counters with these prefixes are reported, each summed over its labels.
-var counterPrefixes = []string{"kopia_content_", "kopia_blob_"}
-
 // latency is the histogram of how long requests to the storage take, by their method.
 // Source: kopia 0.23.1, repo/blob/storagemetrics/storage_metrics.go.
 const latency = "kopia_blob_storage_latency_ms"
 
-// counters are kopia's metrics, by their names.
+// counters are kopia's metrics about contents and blobs, by their names, each summed over its labels.
 type counters map[string]float64
 
 func readCounters() counters {
@@ -32,7 +29,7 @@ func readCounters() counters {
 
 	for _, family := range families {
 		name := family.GetName()
-		if !strings.HasPrefix(name, counterPrefixes[0]) && !strings.HasPrefix(name, counterPrefixes[1]) {
+		if !strings.HasPrefix(name, "kopia_content_") && !strings.HasPrefix(name, "kopia_blob_") {
 			continue
 		}
 
