@@ -10,7 +10,7 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.units import format_duration
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
 from datamover.kopia.progress import Meter
 from datamover.kopia.stalls import StallDetector, Watchdog
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_in_background, run_unless_canceled
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _KEPT_LINES: Final = 5
 
 
-class DataPath:
+class DataPath(Listener):
     """One data path, measured by `meter` and guarded by `watchdog`."""
 
     def __init__(self, meter: Meter, watchdog: Watchdog) -> None:

@@ -12,11 +12,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from core.aio import end_task
+from core.aio import end_task, wait_for_answer
 from core.contract import CANCELED_ENDING, MOVER_GRACE
 from core.errors import CanceledError, ConfigError, FencedError, KopiaError
 from core.models.base import JsonDict
@@ -34,54 +34,39 @@ _KEPT_LINES: Final = 40
 
 @dataclass(frozen=True)
 class Offer:
-    """What a repository has of a source: all snapshots, the effective policy, and the source's own, None without one.
+    """What a repository has of a source: the effective policy, the source's own, None without one, and all snapshots.
 
     Snapshots are as kopia lists them, the oldest first. `checkpoints` are of devices, with a source of their own.
     """
 
     unique_id: str
-    snapshots: tuple[JsonDict, ...]
     policy: JsonDict
     defined: JsonDict | None
-    checkpoints: tuple[JsonDict, ...] = ()
+    snapshots: Sequence[JsonDict] = ()
+    checkpoints: Sequence[JsonDict] = ()
 
 
-class MoverBackup:
+@dataclass
+class MoverBackup(Listener):
     """One run of `mover-backup`, or of `block-write` with flags for the device, for a source `user@host:path`.
 
-    `files` are without input and output. It must be ended.
+    `files` are without input and output. It must be ended. `offer` is what the repository has, once it is open.
+    `result` is what kopia says about the backup besides its snapshot; empty before its end.
     """
 
-    def __init__(
-        self,
-        kopia: Kopia,
-        target: str,
-        attempted: str,
-        *,
-        files: KopiaFiles,
-        listener: Listener,
-        meter: Meter,
-        command: Sequence[str] = ("mover-backup",),
-    ) -> None:
-        self._kopia = kopia
-        self._arguments = [*command, f"--source={target}"]
-        self._attempted = attempted
-        self._files = files
-        self._listener = listener
-        self._meter = meter
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._child: asyncio.Task[KopiaAnswer] | None = None
-        self._decision_fd = -1
-        self._offered: asyncio.Future[Offer] | None = None
-        self.result: JsonDict = {}
-        """What kopia says about the backup besides its snapshot; empty before its end."""
-
-    @property
-    def offer(self) -> Offer:
-        """What the repository has, once it is open."""
-        if self._offered is None:
-            raise RuntimeError("kopia was not started")
-        return self._offered.result()
+    kopia: Kopia
+    target: str
+    attempted: str
+    files: KopiaFiles
+    listener: Listener
+    meter: Meter
+    command: Sequence[str] = ("mover-backup",)
+    offer: Offer = field(init=False, repr=False)
+    result: JsonDict = field(default_factory=dict, init=False)
+    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES), init=False)
+    _child: asyncio.Task[KopiaAnswer] | None = field(default=None, init=False)
+    _decision_fd: int = field(default=-1, init=False)
+    _offered: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def open(self) -> KopiaAnswer:
         """Start kopia, and return its answer so far once it has opened the repository, or its only one.
@@ -90,19 +75,16 @@ class MoverBackup:
             DataPathError: it cannot be started or confined.
         """
         await self.end()
-        loop = asyncio.get_running_loop()
-        offered = self._offered = loop.create_future()
+        self._offered.clear()
         decided_fd, self._decision_fd = os.pipe()
-        files = replace(self._files, stdin_fd=decided_fd, on_output=self._take_output)
-        child = loop.create_task(
-            self._kopia.move_data(self._attempted, *self._arguments, files=files, listener=self), name="mover-backup"
-        )
+        files = replace(self.files, stdin_fd=decided_fd, on_output=self._take_output)
+        arguments = (*self.command, f"--source={self.target}")
+        call = self.kopia.move_data(self.attempted, *arguments, files=files, listener=self)
+        child = self._child = asyncio.create_task(call, name="mover-backup")
         # A decision that kopia does not read fails then.
         child.add_done_callback(lambda _: os.close(decided_fd))
-        self._child = child
-        both: set[asyncio.Future[object]] = {child, offered}  # type: ignore[arg-type] # only their end matters
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        return child.result() if child.done() else KopiaAnswer(self._attempted, 0, b"", list(self._lines))
+        await wait_for_answer(self._offered, child)
+        return child.result() if child.done() else KopiaAnswer(self.attempted, 0, b"", list(self._lines))
 
     async def carry_out(self, decision: JsonDict) -> KopiaAnswer:
         """Have kopia back up as is decided, and return its answer, whose output is the snapshot's manifest.
@@ -127,28 +109,21 @@ class MoverBackup:
 
     def take_progress(self, line: str) -> str:
         """Parse when kopia begins the snapshot; return the line."""
-        return self._listener.take_progress(line)
+        return self.listener.take_progress(line)
 
     def keep(self, line: str) -> None:
         """Keep a line of its errors, and pass it on."""
         self._lines.append(line)
-        self._listener.keep(line)
+        self.listener.keep(line)
 
     def _take_output(self, line: str) -> None:
         key, value = parse_line(line)
         match key:
             case "offer":
-                if self._offered is not None and not self._offered.done():
-                    offer = Offer(
-                        value["unique_id"],
-                        tuple(value["snapshots"] or ()),
-                        value["policy"],
-                        value["defined"],
-                        tuple(value.get("checkpoints") or ()),
-                    )
-                    self._offered.set_result(offer)
+                self.offer = Offer(**value)
+                self._offered.set()
             case "progress":
-                self._meter.take_report(value)
+                self.meter.take_report(value)
             case "result":
                 self.result = value
 

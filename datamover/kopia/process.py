@@ -86,16 +86,15 @@ class KopiaFiles(ChildFiles):
     volume: VolumeAccess = field(default_factory=VolumeAccess)
 
 
-class Listener(Protocol):
-    """Receives kopia's output while it moves data."""
+class Listener:
+    """Receives kopia's output while it moves data; this one has no use for it."""
 
     def take_progress(self, line: str) -> str:
         """Parse the progress in a line; return the rest of the line."""
-        ...
+        return line
 
     def keep(self, line: str) -> None:
         """Receive such a rest, redacted, as soon as kopia writes it."""
-        ...
 
 
 class CallServer(Protocol):
@@ -214,11 +213,6 @@ class KopiaTimeoutError(KopiaError):
         self.lines = lines
 
 
-def _was_out_of_memory(exit_code: int) -> bool:
-    """Return whether the kernel killed kopia for lack of memory; this process survives since it uses less."""
-    return exit_code == -signal.SIGKILL and ran_out_of_memory()
-
-
 def counter_flags(directory: Path) -> list[str]:
     """Return kopia's flags to write its metrics below a directory when it exits."""
     return ["--metrics-store-on-exit", f"--diagnostics-output-directory={directory}"]
@@ -293,8 +287,7 @@ class Kopia:
                     child, counters = await server.carry_out(replace(command, argv=arguments), on_line)
         except TimeoutError as e:
             raise KopiaTimeoutError(attempted, seconds or 0.0, list(lines)) from e
-        out_of_memory = _was_out_of_memory(child.exit_code)
-        return KopiaAnswer(attempted, child.exit_code, child.output, list(lines), counters, out_of_memory)
+        return _build_answer(attempted, child, lines, counters)
 
     def _find_server(self, arguments: Sequence[str]) -> CallServer | None:
         return self.server if self.server is not None and self.server.serves(arguments) else None
@@ -318,21 +311,13 @@ class Kopia:
         if (server := self._find_server(arguments)) is not None:
             child, counters = await server.carry_out(command, on_line)
         else:
-            child, counters = await self._run_confined(command, files.volume, on_line)
-        out_of_memory, volume = _was_out_of_memory(child.exit_code), str(files.volume.path or "")
-        return KopiaAnswer(
-            attempted, child.exit_code, child.output, list(lines), counters, out_of_memory, volume=volume
-        )
-
-    async def _run_confined(
-        self, command: ChildCommand, volume: VolumeAccess, on_line: Callable[[str], None]
-    ) -> tuple[ChildExit, str]:
-        """Return the exit of a kopia with the arguments of `command`, and the metrics that it has written."""
-        means = self._means or find_means()
-        async with open_private_run(self._program, self._environment, volume, means, redactor=self._redactor) as run:
-            argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *command.argv]
-            confined = replace(command, argv=argv, environment=run.environment, confinement=run.confinement)
-            return await run_child(confined, on_line), read_counters(run.home / _COUNTERS)
+            means, environment = self._means or find_means(), self._environment
+            opening = open_private_run(self._program, environment, files.volume, means, redactor=self._redactor)
+            async with opening as run:
+                argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
+                confined = replace(command, argv=argv, environment=run.environment, confinement=run.confinement)
+                child, counters = await run_child(confined, on_line), read_counters(run.home / _COUNTERS)
+        return _build_answer(attempted, child, lines, counters, str(files.volume.path or ""))
 
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
@@ -345,6 +330,14 @@ class Kopia:
                     forward(text)
 
         return keep
+
+
+def _build_answer(
+    attempted: str, child: ChildExit, lines: Iterable[str], counters: str, volume: str | None = None
+) -> KopiaAnswer:
+    # The kernel killed kopia alone, since this process uses less memory.
+    out_of_memory = child.exit_code == -signal.SIGKILL and ran_out_of_memory()
+    return KopiaAnswer(attempted, child.exit_code, child.output, list(lines), counters, out_of_memory, volume)
 
 
 _IGNORED: Final = re.compile(r"ignored error (.*)")

@@ -10,15 +10,15 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
-from core.aio import end_task
+from core.aio import end_task, wait_for_answer
 from core.models.base import JsonDict
 from datamover.kopia.backup_process import parse_line
 from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import ChildCommand, ChildExit, read_all, read_lines
 from datamover.runtime.work_dir import opened
@@ -44,7 +44,7 @@ async def open_once(kopia: Kopia, volume: VolumeAccess) -> AsyncIterator[None]:
         await server.end()
 
 
-class _CallServer:
+class _CallServer(Listener):
     """Runs of `mover-restore`, one after the other; one call at a time."""
 
     def __init__(self, kopia: Kopia, volume: VolumeAccess) -> None:
@@ -52,7 +52,8 @@ class _CallServer:
         self._volume = volume
         self._child: asyncio.Task[KopiaAnswer] | None = None
         self._socket: socket.socket | None = None
-        self._answer: asyncio.Future[JsonDict] | None = None
+        self._answered = asyncio.Event()
+        self._answer: JsonDict = {}
         self._on_line: Callable[[str], None] = lambda _: None
 
     def serves(self, arguments: Sequence[str]) -> bool:
@@ -91,11 +92,9 @@ class _CallServer:
         if self._child is not None and self._child.done():
             await self.end()
         self._on_line = on_line
-        answered = self._answer = asyncio.get_running_loop().create_future()
+        self._answered.clear()
         child = self._child = self._child or self._start(command.argv)
-        async with AsyncExitStack() as stack:
-            messages, messages_fd = await stack.enter_async_context(_open_pipe())
-            output, output_fd = await stack.enter_async_context(_open_pipe())
+        async with _open_pipe() as (messages, messages_fd), _open_pipe() as (output, output_fd):
             passed = [output_fd if stdout_fd is None else stdout_fd, messages_fd]
             if command.files.inherited_fd is not None:
                 passed.append(command.files.inherited_fd)
@@ -106,12 +105,10 @@ class _CallServer:
             collecting = asyncio.gather(reading, read_lines(messages, on_line))
             try:
                 async with run_in_background(send, name="call"):
-                    both: set[asyncio.Future[object]] = {child, answered}  # type: ignore[arg-type] # only their end matters
-                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                if not answered.done():
-                    return ChildExit(child.result().exit_code or 1, (await collecting)[0]), ""
-                answer = answered.result()
-                return ChildExit(int(answer["exit_code"]), (await collecting)[0]), str(answer["counters"])
+                    answered = await wait_for_answer(self._answered, child)
+                exit_code = int(self._answer["exit_code"]) if answered else child.result().exit_code or 1
+                counters = str(self._answer["counters"]) if answered else ""
+                return ChildExit(exit_code, (await collecting)[0]), counters
             finally:
                 collecting.cancel()
                 with suppress(asyncio.CancelledError):
@@ -123,7 +120,7 @@ class _CallServer:
         # The meter of the call also measures how the repository is opened.
         measured = [one for one in argv if one.startswith(_METRICS)]
         call = self._kopia.move_data("open the repository", *measured, "mover-restore", files=files, listener=self)
-        child = asyncio.get_running_loop().create_task(call, name="mover-restore")
+        child = asyncio.create_task(call, name="mover-restore")
         # A call that it has not read fails then.
         child.add_done_callback(lambda _: theirs.close())
         return child
@@ -141,16 +138,14 @@ class _CallServer:
 
     def _take_output(self, line: str) -> None:
         key, value = parse_line(line)
-        if key == "answer" and self._answer is not None and not self._answer.done():
-            self._answer.set_result(value)
+        if key == "answer":
+            self._answer = value
+            self._answered.set()
 
     def take_progress(self, line: str) -> str:
         """Take a line of the process itself, such as why it cannot open the repository: it is the call's."""
         self._on_line(line)
         return ""
-
-    def keep(self, line: str) -> None:
-        """Do nothing: there is none left."""
 
 
 @asynccontextmanager

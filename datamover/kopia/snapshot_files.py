@@ -24,7 +24,7 @@ from core.snapshot_contract import FileEntry, FileType
 from datamover.kopia.backup_process import device_flags
 from datamover.kopia.location_files import open_output
 from datamover.kopia.private_run import write_all
-from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.process import KopiaAnswer, KopiaFiles, Listener
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.lazy_file import LazyFile
@@ -103,14 +103,6 @@ def parse_time_ns(text: str) -> int:
         raise ContractError(f'not a time: "{text[:50]}"') from e
 
 
-def split_path(path: str) -> list[str]:
-    """Return the names in a path below a volume, without needless slashes; raises DataPathError."""
-    names = [name for name in path.split("/") if name]
-    if strange := [name for name in names if name in {".", ".."}]:
-        raise DataPathError(f'path {_show(names)}: "{strange[0]}" is no name of a file')
-    return names
-
-
 async def find_entry(repository: Repository, snapshot: Snapshot, path: str) -> StoredEntry:
     """Return the entry at a path below the volume; at an empty path it has no name.
 
@@ -125,7 +117,9 @@ async def find_below(
     found: StoredEntry, path: str, read: Callable[[StoredEntry], Awaitable[Sequence[StoredEntry]]]
 ) -> StoredEntry:
     """Return the entry at a path below a directory, as `find_entry`; `read` returns the entries of one."""
-    names = split_path(path)
+    names = [name for name in path.split("/") if name]
+    if strange := [name for name in names if name in {".", ".."}]:
+        raise DataPathError(f'path {_show(names)}: "{strange[0]}" is no name of a file')
     for depth, name in enumerate(names):
         if found.type is not FileType.DIRECTORY:
             raise DataPathError(f"{_show(names[:depth])} is no directory but a {found.type}, which is not followed")
@@ -149,17 +143,6 @@ async def find_only_file(repository: Repository, snapshot: Snapshot) -> StoredEn
     return entries[0]
 
 
-class Silence:
-    """Has no use for what kopia reports while it moves data."""
-
-    def take_progress(self, line: str) -> str:
-        """Return the line."""
-        return line
-
-    def keep(self, line: str) -> None:
-        """Do nothing."""
-
-
 @asynccontextmanager
 async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFile) -> AsyncIterator[None]:
     """Have kopia, which opens the repository once, fetch what is read from the image of a stored file.
@@ -175,7 +158,7 @@ async def fetch_blocks(repository: Repository, file: StoredEntry, image: LazyFil
 
     files = KopiaFiles(stdin_fd=reading, on_output=take, inherited_fd=image.fd)
     flags = [f"--object={file.object_id}", *device_flags(image.fd, image.size_bytes)]
-    call = repository.kopia.move_data(attempted, "block-fetch", *flags, files=files, listener=Silence())
+    call = repository.kopia.move_data(attempted, "block-fetch", *flags, files=files, listener=Listener())
     child = asyncio.create_task(call, name="block-fetch")
     # A request that kopia does not read fails then.
     child.add_done_callback(lambda _: os.close(reading))

@@ -23,9 +23,9 @@ from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.mover_specs import FilesSpec, ListFiles, SendFiles
 from core.snapshot_contract import ENTRY_LINE, FileListing, FileType, SentFiles
-from datamover.kopia.process import KopiaFiles
+from datamover.kopia.process import KopiaFiles, Listener
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshot_files import Silence, StoredEntry, find_entry, find_only_file, read_directory
+from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.pod.cluster import PodContext, open_access
 from datamover.pod.device_files import DeviceFiles, open_device_files
@@ -68,7 +68,7 @@ class _StoredFiles:
     async def copy_content(self, file: StoredEntry, pipe: int) -> None:
         files, attempted = KopiaFiles(stdout_fd=pipe), f"read file {file.name!a}"
         kopia = self.repository.kopia
-        (await kopia.move_data(attempted, "show", file.object_id, files=files, listener=Silence())).check()
+        (await kopia.move_data(attempted, "show", file.object_id, files=files, listener=Listener())).check()
 
     async def copy_tar(self, directory: StoredEntry, pipe: Path) -> None:
         attempted = f"read directory {directory.name!a}"

@@ -20,7 +20,7 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.runtime.cancellation import Canceler
 from datamover.runtime.signals import StopSignal
 
-_OFFER = {"unique_id": "ab", "snapshots": None, "policy": {"a": 1}, "defined": None}
+_OFFER = {"unique_id": "ab", "policy": {"a": 1}, "defined": None}
 _PROGRESS = {
     "hashed_files": 1,
     "hashed_bytes": 20,
@@ -69,7 +69,7 @@ async def test_the_decision_is_sent_after_the_offer_and_the_answer_has_the_snaps
     backup = _backup(program, meter)
 
     opened = await backup.open()
-    assert (opened.exit_code, opened.lines, backup.offer) == (0, ["a line"], Offer("ab", (), {"a": 1}, None))
+    assert (opened.exit_code, opened.lines, backup.offer) == (0, ["a line"], Offer("ab", {"a": 1}, None))
     assert program.decided is None
 
     answer = await backup.carry_out({"parents": []})
@@ -84,6 +84,22 @@ async def test_a_kopia_that_cannot_open_the_repository_has_only_its_answer() -> 
     backup = _backup(_Program(1, offers=False))
     opened = await backup.open()
     assert (opened.exit_code, opened.lines) == (1, ["a line"])
+    await backup.end()
+
+
+async def test_another_kopia_has_an_offer_of_its_own() -> None:
+    program = _Program(1)
+    backup = _backup(program)
+    await backup.open()
+    program.exit_code, program.offers, program.ended = 0, False, False
+    opening = asyncio.create_task(backup.open())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert (opening.done(), program.ended) == (False, False)
+    # It ends without an offer.
+    os.write(backup._decision_fd, b"{}")
+    assert (await opening).lines == ["a line"]
+    assert program.ended
     await backup.end()
 
 

@@ -14,9 +14,8 @@ import pytest
 from core.errors import DataPathError, KopiaCrashError
 from core.redact import Redactor
 from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
 from datamover.kopia.restore_process import open_once
-from datamover.kopia.snapshot_files import Silence
 
 _SECRET = "abcdefgh"
 
@@ -79,7 +78,7 @@ async def test_one_process_carries_out_all_calls(tmp_path: Path) -> None:
             await program.call("show", "content", "show", *["k" * 64] * 5000, output_fd=file.fileno())
             assert json.loads((tmp_path / "out").read_bytes()) == ["content", "show"]
             files = KopiaFiles(inherited_fd=file.fileno(), on_output=lines.append)
-            await program.move_data("read", "block-read", "--device-fd=3", files=files, listener=Silence())
+            await program.move_data("read", "block-read", "--device-fd=3", files=files, listener=Listener())
     assert shown.json() == ["--metrics-listen-addr=a:1", "manifest"]
     assert (shown.lines, shown.counters) == (["a line", "***"], "a_counter 1\n")
     assert (failed.exit_code, failed.json()) == (1, ["show", "fails"])

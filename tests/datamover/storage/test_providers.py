@@ -11,9 +11,8 @@ import pytest
 
 from core.errors import RepositoryError
 from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import KopiaFiles
+from datamover.kopia.process import KopiaFiles, Listener
 from datamover.kopia.repository import NotInitializedError
-from datamover.kopia.snapshot_files import Silence
 from datamover.kopia.snapshots import list_snapshots
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import GcsStorage
@@ -160,7 +159,7 @@ async def test_a_confined_kopia_exchanges_the_token_that_a_google_file_names(
             repository.work_dir.config_file.write_text(json.dumps(config))
             files = KopiaFiles(volume=VolumeAccess(tree))
             moving = asyncio.create_task(
-                repository.kopia.move_data("back up", "snapshot", "create", str(tree), files=files, listener=Silence())
+                repository.kopia.move_data("back up", "snapshot", "create", str(tree), files=files, listener=Listener())
             )
             posting = asyncio.create_task(exchange.posted.wait())
             await asyncio.wait({moving, posting}, return_when=asyncio.FIRST_COMPLETED, timeout=60)

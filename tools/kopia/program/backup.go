@@ -32,7 +32,7 @@ const tagPrefix = "tag:"
 // offer is what the repository has of a source: all that its decision depends on.
 type offer struct {
 	UniqueID  string               `json:"unique_id"`
-	Snapshots []*snapshot.Manifest `json:"snapshots"`
+	Snapshots []*snapshot.Manifest `json:"snapshots,omitempty"`
 	// Policy is the effective one, Defined the source's own, or nil.
 	Policy  *policy.Policy `json:"policy"`
 	Defined *policy.Policy `json:"defined"`

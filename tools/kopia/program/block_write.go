@@ -55,7 +55,7 @@ type blockDecision struct {
 type blockOffer struct {
 	*offer
 
-	Checkpoints []*snapshot.Manifest `json:"checkpoints"`
+	Checkpoints []*snapshot.Manifest `json:"checkpoints,omitempty"`
 }
 
 // blockResult is the snapshot. ChangedBytes are of blocks that the parent does not have there, ParentFault is why it was not
