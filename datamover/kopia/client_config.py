@@ -27,6 +27,14 @@ _DEFAULT_CACHE_MIB: Final = 5000
 _PACK_MIB: Final = 21
 """About the longest pack. Source: kopia 0.23.1, repo/format/format_provider.go."""
 
+_LIMITS: Final = {
+    "content-cache-size-mb": "maxCacheSize",
+    "content-cache-size-limit-mb": "contentCacheSizeLimitBytes",
+    "metadata-cache-size-mb": "maxMetadataCacheSize",
+    "metadata-cache-size-limit-mb": "metadataCacheSizeLimitBytes",
+}
+"""kopia's flags for the limits of its cache, and their names in its configuration."""
+
 _LIST_CACHE_SECONDS: Final = 30
 _FORMAT_CACHE_NANOSECONDS: Final = 900_000_000_000
 
@@ -47,42 +55,26 @@ class CacheLimit:
         return CacheLimit(room_mib) if room_mib is not None and room_mib < self.total_mib else self
 
     @property
-    def _parts(self) -> tuple[int, int]:
-        """MiB for data and for metadata."""
-        metadata = self.total_mib // 5
-        return self.total_mib - metadata, metadata
-
-    @property
     def packs(self) -> int:
         """How many packs of data fit in."""
-        return self._parts[0] // _PACK_MIB
+        return self._limits[1] // _PACK_MIB
+
+    @property
+    def _limits(self) -> tuple[int, ...]:
+        """In MiB: the soft and the hard limit of data, and those of metadata."""
+        metadata = self.total_mib // 5
+        return tuple(part for hard in (self.total_mib - metadata, metadata) for part in (hard * 4 // 5, hard))
 
     @property
     def config(self) -> JsonDict:
         """The `caching` object that `repository connect` writes for these arguments."""
-        data, metadata = self._parts
-        return {
-            "maxCacheSize": _soft(data) << 20,
-            "contentCacheSizeLimitBytes": data << 20,
-            "maxMetadataCacheSize": _soft(metadata) << 20,
-            "metadataCacheSizeLimitBytes": metadata << 20,
-            "maxListCacheDuration": _LIST_CACHE_SECONDS,
-        }
+        limits = {name: mib << 20 for name, mib in zip(_LIMITS.values(), self._limits, strict=True)}
+        return {**limits, "maxListCacheDuration": _LIST_CACHE_SECONDS}
 
     @property
     def arguments(self) -> list[str]:
         """Kopia's arguments."""
-        data, metadata = self._parts
-        return [
-            f"--content-cache-size-mb={_soft(data)}",
-            f"--content-cache-size-limit-mb={data}",
-            f"--metadata-cache-size-mb={_soft(metadata)}",
-            f"--metadata-cache-size-limit-mb={metadata}",
-        ]
-
-
-def _soft(limit_mib: int) -> int:
-    return limit_mib * 4 // 5
+        return [f"--{flag}={mib}" for flag, mib in zip(_LIMITS, self._limits, strict=True)]
 
 
 def parse_cache_limit(config: dict[str, str]) -> CacheLimit:

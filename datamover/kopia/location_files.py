@@ -289,8 +289,12 @@ class BackupFiles:
         return frozenset(named)
 
     async def _prepare(self) -> None:
-        connected = json.loads(self._work_dir.config_file.read_bytes())
-        await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
+        storage = json.loads(self._work_dir.config_file.read_bytes())["storage"]
+        prefix, inner = str(storage["config"].get("prefix", "")), f"kopia/{self._volume_namespace}/"
+        if storage["type"] not in _OBJECT_STORES or not prefix.endswith(inner):
+            raise RepositoryError(f"kopia cannot read Velero's files in a storage of the type {storage['type']}")
+        outer = storage["config"] | {"prefix": prefix.removesuffix(inner)}
+        await self._files.prepare({"type": storage["type"], "config": outer})
 
     async def _list(self) -> tuple[list[str], list[str]]:
         """Return the blobs with the metadata of backups, and the compressed ones.
@@ -330,14 +334,6 @@ class BackupFiles:
         middle = len(files) // 2
         first = await self._read(files[:middle], wanted, unpack=unpack)
         return first | await self._read(files[middle:], wanted, unpack=unpack)
-
-
-def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:
-    """Return the storage of the location, from the repository's at the prefix `inner` in it."""
-    prefix = str(storage["config"].get("prefix", ""))
-    if storage["type"] not in _OBJECT_STORES or not prefix.endswith(inner):
-        raise RepositoryError(f"kopia cannot read Velero's files in a storage of the type {storage['type']}")
-    return {"type": storage["type"], "config": storage["config"] | {"prefix": prefix.removesuffix(inner)}}
 
 
 async def _scan(answer: KopiaAnswer, file: IO[bytes], wanted: frozenset[str], *, members: int) -> set[str]:

@@ -6,7 +6,6 @@ Source: kopia 0.23.1, repo/maintenance/maintenance_run.go and maintenance_schedu
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self
 
@@ -98,11 +97,6 @@ class MaintenanceInfo(SparseModel):
         """When full maintenance is due; None if it never began."""
         return _began_once(self.schedule.next_full_maintenance)
 
-    @property
-    def starts(self) -> list[datetime]:
-        """When each recorded run of a task started."""
-        return [run.start for runs in self.schedule.runs.values() for run in runs]
-
     def begun(self, now: datetime) -> list[datetime]:
         """Return when the last run of each mode began, if it may still run: kopia records a task when it ends."""
         modes = ((self.next_quick, self.quick), (self.next_full, self.full))
@@ -135,8 +129,7 @@ def _began_once(moment: datetime | None) -> datetime | None:
     return None if moment is None or moment.year < _FIRST_YEAR else moment
 
 
-@dataclass(frozen=True)
-class ModeDecision:
+class ModeDecision(NamedTuple):
     """The mode that is to run, and why."""
 
     mode: MaintenanceMode
@@ -220,9 +213,10 @@ def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span], now: datetime
     but none of the future: a wrong clock would hold maintenance until then.
     """
     oldest = min((span.start for span in known), default=datetime.min.replace(tzinfo=UTC))
+    recorded = (run.start for runs in info.before(now).schedule.runs.values() for run in runs)
     foreign = (
         start
-        for start in (*info.before(now).starts, *info.begun(now))
+        for start in (*recorded, *info.begun(now))
         if start >= oldest and not any(span.start <= start <= span.end for span in known)
     )
     return max(foreign, default=None)

@@ -70,16 +70,13 @@ class _Undo(WireModel, omit_defaults=True):
         """The pattern that says so: it names a directory in one of this name, which no volume has."""
         return f"{_MARK}{base64.urlsafe_b64encode(self.to_json().encode()).decode()}/"
 
-    def flags_for(self, exclude: Exclusions) -> list[str]:
-        """Return what changes a policy like this."""
-        return self._flags("add", exclude.max_bytes, one_file_system=True)
-
     @property
-    def flags(self) -> list[str]:
+    def flags_back(self) -> list[str]:
         """What takes it back."""
-        return self._flags("remove", self.max_bytes, one_file_system=self.one_file_system)
+        return self.flags("remove", self.max_bytes, one_file_system=self.one_file_system)
 
-    def _flags(self, verb: str, max_bytes: int | None, *, one_file_system: bool | None) -> list[str]:
+    def flags(self, verb: str, max_bytes: int | None, *, one_file_system: bool | None) -> list[str]:
+        """Return what changes a policy in the same parts: `add` or `remove` is for patterns."""
         size = "inherit" if max_bytes is None else str(max_bytes)
         switch = "inherit" if one_file_system is None else str(one_file_system).lower()
         return [
@@ -146,14 +143,14 @@ async def excluding(kopia: KopiaCaller, target: str, exclude: Exclusions) -> Asy
     undo = _plan_undo(await _read_own(kopia, target), effective, exclude)
     within = _CLEARED_WITHIN
     try:
-        await _change(kopia, target, undo.flags_for(exclude))
+        await _change(kopia, target, undo.flags("add", exclude.max_bytes, one_file_system=True))
         yield
     except asyncio.CancelledError:
         within = _CLEARED_CANCELED
         raise
     finally:
         try:
-            clear = partial(_change, kopia, target, undo.flags)
+            clear = partial(_change, kopia, target, undo.flags_back)
             await run_shielded(clear, name="clear-exclusions", deadline=Deadline.after(SystemClock(), within))
         except (TimeoutError, KopiaError) as e:
             _logger.warning("exclusions stay in the %s, the next backup removes them: %s", _describe(target), e)
@@ -165,7 +162,7 @@ async def _read_cleared(kopia: KopiaCaller, target: str) -> JsonDict:
     if not (left := _read_undo(policy)):
         return policy
     for undo in left:
-        await _change(kopia, target, undo.flags)
+        await _change(kopia, target, undo.flags_back)
     return await read_policy(kopia, target)
 
 

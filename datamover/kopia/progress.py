@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Hashable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -43,6 +42,8 @@ _ACTIVITY_METRICS: Final = (
 )
 """While one of these increases, kopia is active: on data, or on the repository's indexes."""
 
+_METRIC: Final = re.compile(r"^(\w+)(?:\{.*\})? (\d+(?:\.\d+)?(?:e[+-]\d+)?)$", re.MULTILINE)
+
 _READ_SECONDS: Final = 2.0
 """The counters come from a child on this machine; if it takes longer, the child is exiting."""
 
@@ -52,16 +53,6 @@ class Direction(Enum):
 
     BACKUP = "backup"
     RESTORE = "restore"
-
-
-@dataclass(frozen=True)
-class _Readings:
-    """kopia's counters in bytes: processed, sent over the network, found in the repository, compressed."""
-
-    processed: int = 0
-    sent: int = 0
-    deduplicated: int = 0
-    stored: int = 0
 
 
 def parse_size(text: str) -> int:
@@ -82,15 +73,8 @@ def _least_size(text: str) -> int:
 def sum_counters(text: str) -> dict[str, float]:
     """Return the metrics in Prometheus text format, summed over their labels."""
     sums: dict[str, float] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name.startswith("#") or not value:
-            continue
-        name = name.partition("{")[0]
-        try:
-            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
-        except ValueError:
-            continue
+    for name, value in _METRIC.findall(text):
+        sums[name] = sums.get(name, 0.0) + float(value)
     return sums
 
 
@@ -112,8 +96,7 @@ class Meter:
         self.snapshot_started: datetime | None = None
         """When kopia began the snapshot of a backup; None until that is known, and for a restore."""
         self._snapshot_known = asyncio.Event()
-        self._last = _Readings()
-        self._moved: tuple[float, ...] = ()
+        self._sums: Mapping[str, float] = {}
         self._counted: Hashable = ()
         self._reported = False
         self._rated_at = clock.monotonic()
@@ -134,17 +117,24 @@ class Meter:
     @property
     def activity(self) -> Hashable:
         """A value that changes whenever kopia has read, found, sent or written something."""
-        return self._moved, self._counted
+        return tuple(self._sums.get(name, 0.0) for name in _ACTIVITY_METRICS), self._counted
 
     @property
     def new_bytes(self) -> int:
         """What a backup read and the repository did not have, before compression; with kopia's directories."""
-        return self._last.processed - self._last.deduplicated
+        return self._processed - self._count("content_deduplicated")
 
     @property
     def stored_bytes(self) -> int:
         """The size of these after compression."""
-        return self._last.stored
+        return self._count("content_after_compression")
+
+    @property
+    def _processed(self) -> int:
+        return self._count("content_hashed" if self._direction is Direction.BACKUP else "content_read")
+
+    def _count(self, what: str) -> int:
+        return int(self._sums.get(f"kopia_{what}_bytes_total", 0))
 
     async def wait_snapshot_started(self) -> None:
         """Return once kopia has begun a snapshot since the last call."""
@@ -157,8 +147,10 @@ class Meter:
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])
             self._counted = upload.groups()[:5]
-            if self._direction is Direction.BACKUP:
-                self._estimate(upload)
+            # Unless the volume's size is known exactly.
+            if upload[6] and not (self.total_bytes and self._estimated_bytes is None):
+                self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
+                self._estimated_bytes = _least_size(upload[6])
             return line[upload.end() :]
         if line.startswith(_START_LINE):
             self.snapshot_started = self._clock.now()
@@ -175,7 +167,7 @@ class Meter:
     async def read(self) -> ProgressMessage:
         """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = min(self._last.processed + max(self.cached_bytes, self._parts_bytes), self._most_bytes())
+        done = min(self._processed + max(self.cached_bytes, self._parts_bytes), self._most_bytes())
         self._done_bytes = max(self._done_bytes, int(done))
         return self._message()
 
@@ -185,7 +177,10 @@ class Meter:
             return
         try:
             async with asyncio.timeout(_READ_SECONDS):
-                self.take_counters(await _fetch(*self._address))
+                reader, writer = await asyncio.open_connection(*self._address)
+                with closing(writer):
+                    writer.write(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+                    self.take_counters((await reader.read()).decode(errors="replace"))
         except (OSError, TimeoutError):
             # kopia serves none before it has started and while it exits: the last ones remain valid.
             pass
@@ -198,25 +193,17 @@ class Meter:
         if estimated_bytes := int(report["estimated_bytes"]):
             self.total_bytes = max(self.total_bytes, estimated_bytes)
             self._estimated_bytes = estimated_bytes
-        self._take_sums(report["counters"])
+        self._sums = report["counters"]
 
     def finish_part(self, part_bytes: int) -> None:
         """Count a part as done: another kopia, whose counters begin at 0, restores the next one."""
         self._parts_bytes += part_bytes
-        self._last = _Readings()
+        self._sums = {}
 
     def finish(self, total_bytes: int) -> ProgressMessage:
         """Return the last reading: all of `total_bytes`, which is exact at the end."""
         self.total_bytes = self._done_bytes = total_bytes
         return self._message()
-
-    def _estimate(self, upload: re.Match[str]) -> None:
-        """Take the estimated total, if the volume's size is not known exactly."""
-        if self.total_bytes and self._estimated_bytes is None:
-            return
-        if upload[6]:
-            self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
-            self._estimated_bytes = _least_size(upload[6])
 
     def _most_bytes(self) -> float:
         """Return how many bytes can be done: kopia's counters have directories and indexes too, beside the files.
@@ -235,29 +222,17 @@ class Meter:
             total_bytes=max(self.total_bytes, self._done_bytes) if self.total_bytes else 0,
             done_bytes=self._done_bytes,
             bytes_per_second=rate,
-            sent_bytes=self._last.sent,
-            deduped_bytes=self._last.deduplicated,
-            hashed_bytes=self._last.processed if self._direction is Direction.BACKUP else 0,
-            stored_bytes=self._last.stored,
+            sent_bytes=self._count("blob_upload"),
+            deduped_bytes=self._count("content_deduplicated"),
+            hashed_bytes=self._count("content_hashed"),
+            stored_bytes=self.stored_bytes,
             snapshot_started=self.snapshot_started,
         )
 
     def take_counters(self, text: str) -> None:
         """Parse kopia's counters in Prometheus text format; an empty text changes nothing."""
         if sums := sum_counters(text):
-            self._take_sums(sums)
-
-    def _take_sums(self, sums: Mapping[str, float]) -> None:
-        self._moved = tuple(sums.get(name, 0.0) for name in _ACTIVITY_METRICS)
-        if self._direction is Direction.RESTORE:
-            self._last = _Readings(processed=int(sums.get("kopia_content_read_bytes_total", 0)))
-            return
-        self._last = _Readings(
-            processed=int(sums.get("kopia_content_hashed_bytes_total", 0)),
-            sent=int(sums.get("kopia_blob_upload_bytes_total", 0)),
-            deduplicated=int(sums.get("kopia_content_deduplicated_bytes_total", 0)),
-            stored=int(sums.get("kopia_content_after_compression_bytes_total", 0)),
-        )
+            self._sums = sums
 
 
 def _free_port() -> int:
@@ -266,12 +241,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-async def _fetch(host: str, port: int) -> str:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-        return (await reader.read()).decode(errors="replace")
-    finally:
-        writer.close()

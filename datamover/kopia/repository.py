@@ -18,23 +18,9 @@ from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BlockHash
 from core.models.transfer_settings import BandwidthLimits
+from datamover.kopia import creation
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, DAMAGED, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
-from datamover.kopia.creation import (
-    CHECKED,
-    FORMAT,
-    NOT_EMPTY,
-    ONLY_CHECK,
-    OTHER_REPOSITORY,
-    OWN_MAINTENANCE,
-    SETTLE_SECONDS,
-    STORAGE_CONFIG,
-    NewRepository,
-    create_apart,
-    find_repository,
-    has_repository,
-    read_cached_id,
-)
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.progress import Direction, Meter
@@ -106,14 +92,12 @@ class Repository:
         self._address = address
         self.work_dir = work_dir
         self._cache = cache or CacheLimit()
-        waits = waits or Waits()
-        self._clock = waits.clock
-        self._probe_seconds = waits.probe_seconds
+        self._waits = waits or Waits()
         # Once: writing its files again could fail later, in a scratch volume that is full then.
         self._probe_access = address.storage.for_probe().access(work_dir)
         check = address.storage.for_bucket_check()
         self._check_access = None if check is None else check.access(work_dir)
-        self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
+        self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=self._waits, probe=self.probe)
         self._request_time = RequestTime(work_dir.path)
         self._connected = False
         self.created = False
@@ -160,7 +144,7 @@ class Repository:
         with self._request_time.measuring() as flags:
             answer = await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
             self._request_time.take(answer.counters)
-        if self._address.unique_id is not None and (found := read_cached_id(self.work_dir.cache)):
+        if self._address.unique_id is not None and (found := creation.read_cached_id(self.work_dir.cache)):
             self.check_id(found)
         return answer
 
@@ -208,7 +192,7 @@ class Repository:
             StorageOutageError: the storage does not answer.
             DataPathError: kopia stalled, although the storage answers.
         """
-        return await self._calls.watchdog.guard(attempted, Meter(self._clock, Direction.RESTORE), work)
+        return await self._calls.watchdog.guard(attempted, Meter(self._waits.clock, Direction.RESTORE), work)
 
     async def connect(self, *, read_only: bool = False) -> None:
         """Connect to the repository; `read_only`: nothing will be written.
@@ -237,8 +221,8 @@ class Repository:
         # A file system may not answer: kopia reports that.
         with suppress(TimeoutError):
             async with (
-                asyncio.timeout(self._probe_seconds),
-                run_in_background(lambda _: has_repository(storage.path), name="directory") as found,
+                asyncio.timeout(self._waits.probe_seconds),
+                run_in_background(lambda _: creation.has_repository(storage.path), name="directory") as found,
             ):
                 if not await found:
                     raise NotInitializedError(f"{self.description}: no repository found")
@@ -281,20 +265,20 @@ class Repository:
     async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
         self._address.storage.prepare_creation()
-        new = await create_apart(self.kopia, self.work_dir, self.description, block_hash)
+        new = await creation.create_apart(self.kopia, self.work_dir, self.description, block_hash)
         if not await self._put(new):
-            await self._clock.sleep(SETTLE_SECONDS)
+            await self._waits.clock.sleep(creation.SETTLE_SECONDS)
         await self.connect()
         found = await self.unique_id()
         if found != new.unique_id:
             _logger.info("another process created %s at the same time", self.description)
             return found
-        (await self.call(f"{self.description}: own its maintenance", *OWN_MAINTENANCE)).check()
+        (await self.call(f"{self.description}: own its maintenance", *creation.OWN_MAINTENANCE)).check()
         _logger.info("created %s", self.description)
         self.created = True
         return found
 
-    async def _put(self, new: NewRepository) -> bool:
+    async def _put(self, new: creation.NewRepository) -> bool:
         """Put a repository into a storage that has none; return False if another process's may replace it."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
@@ -306,13 +290,13 @@ class Repository:
 
     async def _is_empty(self) -> bool:
         """Return whether the storage has no objects; False if it has a repository by now."""
-        answer = await self._calls.call(self.description, *self._arguments("create"), *ONLY_CHECK)
-        if answer.mentions(CHECKED):
+        answer = await self._calls.call(self.description, *self._arguments("create"), *creation.ONLY_CHECK)
+        if answer.mentions(creation.CHECKED):
             return True
         try:
             await self.connect()
         except NotInitializedError:
-            if answer.mentions(NOT_EMPTY) and await self._remove_remains():
+            if answer.mentions(creation.NOT_EMPTY) and await self._remove_remains():
                 return True
             self._check(answer)
             raise
@@ -326,12 +310,12 @@ class Repository:
         """
         storage = self._address.storage
         if isinstance(storage, FileStorage):
-            async with run_in_background(lambda _: find_repository(storage.path), name="directory") as found:
+            async with run_in_background(lambda _: creation.find_repository(storage.path), name="directory") as found:
                 if await found:
                     raise RepositoryError(f"{self.description}: another process has just created it")
             return
-        answer = await self._calls.call(self.description, *self._arguments("create"), *ONLY_CHECK)
-        if not answer.mentions(CHECKED):
+        answer = await self._calls.call(self.description, *self._arguments("create"), *creation.ONLY_CHECK)
+        if not answer.mentions(creation.CHECKED):
             self._check(answer)
 
     async def check_listing(self) -> None:
@@ -343,10 +327,10 @@ class Repository:
         Raises:
             RepositoryError: it does not.
         """
-        arguments = ("blob", "list", f"--prefix={FORMAT}", "--json")
+        arguments = ("blob", "list", f"--prefix={creation.FORMAT}", "--json")
         answer = (await self.call(f"{self.description}: list the storage", *arguments)).check()
         if not answer.json():
-            raise RepositoryError(f"{self.description}: the storage does not list {FORMAT}, which it has")
+            raise RepositoryError(f"{self.description}: the storage does not list {creation.FORMAT}, which it has")
 
     async def _remove_remains(self) -> bool:
         """Remove what kopia's own creation leaves if it is interrupted; return whether that was all."""
@@ -356,21 +340,21 @@ class Repository:
         files = LocationFiles(self.kopia, self.work_dir, self.description)
         await files.prepare(config, read_only=False)
         try:
-            return await files.remove_if_only(STORAGE_CONFIG)
+            return await files.remove_if_only(creation.STORAGE_CONFIG)
         except KopiaError as e:
             # The index of a lost repository is read only with its key.
             if find_cause(str(e).splitlines()) not in DAMAGED:
                 raise
             return False
 
-    async def _upload(self, new: NewRepository) -> None:
+    async def _upload(self, new: creation.NewRepository) -> None:
         try:
             answer = await new.upload(self.kopia, self._address.access.arguments, self.description)
         except KopiaTimeoutError as e:
             raise NoAnswerError("the storage is slow", str(e)) from e
         self._calls.check_outage(answer)
         # As of another process that was faster.
-        if not answer.mentions(OTHER_REPOSITORY):
+        if not answer.mentions(creation.OTHER_REPOSITORY):
             self._check(answer)
 
     async def probe(self) -> Reachability:
@@ -384,7 +368,7 @@ class Repository:
         except KopiaTimeoutError as e:
             # Without keys, it may be the node's identity service that does not answer.
             silent = self._with_origin(f"{self.description} does not answer")
-            parts = [silent, f"timed out after {self._probe_seconds:.0f} s", *e.lines[-1:]]
+            parts = [silent, f"timed out after {self._waits.probe_seconds:.0f} s", *e.lines[-1:]]
             return Reachability(reachable=False, message=": ".join(parts), outage=True)
         except DataPathError as e:
             return Reachability(reachable=True, message=f"cannot probe {self.description}: {e}")
@@ -413,7 +397,7 @@ class Repository:
         """Return kopia's answer to connecting in this way; the connection of the repository stays as it is."""
         config = {"KOPIA_CONFIG_PATH": str(self.work_dir.path / _PROBE_CONFIG)}
         arguments = ("repository", "connect", *access.arguments, *self._flags(_PROBE_CACHE))
-        return await self.kopia.call(self.description, *arguments, seconds=self._probe_seconds, more=config)
+        return await self.kopia.call(self.description, *arguments, seconds=self._waits.probe_seconds, more=config)
 
     async def unique_id(self) -> str:
         """Return the unique ID of the connected repository."""

@@ -201,8 +201,7 @@ class SourceSnapshots:
 
 async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str | None = None) -> SourceSnapshots:
     """Return the snapshots of a source `user@host:path` as a transfer sees them; raises KopiaError."""
-    listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
-    return sort_source((one for one in listed.check().json() or [] if _is_of(one, target)), transfer_uid)
+    return sort_source(await _list(kopia, target, _NEWEST), transfer_uid)
 
 
 def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> SourceSnapshots:
@@ -221,9 +220,19 @@ def sort_source(listed: Iterable[JsonDict], transfer_uid: str | None = None) -> 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
     """Return the complete snapshots of a source with these tags, as kopia lists them; raises KopiaError."""
-    wanted = [f"--tags={key}:{value}" for key, value in tags.items()]
-    listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", *wanted)
-    return [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
+    found = await _list(kopia, target, *(f"--tags={key}:{value}" for key, value in tags.items()))
+    return [one for one in found if not one.get("incomplete")]
+
+
+async def _list(kopia: KopiaCaller, target: str, *flags: str) -> list[JsonDict]:
+    listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", *flags)
+    # kopia lists parent directories too.
+    return [one for one in listed.check().json() or [] if _source(one) == target]
+
+
+def _source(one: JsonDict) -> str:
+    source = one.get("source") or {}
+    return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}"
 
 
 async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Collection[str]) -> None:
@@ -298,12 +307,6 @@ def read_checkpoint_interval(environment: Mapping[str, str]) -> timedelta | None
     if not environment.get(_INTERVAL_VARIABLE):
         return None
     return read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL, (_SHORTEST, _LONGEST))
-
-
-def _is_of(one: JsonDict, target: str) -> bool:
-    """Return whether it is of this source: kopia lists parent directories too."""
-    source = one.get("source") or {}
-    return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
 def read_tag(one: JsonDict, name: str) -> str | None:

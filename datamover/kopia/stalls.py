@@ -227,7 +227,11 @@ class StallDetector:
             self.idle_seconds = self._reported_seconds = 0.0
             return False
         self.idle_seconds += min(elapsed_seconds, _MAX_STEP_SECONDS)
-        if self.idle_seconds < self._next_report_seconds():
+        due_seconds, reported = self._limits.warn_seconds, self._reported_seconds
+        if reported:
+            timeouts = (self._limits.timeout_seconds(reachable=reachable) for reachable in (False, True))
+            due_seconds = min([2 * reported, *(timeout for timeout in timeouts if timeout > reported)])
+        if self.idle_seconds < due_seconds:
             return False
         self._reported_seconds = self.idle_seconds
         return True
@@ -235,14 +239,6 @@ class StallDetector:
     def timed_out(self, *, reachable: bool) -> bool:
         """Return whether the data path is to fail; `reachable`: its repository answers."""
         return self.idle_seconds >= self._limits.timeout_seconds(reachable=reachable)
-
-    def _next_report_seconds(self) -> float:
-        """Return the idle time at which the next warning or timeout is due."""
-        reported, limits = self._reported_seconds, self._limits
-        if not reported:
-            return limits.warn_seconds
-        timeouts = (limits.timeout_seconds(reachable=reachable) for reachable in (False, True))
-        return min([2 * reported, *(timeout for timeout in timeouts if timeout > reported)])
 
 
 @dataclass(frozen=True)

@@ -103,38 +103,6 @@ class NoAnswerError(RepositoryError):
         self.cause = cause
 
 
-class _Outage:
-    """How long the attempts at one step have failed because of the storage.
-
-    An attempt that reads a part of the repository before it fails counts as progress only if that is still in the
-    cache: so it happens once for each part.
-    """
-
-    def __init__(self, clock: Clock, cache: Path) -> None:
-        self._clock = clock
-        self._indexes = cache / _INDEXES
-        self._cached = self._count()
-        self._since_seconds = clock.monotonic()
-        self._failures = 0
-
-    def fail(self) -> float:
-        """Count one more failed attempt, and return how long to pause before the next one, in seconds."""
-        self._failures += 1
-        if (cached := self._count()) > self._cached:
-            self._cached, self._since_seconds = cached, self._clock.monotonic()
-        return _BACKOFF.seconds_after(self._failures)
-
-    @property
-    def lasted_seconds(self) -> float:
-        """The time since the first attempt began, or since an attempt made progress."""
-        return self._clock.monotonic() - self._since_seconds
-
-    def _count(self) -> int:
-        with suppress(OSError):
-            return sum(1 for _ in self._indexes.iterdir())
-        return 0
-
-
 class StorageCalls:
     """Runs kopia on one repository, however long its storage takes, up to the stall timeout without progress."""
 
@@ -150,7 +118,7 @@ class StorageCalls:
         """Call the repository `description`; `probe` returns whether its storage answers, within half a minute."""
         self._kopia = kopia
         self._description = description
-        self._cache = cache
+        self._indexes = cache / _INDEXES
         self._waits = waits
         limits = replace(waits.limits, first_warning_seconds=2 * _LONG_SECONDS)
         self.watchdog = Watchdog(waits.clock, self._report_wait, probe, limits)
@@ -185,23 +153,38 @@ class StorageCalls:
         return answer
 
     async def repeat(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `step` returns, repeated up to the stall timeout of the storage; raises StorageOutageError."""
+        """Return what `step` returns, repeated up to the stall timeout of the storage; raises StorageOutageError.
+
+        A step that reads a part of the repository before it fails has made progress only if that is still in the cache:
+        so it happens once for each part.
+        """
         clock, timeout = self._waits.clock, self._waits.limits.timeout
-        outage = _Outage(clock, self._cache)
+        failures, since_seconds, cached = 0, clock.monotonic(), self._count_cached()
         while True:
             try:
                 result = await step()
             except NoAnswerError as e:
-                pause_seconds, lasted_seconds = outage.fail(), outage.lasted_seconds
+                failures += 1
+                if (count := self._count_cached()) > cached:
+                    cached, since_seconds = count, clock.monotonic()
+                lasted_seconds = clock.monotonic() - since_seconds
                 if timeout and lasted_seconds >= timeout.total_seconds():
                     lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
                     text = f"{self._description} did not answer for {lasted}: {e}"
                     raise StorageOutageError(text) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
-                await clock.sleep(pause_seconds)
+                await clock.sleep(_BACKOFF.seconds_after(failures))
             else:
-                await self._report_end()
+                if self._reported:
+                    self._reported = ""
+                    await self._waits.reporter.ready(f"{self._description} answers")
                 return result
+
+    def _count_cached(self) -> int:
+        """Return how many indexes are in the cache."""
+        with suppress(OSError):
+            return sum(1 for _ in self._indexes.iterdir())
+        return 0
 
     def check_outage(self, answer: KopiaAnswer) -> None:
         """Check that the storage did not fail; raises a RepositoryError for which `repeat` repeats its step."""
@@ -212,11 +195,6 @@ class StorageCalls:
         if message != self._reported:
             self._reported = message
             await self._waits.reporter.waiting(message)
-
-    async def _report_end(self) -> None:
-        if self._reported:
-            self._reported = ""
-            await self._waits.reporter.ready(f"{self._description} answers")
 
     async def _report_duration(self, meter: Meter) -> None:
         """Report that a call takes long, again after each doubling in which it made progress."""

@@ -84,7 +84,9 @@ async def verify_snapshot(
     percent = choose_share(snapshot, percent)
     answer = await _verify(repository, watchdog, attempted, percent, snapshot.snapshot_id)
     result = _parse(answer)
-    faults = _name_faults(answer, result, snapshot)
+    faults = [_name_fault(one, answer.lines, snapshot) for one in result.error_strings if _is_fault(one)]
+    if not result.error_strings and not result.stats.processed_object_count:
+        faults = ["kopia found nothing in it"]
     outcome = VerificationOutcome.FAILED if faults else VerificationOutcome.PASSED
     return VerifiedSnapshot(
         id=snapshot.snapshot_id,
@@ -149,12 +151,6 @@ def _parse(answer: KopiaAnswer) -> _Result:
 def _is_fault(error: str) -> bool:
     """Return whether the error is one of the data; an unknown one says nothing about it."""
     return find_cause(error.splitlines()) in DAMAGED
-
-
-def _name_faults(answer: KopiaAnswer, result: _Result, snapshot: Snapshot) -> list[str]:
-    if not result.error_strings:
-        return [] if result.stats.processed_object_count else ["kopia found nothing in it"]
-    return [_name_fault(one, answer.lines, snapshot) for one in result.error_strings if _is_fault(one)]
 
 
 def _name_fault(error: str, lines: Sequence[str], snapshot: Snapshot) -> str:

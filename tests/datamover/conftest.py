@@ -10,7 +10,7 @@ import pytest
 
 from core.clock import SystemClock
 from datamover.arguments import RepositoryOptions
-from datamover.kopia import repository as kopia_repository
+from datamover.kopia import creation
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
@@ -66,7 +66,7 @@ def _backup_mover(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(autouse=True)
 def _no_other_creators(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository that is created in a bucket is used at once."""
-    monkeypatch.setattr(kopia_repository, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(creation, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

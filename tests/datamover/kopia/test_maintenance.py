@@ -137,7 +137,7 @@ def test_a_schedule_of_nulls_is_that_of_a_repository_without_runs(next_full: str
     document = {"owner": "default@default", "full": {"enabled": True, "interval": 1}, "quick": None}
     schedule = {"nextFullMaintenance": next_full, "nextQuickMaintenance": None, "runs": None}
     info = MaintenanceInfo.from_wire(document | {"schedule": schedule})
-    assert (info.next_full, info.next_quick, info.starts) == (None, None, [])
+    assert (info.next_full, info.next_quick, info.schedule.runs) == (None, None, {})
 
 
 def test_a_document_of_another_form_is_rejected() -> None:
@@ -272,7 +272,7 @@ async def test_a_lock_that_another_kopia_of_this_pod_holds_is_no_success(
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(MaintenanceError, match=r"^locked: another kopia of this pod holds the maintenance lock$"):
             await maintenance.run(MaintenanceMode.FULL, epochs=True)
-    assert (await maintenance.read_info()).starts == []
+    assert (await maintenance.read_info()).schedule.runs == {}
     await maintenance.run(MaintenanceMode.FULL, epochs=True)
 
 
